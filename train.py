@@ -31,7 +31,7 @@ from model.kernels import keep_freed_memory
 from model.runs.command_line import as_list, quiet, read_options
 from model.runs.folder import METRICS, RUNS, how_to_resume
 from model.runs.metrics import CSVLogger
-from model.runs.mistakes import MISTAKES, checking_options, exit_status, explain_machine
+from model.runs.mistakes import checking_options, exit_status, explain_machine
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress, say
 from model.runs.results import finish
@@ -126,7 +126,7 @@ def main(args: list[str] | None = None) -> int:
         return 128 + stop.signum
     except SIGTERMException:  # Lightning's, for a signal that came before the run listens; its own status would be 0
         return 128 + signal.SIGTERM
-    except (*MISTAKES, MisconfigurationException) as error:  # Lightning's is of options that do not go together
+    except (Mistake, MisconfigurationException) as error:  # Lightning's is of options that do not go together
         raise Mistake(str(error)) from error
     except Exception:
         traceback.print_exc()

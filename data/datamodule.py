@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader
 
 from data import corpora, tokenizers
 from data.corpora import CorpusOptions
-from data.mistakes import Mistake
 from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus
 from data.tokenizers import Tokenizer
 from data.windows import TrainingWindows, ValidationWindows, as_batch
+from model.checks import Mistake
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from data.mistakes import Mistake, reading
+from model.checks import Mistake, reading
 
 BLOCK_BYTES = 2**20
 # Text without a place to cut is cut anywhere beyond this: for one piece without end, byte-pair encoding needs 50 times

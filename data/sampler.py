@@ -9,7 +9,7 @@ Letters: B windows in a batch over all ranks, T tokens in a window, N windows in
 
 import numpy as np
 
-from data.mistakes import Mistake
+from model.checks import Mistake
 
 SHORTEST_PERIOD = 8  # tokens; below it, the few tokens just before are enough to predict the next one
 

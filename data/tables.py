@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from data.mistakes import Mistake, reading
+from model.checks import Mistake, parsing
 
 # How `datasets` reads a file, by the ending of its name; every other file is plain text.
 _CSV = {"path": "csv", "encoding": "utf-8-sig", "na_filter": False, "index_col": False, "chunksize": 1000}
@@ -35,7 +35,7 @@ def table_texts(path: Path, column: str) -> Iterator[str]:
 
     datasets, options = import_datasets(), TABLES[table_ending(path)]
     load = partial(datasets.load_dataset, **options, data_files=[glob.escape(str(path))], split="train", streaming=True)
-    with reading(path):
+    with parsing(path):
         if path.suffix.lower() == ".zst":  # which `datasets` takes for a whole file where it was cut short
             with pyarrow.input_stream(str(path), compression="zstd") as stream:
                 while stream.read(2**20):
@@ -53,17 +53,24 @@ def column_texts(rows: Any, column: str, label: str) -> Iterator[str]:
     Raises Mistake where the rows are damaged, `column` does not exist or does not hold text.
     """
     number = 0
-    with reading(label):
-        for table in rows.with_format("arrow").iter(batch_size=256):
-            advice = f"set --data.text_column to one of {', '.join(table.column_names)}"
-            if column not in table.column_names:
-                raise Mistake(f"{label} has no column {column!r}: {advice}")
-            for text in table[column].to_pylist():
-                if text is not None and not isinstance(text, str):
-                    kind = type(text).__name__
-                    raise Mistake(f"{label}: column {column!r} holds {kind}, not text, in row {number}: {advice}")
-                yield text or ""
-                number += 1
+    for table in _batches(rows, label):
+        advice = f"set --data.text_column to one of {', '.join(table.column_names)}"
+        if column not in table.column_names:
+            raise Mistake(f"{label} has no column {column!r}: {advice}")
+        with parsing(label):
+            texts = table[column].to_pylist()
+        for text in texts:
+            if text is not None and not isinstance(text, str):
+                kind = type(text).__name__
+                raise Mistake(f"{label}: column {column!r} holds {kind}, not text, in row {number}: {advice}")
+            yield text or ""
+            number += 1
+
+
+def _batches(rows: Any, label: str) -> Iterator[Any]:
+    """The rows as tables of pyarrow. Raises Mistake where they are damaged."""
+    with parsing(label):
+        yield from rows.with_format("arrow").iter(batch_size=256)
 
 
 def import_datasets() -> ModuleType:

@@ -22,7 +22,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import chain
@@ -35,15 +35,16 @@ from tqdm import tqdm
 
 from data import tokenizers
 from data.corpora import SPLITS, Corpus
-from data.mistakes import Mistake
 from data.readers import Passage
 from data.tokenizers import Tokenizer
+from model.checks import Mistake, writing
 
 FORMAT = "GlassGPT tokens 4"
 INDEX = "tokens.json"
 STORED = ("dtype", "num_tokens", "num_bytes", "checksum")  # of each TokenStore, in the index
 BATCH_CHARS = 2**19  # what a thread encodes at once
 QUEUED_BATCHES = 4  # encoded ahead of the disk
+OTHER_PLACE = ": make room for the tokens, or set --data.cache_dir to another folder"
 LARGE = 2**25  # tokens; windows of a larger split are mostly not in memory
 
 _log = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ class CorpusCache:
             return self.open() or self._make(num_threads or os.cpu_count() or 1)
 
     def _lock(self) -> AcquireReturnProxy:
-        with writing(self.folder):
+        with writing(self.folder, OTHER_PLACE):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock")
             with suppress(Timeout):
@@ -156,7 +157,7 @@ class CorpusCache:
                 tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
                 splits[split] = write_split(self.paths[split], tokens, tokenizer, limit)
                 index[split] = {name: getattr(splits[split], name) for name in STORED}
-            with writing(self.folder):
+            with writing(self.folder, OTHER_PLACE):
                 path.write_bytes(json.dumps(index).encode())
         except BaseException:
             for left in (path, *self.paths.values()):
@@ -187,18 +188,18 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
     Raises Mistake where there is no text.
     """
     num_tokens = num_bytes = checksum = 0
-    with writing(path.parent):
+    with writing(path.parent, OTHER_PLACE):
         path.unlink(missing_ok=True)  # another run may read the old one, and keeps it
         file = path.open("wb")
     with file, tqdm(desc=f"tokenising {path.stem}", total=total, unit=" tokens", unit_scale=True) as bar:
         for tokens in stream:
-            with writing(path.parent):  # and nothing more: an OSError of a corpus is one in its code
+            with writing(path.parent, OTHER_PLACE):  # and nothing more: an OSError of a corpus is one in its code
                 file.write(tokens.data)
             checksum = zlib.crc32(tokens.data, checksum)
             num_tokens += len(tokens)
             num_bytes += tokenizer.num_bytes(tokens)
             bar.update(len(tokens))
-        with writing(path.parent):
+        with writing(path.parent, OTHER_PLACE):
             file.flush()
             os.fsync(file.fileno())
     if num_bytes == 0:
@@ -207,18 +208,6 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
             "text for both splits, or change --data.validation_fraction"
         )
     return TokenStore(path, tokenizer.dtype.name, num_tokens, num_bytes, checksum)
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """A cache that cannot be written is a person's mistake: for a block that only writes."""
-    try:
-        yield
-    except OSError as error:
-        raise Mistake(
-            f"cannot write tokens into {folder} ({error.strerror or error}): make room, or set --data.cache_dir to "
-            "another folder"
-        ) from error
 
 
 def token_stream(

@@ -17,7 +17,7 @@ import numpy as np
 import tiktoken
 import tiktoken.registry
 
-from data.mistakes import Mistake, parsing
+from model.checks import Mistake, parsing, reading
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # as Hugging Face's libraries name them
@@ -187,11 +187,13 @@ class Tokenizer:
         if not path.is_file():
             raise NoTokenizer(f"{folder} has no {TOKENIZER}")
         foreign = (
-            f"{path} is neither GPT-2's tokenizer nor one that this project has exported; if it encodes as a published "
-            "encoding does, remove the file and name that encoding"
+            "neither GPT-2's tokenizer nor one that this project has exported; if it encodes as a published encoding "
+            "does, remove the file and name that encoding"
         )
-        with parsing(foreign):
-            content = json.loads(path.read_bytes())
+        with reading(path):
+            content = path.read_bytes()
+        with parsing(path, f", or {foreign}"):
+            content = json.loads(content)
             special = {token["content"]: token["id"] for token in content["added_tokens"]}
             vocab = content["model"]["vocab"].items()
             tokens = _packed({from_printable(token): rank for token, rank in vocab if token not in special})
@@ -202,13 +204,13 @@ class Tokenizer:
         if tokenizer.fingerprint == GPT2_FINGERPRINT:
             tokenizer.name = "gpt2"
         elif tokenizer.huggingface_files()[TOKENIZER] != content:
-            raise Mistake(foreign)
+            raise Mistake(f"{path} is {foreign}")
         return tokenizer
 
     @classmethod
     def from_dict(cls, state: dict) -> Tokenizer:
         """Inverse of `to_dict`. Raises Mistake where `state` is not what `to_dict` returns."""
-        with parsing("the stored tokenizer is damaged"):
+        with parsing("the stored tokenizer"):
             name, pattern = state["name"], state["pattern"]
             ranks, special_tokens = _unpacked(state["tokens"]), dict(state["special_tokens"])
             # tiktoken accepts any ids at first, and panics over these when it encodes or decodes.

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from model.checks import Missing, Mistake
-from model.files import RUN_CHECKPOINTS, parsing, reading
+from model.checks import Missing, Mistake, parsing, reading
+from model.files import RUN_CHECKPOINTS
 from model.gpt import GPT, GPTConfig
 
 WEIGHT_PREFIX = "gpt."  # the module that trains a GPT holds it as its attribute `gpt`

@@ -1,21 +1,73 @@
-"""Checks of options: each raises a `Mistake` with one sentence that says what is wrong and what may be."""
+"""A person's mistakes: the one error that is a sentence, and what raises it about files and options.
 
+The whole project stands on this file, so it needs nothing but Python.
+"""
+
+import errno
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
+
+# What torch's allocators say in a RuntimeError.
+NO_MEMORY = ("out of memory", "allocate memory", "not enough memory")
 
 
 class Mistake(ValueError):
     """Options, files or data cannot be used. Its sentence says what is wrong, where, and what to write instead.
 
     train.py and the scripts print that sentence and exit with status 2. Every other error is one in code and gets its
-    traceback, so raise this only where options and files are checked. Data has its own: data/mistakes.py.
+    traceback, so raise this only where options, files and data are checked.
     """
 
 
 class Missing(Mistake, FileNotFoundError):
     """The mistake of naming a file, run or model that is not there."""
+
+
+@contextmanager
+def reading(path: Path | str, advice: str = "") -> Iterator[None]:
+    """What the system refuses becomes a `Mistake` that names the file: for a block that only opens and reads it.
+
+    Args:
+        advice: what to do, as the end of the sentence.
+    """
+    try:
+        yield
+    except Mistake:
+        raise
+    except OSError as error:
+        kind = Missing if isinstance(error, FileNotFoundError) else Mistake
+        raise kind(f"{path}: {error.strerror or error}{advice}") from error
+
+
+writing = reading  # for a block that only writes, such as onto a full disk
+
+
+@contextmanager
+def parsing(place: Path | str, advice: str = "") -> Iterator[None]:
+    """Whatever fails in the block, which parses what was read at `place`, becomes a `Mistake` that says so.
+
+    A damaged file fails in many ways, a zip file even as an encrypted one. So nothing but parsing belongs in the block:
+    an error in code would be told as a damaged file. A machine that has no memory says nothing about the file.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise Mistake(f"this machine has not enough memory to open {place}") from error
+        reason = str(error) if type(error) in (Mistake, ValueError) else f"{type(error).__name__} {error}"
+        raise Mistake(f"{place} is damaged ({' '.join(reason.split())}){advice}") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the machine, or its GPU, has no memory left."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(map(said.count, NO_MEMORY)))
 
 
 def check_range(

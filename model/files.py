@@ -1,7 +1,4 @@
-"""Atomic file writing: a file is written under another name, flushed to the disk and renamed. Records are appended.
-
-And one sentence for every file that cannot be read or is damaged.
-"""
+"""Atomic file writing: a file is written under another name, flushed to the disk and renamed. Records are appended."""
 
 import os
 from collections.abc import Iterator
@@ -9,25 +6,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from model.checks import Missing, Mistake
+from model.checks import reading, writing
 
 # The checkpoint that is meant by a run's folder: the first of these that is there.
 RUN_CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")
-
-
-@contextmanager
-def reading(path: Path | str) -> Iterator[None]:
-    """A file that is missing or cannot be read is a person's mistake: for a block that only opens and reads it."""
-    try:
-        yield
-    except Mistake:
-        raise
-    except OSError as error:
-        kind = Missing if isinstance(error, FileNotFoundError) else Mistake
-        raise kind(f"{path}: {error.strerror or error}") from error
-
-
-writing = reading  # and one that cannot be written, such as on a full disk
 
 
 def content_of(path: Path) -> bytes:
@@ -61,20 +43,6 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replaces the content of `path`, see `atomic_file`."""
     with atomic_file(path) as file:
         file.write(content)
-
-
-@contextmanager
-def parsing(place: Path | str, advice: str = "") -> Iterator[None]:
-    """Whatever fails in the block, which parses what was read at `place`, becomes a `Mistake` that says so.
-
-    A damaged file fails in many ways, a zip file even as an encrypted one. So nothing but parsing belongs in the block:
-    an error in code would be told as a damaged file.
-    """
-    try:
-        yield
-    except Exception as error:
-        reason = str(error) if type(error) in (Mistake, ValueError) else f"{type(error).__name__} {error}"
-        raise Mistake(f"{place} is damaged ({' '.join(reason.split())}){advice}") from error
 
 
 def append(path: Path, text: str) -> None:

@@ -25,7 +25,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.mistakes import Mistake as UnfitTokenizer
 from data.tokenizers import END_OF_TEXT, Tokenizer
 from model.checkpoint import build_gpt, read_checkpoint
 from model.checks import Mistake
@@ -77,7 +76,7 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
     try:
         tokenizer = Tokenizer.from_dict(about["tokenizer"])
         check_tokenizer(gpt, tokenizer)
-    except (Mistake, UnfitTokenizer) as error:
+    except Mistake as error:
         raise Mistake(f"{checkpoint}: {error}") from error
     return Glass(gpt, tokenizer, str(checkpoint), checkpoint, about["global_step"], bool(about.get("document_masking")))
 

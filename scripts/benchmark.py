@@ -23,8 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.checks import Mistake
-from model.files import reading
+from model.checks import Mistake, reading
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, whole_number
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.checks import Mistake
+from model.checks import Mistake, writing
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser
 
@@ -55,7 +55,7 @@ def import_model(arguments: argparse.Namespace) -> None:
 
     from model.checkpoint import WEIGHT_PREFIX
     from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder, masks_documents
-    from model.files import atomic_file, writing
+    from model.files import atomic_file
 
     output = arguments.output
     if output.exists():

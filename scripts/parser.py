@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.checks import Mistake
-from model.files import reading
+from model.checks import Mistake, reading
 
 if TYPE_CHECKING:
     import torch

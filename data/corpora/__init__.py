@@ -11,7 +11,7 @@ from data.corpora.files import file_corpus
 from data.corpora.hub import HubCorpus
 from data.corpora.repetitions import RepetitionCorpus
 from data.corpora.stdlib import stdlib_corpus
-from data.mistakes import Mistake
+from model.checks import Mistake
 
 __all__ = ["CORPORA", "SPLITS", "Corpus", "CorpusOptions", "build"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from data.corpora.corpus import Corpus, file_stamp
-from data.mistakes import Mistake, reading
 from data.readers import WHOLE, Passage, Share, row_passages, text_passages, uniform_hash
 from data.tables import table_ending, table_texts
+from model.checks import Mistake, reading
 
 Shares = dict[Path, Share]  # the files of a split in their order, and what it reads of each
 

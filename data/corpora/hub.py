@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from data.corpora.corpus import Corpus, file_stamp
-from data.mistakes import Mistake
 from data.readers import WHOLE, Passage, row_passages
 from data.tables import column_texts, import_datasets
+from model.checks import Mistake
 
 # How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from model.checkpoint import with_weights
-from model.checks import Missing, Mistake, listed
-from model.files import parsing, reading, writing
+from model.checks import Missing, Mistake, listed, parsing, reading, writing
 from model.gpt import GPT, GPTConfig, in_eval_mode
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

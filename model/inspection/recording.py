@@ -33,8 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from model.checks import Mistake
-from model.files import parsing, reading, write_atomically
+from model.checks import Mistake, parsing, reading
+from model.files import write_atomically
 from model.inspection.ablation import Change
 from model.inspection.heads import SCORES
 from model.inspection.probes import Probe, Probes

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from model.checks import Mistake
-from model.files import content_of, parsing
+from model.checks import Mistake, parsing
+from model.files import content_of
 
 # Groups of options, an outer one before those within.
 SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]

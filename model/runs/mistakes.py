@@ -19,16 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import data.mistakes
-from model.checks import Mistake, listed
+from model.checks import Mistake, is_out_of_memory, listed
 from model.runs.folder import how_to_resume
 
-MISTAKES = Mistake, data.mistakes.Mistake
 STANDARD_LIBRARY = (sysconfig.get_path("stdlib"), "<frozen ")
 LONGEST = 1000  # characters of a sentence, which may quote a file
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # RuntimeErrors of torch's allocators
 
 # jsonargparse has no exception types for most mistakes, only these phrases; its own sentence is the fallback.
 # tests/model/runs/test_mistakes.py fails where a new version words them differently.
@@ -59,7 +56,7 @@ def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[
             except KeyboardInterrupt:
                 print()
                 return 130
-            except MISTAKES as error:
+            except Mistake as error:
                 print(f"{program}: {sentence(error)}", file=sys.stderr)
                 return 2
             except BrokenPipeError:
@@ -97,7 +94,7 @@ def checking_options() -> Iterator[None]:
     """
     try:
         yield
-    except MISTAKES:
+    except Mistake:
         raise
     except Exception as error:
         caller = traceback.extract_tb(error.__traceback__)[1].filename
@@ -125,18 +122,18 @@ def explain_machine(run_dir: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, OSError, EOFError, MemoryError, *MISTAKES) as error:
+    except (RuntimeError, OSError, EOFError, MemoryError, Mistake) as error:
         # After a write that failed torch.save still ends its archive, and raises another error where that fails too.
         said, cause = str(error), error.__cause__ or error.__context__ or error
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         is_cut_off = isinstance(error, (ConnectionError, EOFError)) and "multiprocessing" in raised_in  # within a batch
-        if isinstance(error, MemoryError) or any(words in said for words in NO_MEMORY):
+        if is_out_of_memory(error):
             said = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
         elif "DataLoader worker (pid" in said or is_cut_off:
             said = "a process that loads data has ended, often for want of memory: lower data.num_workers"
         elif isinstance(cause, OSError) and cause.errno in NO_ROOM and "make room" not in said:
             place = cause.filename or run_dir  # what writes to an open file names none
-            said = f"{said}: make room" if isinstance(error, MISTAKES) else f"{place}: {cause.strerror}: make room"
+            said = f"{said}: make room" if isinstance(error, Mistake) else f"{place}: {cause.strerror}: make room"
         else:
             raise
         raise Mistake(f"{said}; {how_to_resume(run_dir)}") from error

@@ -8,7 +8,8 @@ import shlex
 import time
 from pathlib import Path
 
-from model.files import content_of, parsing, write_atomically
+from model.checks import Mistake, parsing
+from model.files import content_of, write_atomically
 from model.inspection.recording import Recording
 from model.pages.learning import learning
 from model.pages.page import run_page
@@ -24,7 +25,6 @@ from model.runs.folder import (
     has_checkpoint,
     resume_command,
 )
-from model.runs.mistakes import MISTAKES
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def write_report(run_dir: Path, state: str, recording: Recording | None = None) 
     try:
         write_atomically(path, report_html(run_dir, state, gap, recording).encode())
     except Exception as error:
-        is_in_code = not isinstance(error, (*MISTAKES, MemoryError))
+        is_in_code = not isinstance(error, (Mistake, MemoryError))
         log.warning("There is no page of this run: %s", error, exc_info=is_in_code)
 
 

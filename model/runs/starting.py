@@ -7,8 +7,8 @@ from pathlib import Path
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer, callbacks
 
-from model.checks import Mistake
-from model.files import write_atomically, writing
+from model.checks import Mistake, writing
+from model.files import write_atomically
 from model.runs.folder import CONFIG, how_to_resume
 
 if os.name == "posix":

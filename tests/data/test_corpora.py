@@ -14,8 +14,8 @@ from data import corpora, datamodule
 from data.corpora import CORPORA, SPLITS, Corpus, CorpusOptions
 from data.corpora.hub import HubCorpus
 from data.datamodule import TextDataModule
-from data.mistakes import Mistake
 from data.readers import Passage
+from model.checks import Mistake
 
 
 def build(name: str, **options) -> Corpus:

@@ -13,9 +13,9 @@ import torch
 
 from data import datamodule
 from data.datamodule import TextDataModule
-from data.mistakes import Mistake
 from data.tokenizers import Tokenizer
 from data.windows import IGNORED
+from model.checks import Mistake
 from tests import programs
 
 TRAINER = {"global_rank": 0, "world_size": 1, "global_step": 0, "accumulate_grad_batches": 1, "overfit_batches": 0.0}

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from data import readers, tokenizers
-from data.mistakes import Mistake
 from data.readers import WHOLE, Passage, passages_of, row_passages, text_passages, uniform_hash
 from data.tables import table_ending, table_texts
+from model.checks import Mistake
 
 WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
 texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)

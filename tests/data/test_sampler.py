@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.mistakes import Mistake
 from data.sampler import WindowSampler, _mix, permute
+from model.checks import Mistake
 
 
 def epoch_windows(sampler: WindowSampler, epoch: int) -> np.ndarray:

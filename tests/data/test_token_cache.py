@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from data import token_cache, tokenizers
 from data.corpora.files import FileCorpus
 from data.datamodule import TextDataModule
-from data.mistakes import Mistake
 from data.readers import Passage
 from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, default_cache_dir, token_stream, write_split
+from model.checks import Mistake
 from tests import programs
 
 TOKENIZER = tokenizers.byte_level()

@@ -17,8 +17,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from data import tokenizers
-from data.mistakes import Mistake
 from data.tokenizers import END_OF_TEXT, GPT2_PATTERN, TOKENIZER, NoTokenizer, Tokenizer
+from model.checks import Mistake
 
 CODE = "def area(width, height):\n    return width * height\n\n\nclass Box:\n    pass\n" * 20
 

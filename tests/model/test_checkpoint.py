@@ -70,6 +70,16 @@ def test_a_part_of_a_file_and_a_file_of_something_else_are_refused(tmp_path, gpt
         load_gpt(path)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
+def test_a_machine_without_memory_says_nothing_of_the_file(tmp_path, gpt):
+    """A person deletes what is called damaged."""
+    path = save(tmp_path / "x.ckpt", gpt, optimizer=torch.zeros(2**24))
+    with limited_memory(2**25), pytest.raises(ValueError, match=r"memory to open .*x\.ckpt") as caught:
+        read_checkpoint(path)
+    assert "damaged" not in str(caught.value)
+    assert read_checkpoint(path)["global_step"] == 7
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -13,7 +13,6 @@ import jsonargparse
 import pytest
 import torch
 
-import data.mistakes
 import model.checks
 from model.runs.mistakes import exit_status, explain_machine, parse, sentence, suggestion
 from tests import programs
@@ -85,7 +84,7 @@ def tool(error: BaseException | None):
         raise error
 
 
-@pytest.mark.parametrize("kind", [model.checks.Mistake, model.checks.Missing, data.mistakes.Mistake])
+@pytest.mark.parametrize("kind", [model.checks.Mistake, model.checks.Missing])
 def test_a_mistake_is_one_sentence_and_status_2(capsys, kind):
     assert tool(kind("two\n  lines")) == 2
     assert capsys.readouterr() == ("", "tool.py: two lines\n")
@@ -185,7 +184,7 @@ def test_what_the_machine_lacks_is_said_and_how_to_resume_where_there_is_a_check
 def test_a_full_disk_under_a_mistake_is_said_too(tmp_path):
     """test_saving.py fills one."""
     with pytest.raises(model.checks.Mistake) as caught, explain_machine(tmp_path):
-        raise data.mistakes.Mistake("a.txt: full") from FULL[0]
+        raise model.checks.Mistake("a.txt: full") from FULL[0]
     assert tells(str(caught.value), "a.txt full room")
 
 
