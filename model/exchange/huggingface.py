@@ -49,6 +49,7 @@ GPT2_DEFAULTS = {"tie_word_embeddings": True, "resid_pdrop": 0.1, "activation_fu
 GPT2_ACTIVATIONS = {  # the names that transformers has for one function -> ours; written is the first
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
+    "gelu_python_tanh": "gelu",
     "gelu_fast": "gelu",
     "gelu_accurate": "gelu",
     "gelu": "gelu_exact",
