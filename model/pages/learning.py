@@ -33,10 +33,11 @@ def learning(rows: Rows, samples: Sequence[dict], config_text: str, config: Mapp
     rows: of its metrics. samples: each with step, prompt and text. config_text: its configuration as YAML; config: as
     values, for the story.
     """
+    charts = [chart(rows, *spec) for spec in CHARTS]
     return {
         "story": story(rows, config),
         "facts": facts(rows),
-        "charts": [one for one in (chart(rows, *spec) for spec in CHARTS) if one["curves"]],
+        "charts": [one for one in charts if one["curves"]],
         "samples": evenly(samples, MAX_SAMPLES),
         "config": config_text,
     }
@@ -44,46 +45,48 @@ def learning(rows: Rows, samples: Sequence[dict], config_text: str, config: Mapp
 
 def story(rows: Rows, config: Mapping) -> str:
     """What this is and how long it trained on what, in sentences for someone who has never seen the project."""
-    gpt, data = config.get("model", {}).get("gpt", {}), config.get("data", {})
+    gpt = config.get("model", {}).get("gpt")
     size = f" of {_count(gpt['num_layers'], 'layer')} with {_count(gpt['num_heads'], 'head')} each" if gpt else ""
-    corpus = data.get("corpus")
-    text = CORPORA.get(corpus, f"the corpus {corpus}") if corpus else "a text"
-    if dataset := data.get("dataset"):
-        text = f"the data set {dataset}"
-    elif files := data.get("files"):
+    told = f"A GPT{size} learns to predict the next token of {_text_in_words(config.get('data', {}))}."
+    read = column_points(rows, "tokens")
+    if not read:
+        return told
+    step, tokens = read[-1]
+    planned = (config.get("trainer") or {}).get("max_steps") or -1
+    steps = f"{step} of {planned} steps" if step < planned else _count(step, "step")
+    seconds = training_seconds(rows)
+    time = f", in {duration(seconds)}" if round(seconds) else ""
+    return f"{told} It read {short(tokens)} tokens in {steps}{time}."
+
+
+def _text_in_words(data: Mapping) -> str:
+    """What was read, from the options of the data."""
+    corpus, files = data.get("corpus"), data.get("files")
+    if data.get("dataset"):
+        text = f"the data set {data['dataset']}"
+    elif files:
         text = ", ".join(files) if isinstance(files, list) else files
-    repeated = data.get("repeat_fraction") or 0
-    more = f"; {100 * repeated:.3g}% of its windows repeat themselves" if repeated else ""
-    sentences = [f"A GPT{size} learns to predict the next token of {text}{more}."]
-    if points := column_points(rows, "tokens"):
-        seconds = training_seconds(rows)
-        unit = "hours" if round(seconds) >= 3600 else "minutes"
-        took = f"{clock(seconds)} {unit}" if seconds >= 60 else _count(round(seconds), "second")
-        time = f", in {took}" if round(seconds) else ""
-        step, planned = points[-1][0], (config.get("trainer") or {}).get("max_steps") or -1
-        steps = f"{step} of {planned} steps" if step < planned else _count(step, "step")
-        sentences.append(f"It read {short(points[-1][1])} tokens in {steps}{time}.")
-    return " ".join(sentences)
+    else:
+        text = CORPORA.get(corpus, f"the corpus {corpus}") if corpus else "a text"
+    if repeated := data.get("repeat_fraction"):
+        text += f"; {100 * repeated:.3g}% of its windows repeat themselves"
+    return text
 
 
 def facts(rows: Rows) -> list[tuple[str, str, str]]:
     """The most important figures: (name, value, remark)."""
     found = []
-    for column, name in (("val/bits_per_byte", "bits per byte"), ("val/loss", "validation loss")):
+    for column, name, more in (
+        ("val/bits_per_byte", "bits per byte", "; a guess needs 8"),
+        ("val/loss", "validation loss", ""),
+    ):
         if points := column_points(rows, column):
             last, best = points[-1], min(points, key=lambda point: point[1])
             remark = f"at step {last[0]:,}" if best == last else f"best {best[1]:.4f} at step {best[0]:,}"
-            remark += "; a guess needs 8" * (name == "bits per byte")
-            found.append((name, f"{last[1]:.4f}", remark))
+            found.append((name, f"{last[1]:.4f}", remark + more))
     if points := column_points(rows, "tokens_per_second"):
         found.append(("tokens per second", short(median(value for _, value in points)), "median"))
     return found
-
-
-def clock(seconds: float) -> str:
-    """Such as 4:05 or 1:00:03."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def training_seconds(rows: Rows) -> float:
@@ -91,8 +94,8 @@ def training_seconds(rows: Rows) -> float:
     seconds = seen = 0.0
     for row in rows:
         if "tokens" in row:
-            # The first row after a resume may have no speed.
-            seconds += (row["tokens"] - seen) / row["tokens_per_second"] if row.get("tokens_per_second") else 0.0
+            if row.get("tokens_per_second"):  # the first row after a resume may have none
+                seconds += (row["tokens"] - seen) / row["tokens_per_second"]
             seen = row["tokens"]
     return seconds
 
@@ -104,13 +107,16 @@ def column_points(rows: Rows, column: str) -> Points:
 
 def evenly(items: Sequence, count: int) -> list:
     """At most `count` of the items, evenly spaced, including the first and the last."""
-    return [items[i] for i in np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)]
+    places = np.linspace(0, len(items) - 1, min(count, len(items)))
+    return [items[place] for place in places.round().astype(int)]
 
 
 def chart(rows: Rows, title: str, unit: str, columns: dict[str, str]) -> dict:
     """Data of one chart: a curve for each column that has a number in some row. columns: name of a curve -> column."""
-    points = {name: evenly(column_points(rows, column), MAX_POINTS) for name, column in columns.items()}
-    curves = [{"name": name, "points": of_column} for name, of_column in points.items() if of_column]
+    curves = []
+    for name, column in columns.items():
+        if points := column_points(rows, column):
+            curves.append({"name": name, "points": evenly(points, MAX_POINTS)})
     return {"title": title, "unit": unit, "curves": curves}
 
 
@@ -122,5 +128,13 @@ def short(number: float) -> str:
     return f"{number:.3g}"
 
 
+def duration(seconds: float) -> str:
+    """Such as 40 seconds, 4.1 minutes, 2.5 hours."""
+    for size, unit in ((3600, "hours"), (60, "minutes")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return _count(round(seconds), "second")
+
+
 def _count(number: float, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
