@@ -3,7 +3,7 @@
 
 import { $, element, track } from "browser/elements.js";
 import { addView, rendered, shown } from "browser/render.js";
-import { box, readBox, showInBox } from "browser/text.js";
+import { box, keepText, readBox, showInBox } from "browser/text.js";
 import { decoded } from "browser/tokenizer.js";
 import { engine } from "browser/typed-text.js";
 import { percent, quote, visible } from "browser/words.js";
@@ -44,6 +44,7 @@ function row({ id, shares, before }, sides) {
   button.addEventListener("click", async () => {
     if (box.readOnly) return; // it writes
     const place = [...$("next").children].findIndex((item) => item.contains(document.activeElement));
+    keepText();
     showInBox(box.value + textOf(id));
     readBox();
     await rendered;

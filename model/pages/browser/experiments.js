@@ -5,9 +5,10 @@ import { $, element } from "browser/elements.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { data, headName, headNumber, headPart, holdsWeights, mapped, state } from "browser/state.js";
-import { box, showInBox } from "browser/text.js";
+import { box, keepText, showInBox } from "browser/text.js";
 import { tokensOf } from "browser/typed-text.js";
 import { percent, quote } from "browser/words.js";
+import { stopWriting } from "browser/writing.js";
 
 const OPENING = $("experiment").textContent;
 const { effects, tried } = data.experiments ?? { effects: [], tried: {} };
@@ -20,9 +21,11 @@ const stages = ({ trial, off }) => [{ typed: trial.text, off: [] }, { typed: tri
 const isShown = ({ typed, off }) =>
   shown.typing && shown.typed === typed && String(shown.off) === String(off);
 
-function show(effect, stage) {
+async function show(effect, stage) {
+  await stopWriting();
   if (chosen?.effect !== effect) chosen = { effect, before: {}, after: {} };
   const { typed, off } = stages(effect)[stage];
+  if (typed !== box.value) keepText();
   showInBox(typed);
   const token = tokensOf(typed).tokens.length - 1;
   const head = effect.head === null ? {} : { head: headNumber(effect.head) };

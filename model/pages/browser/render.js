@@ -4,7 +4,9 @@
 import { $, element } from "browser/elements.js";
 import { palette } from "browser/maps.js";
 import { readRecorded } from "browser/recorded.js";
-import { addOption, data, holdsWeights, mapped, restore, save, state, textNumber, TEXTS } from "browser/state.js";
+import {
+  addOption, data, holdsWeights, keepView, mapped, restore, save, state, textNumber, TEXTS,
+} from "browser/state.js";
 import { measuredOf } from "browser/surprise.js";
 import { engine, readTyped } from "browser/typed-text.js";
 
@@ -52,7 +54,10 @@ export function point(patch) {
   for (const draw of followers) draw(patch);
 }
 
+const STEPS = ["off", "other", "probe"]; // fields of which a change can be taken back by the browser's "back"
+
 export function change(patch) {
+  if (STEPS.some((field) => field in patch && String(patch[field]) !== String(state[field]))) keepView();
   const isOther = patch.probe !== undefined && patch.probe !== state.probe; // text
   if (isOther) Object.assign(state, { token: undefined, square: null });
   Object.assign(state, patch);

@@ -78,14 +78,25 @@ addOption("order", ["layer", ...Object.keys(SCORES)]);
 addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
 addOption("text", ["attention", "surprise"]);
 
-export function save() {
-  if (!mapped.length) return;
+let isHeld = false;
+// While the address is held, it stays as it is.
+export const holdAddress = (hold) => (isHeld = hold);
+
+// how: "pushState" adds a page to the browser's history.
+export function save(how = "replaceState") {
+  if (!mapped.length || isHeld) return;
   const written = fields.map(({ name, write }) => [name, write()]).filter(([, value]) => value !== null);
   try {
-    history.replaceState(null, "", `#${new URLSearchParams(written)}`);
+    history[how](null, "", `#${new URLSearchParams(written)}`);
   } catch {
     // A frame without an address of its own cannot keep the state there.
   }
+}
+
+// To be called before a change: the browser's "back" will lead to what is chosen now.
+export function keepView() {
+  save();
+  save("pushState");
 }
 
 // Takes from the address what makes sense, and leaves the rest of the state as it is.

@@ -6,12 +6,13 @@ import { isDark, rgb } from "browser/maps.js";
 import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown,
 } from "browser/render.js";
-import { addField, holdsWeights, mapped, save, state, stepOf, TEXTS } from "browser/state.js";
+import { addField, holdsWeights, keepView, mapped, save, state, stepOf, TEXTS } from "browser/state.js";
 import { depth, lossOf } from "browser/surprise.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { decimal, visible } from "browser/words.js";
 
-const PAUSE = 300; // milliseconds
+const PAUSE = 300; // milliseconds after which the address follows
+const LONG_PAUSE = 1000; // milliseconds without a letter, after which what is typed is undone by itself
 const END_OF_TEXT = "<|endoftext|>";
 
 export const box = $("box"); // transparent, above the tokens
@@ -167,6 +168,30 @@ export function showInBox(text) {
   showEnd();
 }
 
+// The texts before the one in the box, and those that were undone, the last of them last.
+const [before, undone] = [[], []];
+let typedAt = -Infinity; // when a person changed the text last
+
+// To be called before the box gets another text: one can come back to this one.
+export function keepText(text = box.value) {
+  keepView();
+  before.push(text);
+  undone.length = 0;
+  typedAt = -Infinity;
+}
+
+// by: -1 for the text before this one, 1 for the one that was undone.
+export function undo(by = -1) {
+  const [from, to] = by < 0 ? [before, undone] : [undone, before];
+  while (from.at(-1) === box.value) from.pop(); // the tour has put it back
+  if (!from.length) return;
+  to.push(box.value);
+  typedAt = -Infinity;
+  showInBox(from.pop());
+  readBox();
+}
+export const canUndo = () => before.some((text) => text !== box.value);
+
 let saving = null;
 
 // Reads the text in the box. The address follows when a person pauses.
@@ -180,13 +205,18 @@ export function readBox() {
   saving = setTimeout(save, PAUSE);
 }
 
-box.addEventListener("input", readBox);
+box.addEventListener("input", () => {
+  if (performance.now() - typedAt > LONG_PAUSE) keepText(state.typed);
+  typedAt = performance.now();
+  readBox();
+});
 box.addEventListener("keydown", (event) => {
   if (event.key === "Escape") box.blur();
   if (event.key === "Enter" && event.ctrlKey) $("write").click();
 });
 addField("typed", () => (engine ? state.typed : null), (text) => {
   if (text === null || text === state.typed) return;
+  if (shown) before.push(box.value);
   box.value = text;
   state.typed = box.value; // where all line breaks are alike
 });

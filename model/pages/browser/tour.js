@@ -1,17 +1,19 @@
-// A tour of what this model does, in at most five stops of one sentence and one highlighted thing each. It begins by
-// itself where a person can type and has not closed it before, and always from the help. What the model does not do has
-// no stop.
+// A tour of what this model does, in stops of one sentence and one highlighted thing each. It begins by itself where a
+// person can type, has not closed it before, and came without a link to a view; and always from its button. What the
+// model does not do has no stop.
 
 import { $, closest, element, onKeys, SIDEWAYS } from "browser/elements.js";
 import { shareOf, TRIED_AT } from "browser/experiments.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, rendered, shown } from "browser/render.js";
 import {
-  ALL_HEADS, data, formation, formedBetween, headNumber, headPart, holdsWeights, LAST, mapped, placeOf, state, stepOf,
+  ALL_HEADS, data, formation, formedBetween, headNumber, headPart, holdAddress, holdsWeights, LAST, mapped, placeOf,
+  save, state, stepOf,
 } from "browser/state.js";
-import { box, showInBox } from "browser/text.js";
+import { box, keepText, showInBox } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { listed, percent, quote, visible } from "browser/words.js";
+import { stopWriting } from "browser/writing.js";
 
 const KEPT_AS = "glassgpt: tour"; // in the browser's storage, once it was closed
 const ELSEWHERE = "You have gone on by yourself: “back” and “next” return to the tour, “skip” ends it.";
@@ -21,9 +23,11 @@ const REPEATED = "A made-up word, twice"; // the experiment; see experiments.py
 let stops = []; // { thing: the id of what is highlighted, patch: what to do to the state, tell: the sentence }
 let number = 0; // of the stop
 let turn = 0; // of the visits to stops; one that is left early does no more
-let before = null; // the state that the tour will leave behind as it was
+let before = null; // the state that the tour will leave behind: as it was, and what a person has changed since
+let mine = null; // the state as the tour has put it
 let [opener, scrolled] = [null, 0]; // what had the focus, and how far the page was scrolled
-let arrived = null; // the state at the stop, once it is shown
+let isTheirs = false; // whether a person has changed something
+let isShown = false; // whether the stop is
 
 const since = (head) => formation("previous_token", head);
 const previousTokenHeads = (at) => ALL_HEADS.filter((head) => since(head) <= stepOf(at));
@@ -107,18 +111,40 @@ async function repeatedStops(calm) {
   return found;
 }
 
+// The fields that a person has changed since the tour put them.
+const changed = () => LOOKED_AT.filter((field) => mine && String(state[field]) !== String(mine[field]));
+
 async function put(patch) {
-  if (patch.typed !== undefined && patch.typed !== box.value) showInBox(patch.typed);
+  await stopWriting();
+  adopt();
+  if (patch.typed !== undefined && patch.typed !== box.value) {
+    if (box.value !== mine?.typed) keepText();
+    showInBox(patch.typed);
+  }
   change(patch);
+  mine = { ...state };
   await rendered;
 }
 
+// What a person has changed stays when the tour goes on or ends; a token stays with its text.
+function adopt() {
+  const fields = changed();
+  const isTyped = fields.includes("typed");
+  isTheirs ||= fields.length > 0;
+  for (const field of isTyped ? [...fields, "token"] : fields)
+    if (field !== "token" || isTyped) before[field] = state[field];
+}
+
 async function open() {
+  if (!$("tour").hidden) return visit(0);
   opener = document.activeElement;
   [before, scrolled] = [{ ...state }, scrollY];
+  isTheirs = false;
+  holdAddress(true);
   const plain = { off: [], other: null, direction: "to", text: "attention", square: null };
   const typed = shown.typing ? { typed: data.text, probe: 0 } : {};
-  const calm = { ...before, ...plain, ...typed, at: shown.typing ? TRIED_AT : LAST };
+  const token = shown.typing ? Math.max(0, tokensOf(data.text).tokens.length - 2) : shown.token;
+  const calm = { ...before, ...plain, ...typed, token, at: shown.typing ? TRIED_AT : LAST };
   await put(calm);
   stops = [tokenStop(calm), ...previousStop(calm), ...(await repeatedStops(calm))];
   $("tour").hidden = false;
@@ -128,11 +154,11 @@ async function open() {
 async function visit(next) {
   const mine = ++turn;
   number = next;
-  arrived = null;
+  isShown = false;
   const { thing, patch, tell } = stops[number];
   await put(patch);
   if (mine !== turn) return;
-  arrived = { ...state };
+  isShown = true;
   highlight(thing);
   $("tour-says").textContent = tell;
   $("tour-place").textContent = `${number + 1} of ${stops.length}`;
@@ -148,13 +174,17 @@ function highlight(thing) {
   $(thing).scrollIntoView({ block: "nearest" });
 }
 
-function close() {
+async function close() {
   turn++;
   $("tour").hidden = true;
   highlight(null);
-  put(before).then(() => scrollTo(0, scrolled));
   opener?.focus?.({ preventScroll: true });
   storage()?.setItem(KEPT_AS, "closed");
+  await put(before);
+  mine = null;
+  holdAddress(false);
+  if (isTheirs) save();
+  scrollTo(0, scrolled);
 }
 
 // Null where a page may keep nothing: there the tour does not begin by itself.
@@ -168,9 +198,8 @@ function storage() {
 
 // What a person does meanwhile stays until the tour goes on.
 addView(function drawTour() {
-  if ($("tour").hidden || !arrived) return;
-  const isLeft = LOOKED_AT.some((field) => String(state[field]) !== String(arrived[field]));
-  $("tour-says").textContent = isLeft ? ELSEWHERE : stops[number].tell;
+  if ($("tour").hidden || !isShown) return;
+  $("tour-says").textContent = changed().length ? ELSEWHERE : stops[number].tell;
 });
 
 const go = (by) => (stops[number + by] ? visit(number + by) : by > 0 && close());
@@ -182,12 +211,13 @@ $("tour").append(
   element("div", { className: "bar" }, element("span", { id: "tour-place", className: "soft" }), back, forward,
     button("skip", close)));
 onKeys($("tour"), { ...SIDEWAYS, Escape: 0 }, (by) => (by ? go(by) : close()));
-$("tour-start").addEventListener("click", () => ($("manual").close(), open()));
+$("tour-start").addEventListener("click", open);
 
 let offered = false;
 addView(function offerTour() {
   if (offered || (data.text !== undefined && !shown.typing)) return;
   offered = true;
   $("tour-start").hidden = false;
-  if (shown.typing && storage()?.getItem(KEPT_AS) === null) open();
+  // Whoever comes with a link that names a view gets that, and is only offered the tour.
+  if (shown.typing && !location.hash && storage()?.getItem(KEPT_AS) === null) open();
 });

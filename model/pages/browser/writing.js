@@ -3,7 +3,7 @@
 import { $ } from "browser/elements.js";
 import { addView, change, rendered, shown } from "browser/render.js";
 import { addField, mapped, state } from "browser/state.js";
-import { box, readBox, showInBox } from "browser/text.js";
+import { box, canUndo, keepText, readBox, showInBox, undo } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 
 const COUNT = 200; // tokens at most
@@ -12,10 +12,18 @@ const PAUSE = 500; // milliseconds
 
 Object.assign(state, { temperature: TEMPERATURE, topK: null });
 let running = null; // the AbortController of what writes
+let ended = null; // a promise that settles when it has ended
 let written = null; // { text, words }: what was written last, and how fast
+
+// Settles when nothing is written any more, and the box may be given another text.
+export function stopWriting() {
+  running?.abort();
+  return ended;
+}
 
 async function write() {
   const { tokenizer } = engine;
+  keepText();
   const decoder = new TextDecoder();
   const start = performance.now();
   let text = box.value;
@@ -69,9 +77,28 @@ addView(function drawChoices() {
   $("temperature").value = shown.temperature;
   $("temperature-value").textContent = shown.temperature.toFixed(1);
   $("top-k").value = shown.topK ?? 0;
+  $("undo").disabled = !canUndo();
 });
 
-$("write").addEventListener("click", () => (running ? running.abort() : write()));
+// by: see undo.
+async function goBack(by) {
+  await stopWriting();
+  undo(by);
+}
+
+document.addEventListener("keydown", (event) => {
+  const { target, key, ctrlKey, metaKey, shiftKey } = event;
+  const letter = key.toLowerCase();
+  if (!(ctrlKey || metaKey) || !["y", "z"].includes(letter) || target === $("other-text")) return;
+  event.preventDefault();
+  goBack(letter === "z" && !shiftKey ? -1 : 1);
+});
+$("undo").addEventListener("click", () => goBack(-1));
+
+$("write").addEventListener("click", () => {
+  if (running) running.abort();
+  else ended = write();
+});
 $("temperature").addEventListener("input", ({ target }) => change({ temperature: Number(target.value) }));
 $("top-k").addEventListener("change", ({ target }) => change({ topK: Number(target.value) || null }));
 addField("temperature", () => (state.temperature === TEMPERATURE ? null : state.temperature), (text) => {

@@ -13,8 +13,9 @@ import pytest
 
 from model.files import write_atomically
 from model.pages.page import run_page
-from tests.model.pages.model_pages import GPTS, page_of
+from tests.model.pages.model_pages import GPTS, LETTERS, OPENING, page_of
 from tests.model.pages.test_page_in_browser import HISTORY
+from tests.model.pages.test_tour_in_browser import GPT_
 from tests.model.pages.test_typing_in_browser import assert_next, logits_of
 
 pytestmark = pytest.mark.slow
@@ -118,7 +119,34 @@ def test_firefox_computes_what_pytorch_computes_and_cuts_nothing(firefox, tmp_pa
     bottoms = "[...document.querySelectorAll('#next button, #coming')].map((e) => e.getBoundingClientRect().bottom)"
     panel, *rows = firefox.evaluate(bottoms)
     assert max(rows) <= panel
+    firefox.evaluate("document.getElementById('undo').click()")
+    wait(firefox, f"document.getElementById('box').value === {json.dumps(OPENING)}")
     for width in (1366, 400):
         firefox("WebDriver:SetWindowRect", width=width)  # or as narrow as a window of Firefox can be
         wait(firefox, f"innerWidth < {width + 200}")
         assert firefox.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_link_wins_over_the_tour_which_leaves_what_is_typed_meanwhile(firefox, tmp_path):
+    """As in Chromium, see test_tour_in_browser.py. This Firefox has not seen any page before."""
+    value, path = "document.getElementById('box').value", tmp_path / "report.html"
+    path.write_text(page_of(GPT_, texts=LETTERS), encoding="utf-8")
+    link = "#typed=abcabc&off=head+0.1"
+    firefox("WebDriver:Navigate", url=path.as_uri() + link)
+    wait(firefox, f"{text_of('parity')} !== ''")
+    assert firefox.evaluate(f"[{value}, location.hash, document.getElementById('tour').hidden]") == [
+        "abcabc",
+        link,
+        True,
+    ]
+    fresh = tmp_path / "fresh.html"
+    fresh.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    firefox("WebDriver:Navigate", url=fresh.as_uri())
+    wait(firefox, f"{text_of('tour-place')} === '1 of 4'")
+    typed = "const box = document.getElementById('box'); box.value = 'mine'; box.dispatchEvent(new Event('input'))"
+    firefox.evaluate(f"(() => {{ {typed} }})()")
+    buttons = "[...document.querySelectorAll('#tour button')]"
+    firefox.evaluate(f"{buttons}[1].click()")
+    wait(firefox, f"{text_of('tour-place')} === '2 of 4'")
+    firefox.evaluate(f"{buttons}[2].click()")
+    wait(firefox, f"{value} === 'mine' && location.hash.includes('typed=mine')")

@@ -1,6 +1,7 @@
 """The tour, the opened square and the arcs, in a real browser, of a model in which one head builds on another."""
 
 import re
+from urllib.parse import parse_qs
 
 import pytest
 import torch
@@ -46,7 +47,6 @@ def test_the_tour_shows_five_things_of_this_model_and_leaves_the_page_as_it_was(
         without = GPT_(torch.tensor([TOKENIZER.encode(trial["text"])]))[0, -1].softmax(-1)
     after, least = without[TOKENIZER.encode(answer)[0]].item(), without.topk(20).values[-1].item()
     left = percent(after) if after >= least else f"less {percent(least)}"  # than the least that is listed
-    before = page.url
     expected = [
         ("1 of 5", "editor", "64"),
         ("2 of 5", "stage", "head 0.1 100%"),
@@ -74,15 +74,66 @@ def test_the_tour_shows_five_things_of_this_model_and_leaves_the_page_as_it_was(
         page.keyboard.press("Enter")  # on "next", which has the focus, and at last "done"
         settle(page)
     assert page.locator("#tour").is_hidden() and page.locator(".toured").count() == 0
-    assert page.url == before
+    kept = parse_qs(page.url.partition("#")[2])  # what the person did, and all else as it was
+    assert kept["head"] == ["0.3"] and kept["typed"] == [in_page(page, "state", "data.text")] and "off" not in kept
     page.reload()
     settle(page)
     assert page.locator("#tour").is_hidden()
-    click(page.locator("#help"))
     click(page.locator("#tour-start"))
     assert told(page)[0] == "1 of 5" and not unnamed(page, "all.filter((one) => one.closest('#tour'))")
     page.keyboard.press("Escape")
     assert page.locator("#tour").is_hidden()
+
+
+def typed_in(page) -> str:
+    return page.locator("#box").input_value()
+
+
+def test_a_link_to_a_view_is_shown_and_kept_and_the_tour_only_offered(open_page):
+    """At first the tour began, showed its own text, and wrote it into the address."""
+    link = "#typed=abcabc&off=head+0.1&step=8"
+    page = open_page(page_of(GPT(GPT_.config).eval(), GPT_, texts=LETTERS), script="", hash_=link)
+    for _ in range(2):
+        assert page.locator("#tour").is_hidden() and page.locator("#tour-start").is_visible()
+        assert typed_in(page) == "abcabc" and page.url.endswith(link)
+        assert in_page(page, "render", "shown.off") == ["head 0.1"]
+        page.reload()
+        settle(page)
+    click(page.locator("#tour-start"))
+    assert told(page)[0] == "1 of 5" and typed_in(page) != "abcabc"
+    page.reload()  # in the middle of the tour
+    settle(page)
+    assert typed_in(page) == "abcabc" and page.url.endswith(link)
+
+
+def test_what_is_typed_while_the_tour_runs_stays_when_it_goes_on_or_ends(first_visit):
+    page = first_visit(GPT(GPT_.config).eval(), GPT_)
+    opening = in_page(page, "state", "data.text")
+    assert told(page)[0] == "1 of 5"
+    page.locator("#box").fill("my own words")
+    click(page.locator("#tour button", has_text="next"))
+    assert told(page)[0] == "2 of 5" and typed_in(page) == opening
+    click(page.locator("#tour button", has_text="skip"))
+    assert typed_in(page) == "my own words" and "typed=my+own+words" in page.url
+    page.locator("#box").press("Control+z")  # back to the text before it, and to it again
+    settle(page)
+    assert typed_in(page) == opening
+    page.locator("#box").press("Control+Shift+z")
+    settle(page)
+    assert typed_in(page) == "my own words"
+    click(page.locator("#tour-start"))
+    assert typed_in(page) == opening
+    page.locator("#box").fill("others")
+    click(page.locator(".thumb").nth(3))
+    click(page.locator("#tour button", has_text="skip"))
+    assert typed_in(page) == "others" and in_page(page, "render", "shown.head") == 3
+    # Even what is written while the tour goes on.
+    click(page.locator("#tour-start"))
+    page.locator("#write").click()
+    page.locator("#tour button", has_text="next").click()
+    page.locator("#tour-place", has_text="2 of 5").wait_for()
+    settle(page)
+    assert typed_in(page) == opening
 
 
 def percent(share: float) -> str:
@@ -94,10 +145,9 @@ def test_what_a_model_cannot_do_has_no_stop(first_visit):
     assert told(page)[0] == "1 of 1"
 
 
-def test_where_nothing_may_be_kept_the_tour_begins_from_the_help_only(first_visit):
+def test_where_nothing_may_be_kept_the_tour_begins_from_its_button_only(first_visit):
     page = first_visit(GPT_, script=STORAGE, width=400)
     assert page.locator("#tour").is_hidden()
-    click(page.locator("#help"))
     click(page.locator("#tour-start"))
     assert told(page)[0] == "1 of 4"  # of one step alone
     for _ in range(4):

@@ -132,6 +132,40 @@ def test_what_is_pointed_at_can_be_deleted(page):
             assert page.locator("#notes").inner_text() == ""
 
 
+def test_no_text_is_cut_or_lost(page):
+    """Undo takes back what was pasted, written, clicked or put there by an experiment; "back" stays on the page."""
+    box = page.locator("#box")
+    long = "0123456789ab" * 1000
+    type_text(page, long)
+    assert box.input_value() == long and page.locator("#cost").inner_text().startswith("32 tokens")
+    assert "12,000" in page.locator("#window").inner_text()
+    texts = [OPENING, long]
+    click(page.locator("#next button").first)
+    texts.append(box.input_value())
+    page.locator("#write").click()
+    page.locator("#speed", has_text="wrote 200").wait_for()
+    settle(page)
+    texts.append(box.input_value())
+    assert len(texts[-1]) > len(long) + 100
+    for text in texts[-2::-1]:
+        press(page, "Control+z")
+        assert box.input_value() == text
+        assert_next(page, logits_of(GPTS[-1], text))
+    assert page.locator("#undo").is_disabled()
+    for text in texts[1:]:
+        press(page, "Control+y")
+        assert box.input_value() == text
+    for text in texts[-2::-1]:
+        page.go_back()
+        settle(page)
+        assert box.input_value() == text
+    box.press("End")
+    page.keyboard.type("abc")  # without a pause: one thing to take back
+    settle(page)
+    click(page.locator("#undo"))
+    assert box.input_value() == OPENING
+
+
 @pytest.mark.parametrize(("width", "height"), [(400, 860), (1280, 900), (1366, 768), (1100, 700)])
 def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_in_sight(open_page, width, height):
     page = open_page(page_of(*GPTS), width=width, height=height, touch=width < 500)
