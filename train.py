@@ -23,17 +23,18 @@ from model.checks import Mistake  # first: model/ says how threads wait, which t
 
 # isort: split
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from data.datamodule import TextDataModule
 from model.kernels import keep_freed_memory
 from model.runs.command_line import as_list, quiet, read_options
-from model.runs.folder import METRICS, RUNS, how_to_resume
+from model.runs.folder import RUNS, how_to_resume
 from model.runs.metrics import CSVLogger
 from model.runs.mistakes import checking_options, exit_status, explain_machine
 from model.runs.monitoring import AttentionMonitor, Samples
-from model.runs.progress import Progress, say
+from model.runs.progress import Progress, ending, say
 from model.runs.results import finish
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.sequence import RunSequence, TrainingInterrupted
@@ -77,21 +78,25 @@ class TrainingCLI(LightningCLI):
         config, parts, saved, is_new = self.config, self.config_init, self.options.saved, self.config.resume is None
         run_dir = new_run_dir(config) if is_new else Path(config.resume)
         parts.model.init_tokenizer = self.options.init_tokenizer
-        progress = Progress(config.trainer.enable_progress_bar is not False)
-        self.sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints, progress)
-        own_loggers = [CSVLogger(run_dir / METRICS), WandbLogger(run_dir, config.wandb)]
+        self.sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints)
+        own_loggers = [CSVLogger(run_dir), WandbLogger(run_dir, config.wandb)]
+        callbacks = [RunFolder(saved, is_new), self.sequence, *as_list(parts.trainer.callbacks)]
+        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+        if config.trainer.enable_progress_bar is not False and not has_bar:
+            callbacks.append(Progress())
         # Those of the config come after this project's own, but for the sequence, which Lightning runs last.
         trainer = super().instantiate_trainer(
             default_root_dir=run_dir,
-            callbacks=[RunFolder(saved, is_new), self.sequence, *as_list(parts.trainer.callbacks)],
+            callbacks=callbacks,
             logger=[*own_loggers, *as_list(parts.trainer.logger)],
             plugins=[AtomicCheckpointIO(), *as_list(parts.trainer.plugins)],
-            enable_progress_bar=False,  # the sequence has its own
             # A trained model is measured before its first step, on all of the validation split.
             num_sanity_val_steps=-1 if config.model.init_from else config.trainer.num_sanity_val_steps,
         )
-        if isinstance(parts.trainer.profiler, str):  # its table is written into the run's folder
-            trainer.profiler.dirpath, trainer.profiler.filename = run_dir, "profile"
+        for logger in own_loggers:
+            logger.trainer = trainer
+        if isinstance(parts.trainer.profiler, str):
+            trainer.profiler.filename = "profile"  # its table is written into the run's folder
         return trainer
 
 
@@ -120,7 +125,7 @@ def main(args: list[str] | None = None) -> int:
             trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
         cli.sequence.doing = "writing the page"
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            say(finish(run_dir))
+            say("\n".join(filter(None, [finish(run_dir), ending(trainer)])))
     except TrainingInterrupted as stop:
         print(f"{stop}, and saved; {how_to_resume(run_dir)}", file=sys.stderr)
         return 128 + stop.signum

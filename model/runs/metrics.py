@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model.checks import Mistake
 from model.files import append, write_atomically
+from model.runs.folder import METRICS
 from model.runs.results import read_metrics
 from model.training.hardware import peak_flops
 
@@ -78,42 +79,83 @@ def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
         logger.log_metrics(metrics, step=trainer.global_step)
 
 
-class CSVLogger(Logger):
-    """One row per step, written when the next step is logged: appended, unless a new column changes all rows."""
+def write_rows(trainer: Trainer) -> None:
+    """Writes the current step's row, as far as it is, into metrics.csv."""
+    for logger in trainer.loggers:
+        if isinstance(logger, CSVLogger) and trainer.is_global_zero:
+            logger.finalize("running")
 
-    name = version = None
 
-    def __init__(self, path: Path):
+class StepLogger(Logger):
+    """Gathers all figures of a step in one row. Its step is the number of updates that the weights have had.
+
+    Lightning's own figure for a step differs: `self.log` in an update has that of the update before, a callback at the
+    start of a batch its own. So the trainer is asked, and what is logged at a step stands in that step's row.
+    """
+
+    name = version = ""  # Lightning's ModelCheckpoint saves in save_dir/name/version/checkpoints
+
+    def __init__(self, run_dir: Path):
         super().__init__()
-        self.path = path
-        self.columns: list[str] = []
+        self.run_dir = run_dir
+        self.trainer: Trainer | None = None  # set before the run begins
         self.row: dict[str, Any] = {}
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.run_dir)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Does nothing: they are in the run's config.yaml."""
 
     @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        step = self.trainer.global_step
         if self.row and self.row["step"] != step:
-            self.save()
+            self.write(self.row)
+            self.row = {}
         self.row = {"step": step, **self.row, **metrics}
 
     @rank_zero_only
-    def save(self) -> None:
-        """Writes the row of the current step."""
-        if self.row and self.row.keys() <= set(self.columns):
-            append(self.path, self._lines([self.row]))
-        elif self.row:
-            rows = [*read_metrics(self.path), self.row]
-            self.columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
-            header = dict(zip(self.columns, self.columns, strict=True))
-            write_atomically(self.path, self._lines([header, *rows]).encode())
-        self.row = {}
-
     def finalize(self, status: str) -> None:
-        self.save()
+        if self.row:
+            self.write(self.row)
 
-    def _lines(self, rows: list[dict]) -> str:
-        text = io.StringIO()
-        csv.DictWriter(text, self.columns, lineterminator="\n").writerows(rows)
-        return text.getvalue()
+    def write(self, row: dict[str, Any]) -> None:
+        """Takes a row that is whole, or that may still get more figures: then it is written again."""
+        raise NotImplementedError
+
+
+class CSVLogger(StepLogger):
+    """metrics.csv. A row is appended, unless a column is new or the step has a row already: then all are written."""
+
+    def __init__(self, run_dir: Path):
+        super().__init__(run_dir)
+        self.path = run_dir / METRICS
+        self.columns: list[str] = []
+        self.written: dict[str, Any] = {}  # the last row
+
+    def write(self, row: dict[str, Any]) -> None:
+        if row == self.written:
+            return
+        if row["step"] != self.written.get("step") and row.keys() <= set(self.columns):
+            append(self.path, csv_lines(self.columns, [row]))
+        else:
+            rows = {one["step"]: one for one in read_metrics(self.path)}
+            rows[row["step"]] = rows.get(row["step"], {}) | row
+            self.columns = write_metrics(self.path, list(rows.values()))
+        self.written = row
+
+
+def write_metrics(path: Path, rows: list[dict[str, Any]]) -> list[str]:
+    """Replaces a metrics.csv. Returns its columns."""
+    columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
+    header = dict(zip(columns, columns, strict=True))
+    write_atomically(path, csv_lines(columns, [header, *rows]).encode())
+    return columns
+
+
+def csv_lines(columns: list[str], rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    return text.getvalue()

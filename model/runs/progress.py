@@ -1,67 +1,39 @@
-"""What a person sees while training: what runs where, a bar on a terminal, and a line for each validation."""
+"""What a person sees while training: what runs where, Lightning's bar on a terminal, and a line for each validation."""
 
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
 from model.runs.folder import REPORT
 from model.runs.mistakes import output_is_closed
 
-SHOWN = {
-    "train/loss": "loss {:.3f}",
-    "val/bits_per_byte": "{:.3f} bits/byte",
-    "tokens_per_second": "{:,.0f} tokens/s",
-    "mfu": "{:.0%} MFU",
-}
+
+class Progress(TQDMProgressBar):
+    """Lightning's bar with the run's own step, on a terminal alone: in a file it would be a line for every batch."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if sys.stdout is None or not sys.stdout.isatty():
+            self.disable()
+
+    @property
+    def total_train_batches(self) -> int | float:
+        """Lightning's own counts steps, but its bar counts batches."""
+        return super().total_train_batches * self.trainer.accumulate_grad_batches
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        return {"step": trainer.global_step, **trainer.progress_bar_metrics}
 
 
-class Progress:
-    """A bar on a terminal, and lines that stay. `figures` are the newest of each name."""
-
-    def __init__(self, is_enabled: bool = True) -> None:
-        self.is_enabled = is_enabled
-        self.figures: dict[str, float] = {}
-        self.bar = tqdm(disable=True)
-
-    def start(self, trainer: Trainer) -> None:
-        """Says what is trained and where, and opens the bar."""
-        self.is_enabled = self.is_enabled and trainer.is_global_zero
-        if self.is_enabled:
-            say(opening(trainer))
-        self.first_step, self.started = trainer.global_step, time.monotonic()
-        self.bar = tqdm(
-            total=trainer.max_steps if trainer.max_steps > 0 else None,
-            initial=trainer.global_step,
-            disable=None if self.is_enabled else True,  # None: shown on a terminal
-            bar_format="{percentage:3.0f}%|{bar}| {desc}",
-            dynamic_ncols=True,
-            leave=False,
-        )
-
-    def refresh(self, trainer: Trainer) -> None:
-        """Moves the bar, if there is one."""
-        if not self.bar.disable:
-            self.bar.set_description_str(self.line(trainer), refresh=False)
-            self.bar.update(trainer.global_step - self.bar.n)  # draws ten times a second
-
-    def report(self, trainer: Trainer) -> None:
-        """Writes a line that stays."""
-        if self.is_enabled:
-            say(self.line(trainer))
-
-    def line(self, trainer: Trainer) -> str:
-        """Such as "step 300/960  loss 2.345  1.897 bits/byte  51,340 tokens/s  1:02 left"; only what is known."""
-        step, max_steps = trainer.global_step, trainer.max_steps
-        parts = [f"step {step:>{len(str(max_steps))}}/{max_steps}" if max_steps > 0 else f"step {step}"]
-        parts += [text.format(self.figures[name]) for name, text in SHOWN.items() if name in self.figures]
-        if step > self.first_step and max_steps > 0:
-            seconds = (time.monotonic() - self.started) / (step - self.first_step) * (max_steps - step)
-            parts.append(f"{tqdm.format_interval(seconds)} left")
-        return "  ".join(parts)
+def tell(trainer: Trainer, text: str) -> None:
+    """Writes a line that stays, on the first rank and unless trainer.enable_progress_bar is false."""
+    if trainer.is_global_zero and trainer.progress_bar_callback is not None:
+        say(text)
 
 
 def opening(trainer: Trainer) -> str:
@@ -82,6 +54,22 @@ def opening(trainer: Trainer) -> str:
         f"from a vocabulary of {tokenizer.vocab_size:,} ({tokenizer.name})\n"
         f"watch: {Path(trainer.default_root_dir, REPORT)}"
     )
+
+
+def validated(trainer: Trainer) -> str:
+    """Such as "step 300 of 960: train/loss 2.345, tokens_per_second 51,340, val/bits_per_byte 1.897"."""
+    steps = f"{trainer.global_step} of {trainer.max_steps}" if trainer.max_steps > 0 else f"{trainer.global_step}"
+    figures = [f"{name} {float(value):,.4g}" for name, value in trainer.progress_bar_metrics.items()]
+    return f"step {steps}: {', '.join(figures)}"
+
+
+def ending(trainer: Trainer) -> str:
+    """Why a run ended before trainer.max_steps; nothing if it did not."""
+    if trainer.global_step == trainer.max_steps:
+        return ""
+    reasons = [stopping.stopping_reason_message for stopping in trainer.early_stopping_callbacks]
+    reason = " ".join(filter(None, reasons)) or "trainer.max_time has passed, or a callback has stopped it"
+    return f"ended after step {trainer.global_step}: {reason}"
 
 
 def say(text: str) -> None:

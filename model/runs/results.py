@@ -71,7 +71,7 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics.csv, each with the columns in which it has a number; none if there is no such file.
+    """The rows of a metrics.csv by step, each with the columns in which it has a number; none if there is no such file.
 
     A row cut short by a kill is left out. Raises a `Mistake` for what is not a table of numbers.
     """
@@ -82,8 +82,12 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
     with parsing(path):
         reader = csv.DictReader(io.StringIO(text))
-        rows = [{name: number(value) for name, value in row.items() if value} for row in reader]
-        return [row | {"step": int(row["step"])} for row in rows]
+        rows: dict[int, dict[str, float]] = {}
+        for row in reader:
+            figures = {name: number(value) for name, value in row.items() if value}
+            step = figures["step"] = int(figures["step"])
+            rows[step] = rows.get(step, {}) | figures  # earlier versions wrote several for a step
+        return [rows[step] for step in sorted(rows)]
 
 
 def read_samples(path: Path) -> list[dict]:

@@ -17,7 +17,7 @@ from model.checkpoint import read_checkpoint
 from model.checks import Mistake, check_range, listed
 from model.files import atomic_file, write_atomically
 from model.runs.folder import BEST, LAST, METRICS, SAMPLES, kept_checkpoint, kept_steps
-from model.runs.metrics import check_finite
+from model.runs.metrics import check_finite, write_metrics
 from model.runs.results import read_metrics, read_samples
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,6 @@ class Checkpoints:
 
     every_n_steps: int | None = None
     keep_steps: list[int] = field(default_factory=list)
-    saved_step: int = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
         check_range("checkpoints.every_n_steps", self.every_n_steps, 1)
@@ -75,8 +74,6 @@ class Checkpoints:
         """
         largest = [weight.detach().abs().max() for weight in trainer.lightning_module.parameters()]
         check_finite(torch.stack(largest).max().item(), "the largest weight")
-        for logger in trainer.loggers:
-            logger.save()  # a resumed run does not repeat the rows before its checkpoint
         run_dir, step = Path(trainer.default_root_dir), trainer.global_step
         files = [run_dir / BEST] if is_best else []
         files += [kept_checkpoint(run_dir, step)] if step in self.keep_steps else []
@@ -84,7 +81,6 @@ class Checkpoints:
         trainer.save_checkpoint(first)
         for other in others if trainer.is_global_zero else ():
             copy_file(first, other)
-        self.saved_step = trainer.global_step
 
 
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
@@ -96,7 +92,7 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     nothing then.
     """
     metrics, samples, best, last = (run_dir / name for name in (METRICS, SAMPLES, BEST, LAST))
-    num_rows = sum(row["step"] <= step for row in read_metrics(metrics))
+    rows = [row for row in read_metrics(metrics) if row["step"] <= step]
     num_samples = sum(sample["step"] <= step for sample in read_samples(samples))
     later = [kept_checkpoint(run_dir, kept) for kept in kept_steps(run_dir) if kept > step]
     with suppress(Mistake):  # the step of a damaged checkpoint cannot be read: it stays
@@ -108,9 +104,10 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     for path in later:
         log.warning("%s is of a step after %s, and is removed.", path, step)
         path.unlink(missing_ok=True)
-    for path, number in ((metrics, 1 + num_rows), (samples, num_samples)):  # the former has a header
-        if path.exists():
-            write_atomically(path, b"".join(path.read_bytes().splitlines(keepends=True)[:number]))
+    if metrics.exists():
+        write_metrics(metrics, rows)
+    if samples.exists():
+        write_atomically(samples, b"".join(samples.read_bytes().splitlines(keepends=True)[:num_samples]))
     return best.exists()
 
 
@@ -127,11 +124,13 @@ def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> N
     the order of batches and the schedule depend on the step alone, so new loops that start at this step suffice.
     """
     checkpoint["callbacks"].pop("Timer", None)  # trainer.max_time limits each call, not all of them together
-    epoch_loop = trainer.fit_loop.epoch_loop
-    steps = epoch_loop.automatic_optimization.optim_progress.optimizer.step.total
-    steps.ready = steps.completed = step
-    batches = epoch_loop.batch_progress.total
-    batches.ready = batches.started = batches.processed = batches.completed = step * trainer.accumulate_grad_batches
+    loop, batches = trainer.fit_loop.epoch_loop, step * trainer.accumulate_grad_batches
+    state = loop.state_dict()
+    state["state_dict"]["_batches_that_stepped"] = step
+    state["batch_progress"]["total"] = dict.fromkeys(("ready", "started", "processed", "completed"), batches)
+    state["automatic_optimization.optim_progress"]["optimizer"]["step"]["total"] = {"ready": step, "completed": step}
+    loop.load_state_dict(state)
+    loop.restarting = False  # it begins an epoch
 
 
 def gather(value: Any, trainer: Trainer) -> list[Any]:

@@ -11,38 +11,40 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from model.runs.metrics import TrainingMetrics, check_finite, log_metrics
+from model.runs.folder import SAMPLES
+from model.runs.metrics import TrainingMetrics, check_finite, log_metrics, write_rows
 from model.runs.monitoring import AttentionMonitor, Samples
-from model.runs.progress import Progress
-from model.runs.results import write_report
+from model.runs.progress import opening, tell, validated
+from model.runs.results import read_samples, write_report
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
+from model.runs.wandb_logger import WandbLogger
 
 log = logging.getLogger(__name__)
 
 
+def will_validate(trainer: Trainer) -> bool:
+    """Whether Lightning validates after the update that it has just made, by its own rule."""
+    is_in_turn = (trainer.fit_loop.total_batch_idx + 1) % trainer.val_check_batch == 0
+    return trainer.enable_validation and (is_in_turn or trainer.should_stop)
+
+
 class RunSequence(Checkpoint):
-    """Logs, validates, records, samples, saves and stops, in this order.
+    """Logs, validates, records, samples, saves and stops, in this order. As a `Checkpoint` it runs after all others."""
 
-    Lightning validates after `on_train_batch_end`, and no public hook says whether it will. So a step is finished in
-    `on_validation_end` if it was validated, otherwise when the next batch starts or training ends. As a `Checkpoint`,
-    this callback runs after all others.
-    """
-
-    def __init__(self, attention: AttentionMonitor, samples: Samples, checkpoints: Checkpoints, progress: Progress):
+    def __init__(self, attention: AttentionMonitor, samples: Samples, checkpoints: Checkpoints):
         self.attention = attention
         self.samples = samples
         self.checkpoints = checkpoints
-        self.progress = progress
         self.metrics = TrainingMetrics()
         self.signals = StopSignals()
         self.best_loss = float("inf")
-        self.finished_step = -1
+        self.step_before = 0  # the batch that is trained
         self.resumed_random_state: dict[str, Any] | None = None
         self.is_running = False
         self.doing = "preparing text and model"  # for the person to whom an error is shown
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
-        self.finish_step(trainer, module)  # the one before
+        self.step_before = trainer.global_step
         self.doing = f"training step {trainer.global_step + 1}"
         self.metrics.start_clock()
 
@@ -51,17 +53,20 @@ class RunSequence(Checkpoint):
     ) -> None:
         self.metrics.add(outputs["loss"], batch["tokens"].numel() * trainer.world_size)
         step = trainer.global_step
-        if step == self.finished_step:
+        if step == self.step_before:
             # Gradients are still being accumulated, and a checkpoint inside an accumulation window cannot be resumed.
             # trainer.max_time, which has asked to stop here, asks again after the next batch.
             trainer.should_stop = False
             return
-        is_last = step == trainer.max_steps
-        if is_last:
+        if step == trainer.max_steps:
             trainer.should_stop = True  # Lightning validates before it stops
-        if is_last or step % trainer.log_every_n_steps == 0:
-            self.write_row(trainer, self.metrics.row(trainer))
-        self.progress.refresh(trainer)
+        if trainer.should_stop or step % trainer.log_every_n_steps == 0:
+            row = self.metrics.row(trainer)
+            log_metrics(trainer, row)
+            shown = {name: row[name] for name in ("train/loss", "tokens_per_second", "mfu") if name in row}
+            module.log_dict(shown, prog_bar=True, logger=False)
+        if not will_validate(trainer):
+            self.end_step(trainer, module)
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.metrics.stop_clock()
@@ -70,41 +75,36 @@ class RunSequence(Checkpoint):
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         check_finite(module.validation_metrics["val/loss"], "the validation loss")
         if not trainer.sanity_checking:
-            self.finish_step(trainer, module, module.validation_metrics)
+            self.end_step(trainer, module, module.validation_metrics)
 
-    def finish_step(self, trainer: Trainer, module: LightningModule, validation: dict | None = None) -> None:
-        """Does what follows an update, and its validation if it had one. Once a step: later calls do nothing.
-
-        Also before the first update, at step 0, which is validated where trainer.num_sanity_val_steps asks for it.
-        """
+    def end_step(self, trainer: Trainer, module: LightningModule, validation: dict[str, float] | None = None) -> None:
+        """What follows an update, and its validation if it had one; and once in a new run before its first update."""
         step = trainer.global_step
-        if step == self.finished_step:
-            return
-        self.finished_step = step
-        is_validated = validation is not None
-        is_best = is_validated and validation["val/loss"] < self.best_loss
-        if is_validated:
-            self.write_row(trainer, validation)
         is_kept = step in self.checkpoints.keep_steps
-        is_recorded = is_validated or is_kept or self.attention.is_due(step)
+        is_best = validation is not None and validation["val/loss"] < self.best_loss
+        is_recorded = self.attention.enabled and (validation is not None or is_kept or self.attention.is_due(step))
+        if validation is not None:
+            log_metrics(trainer, validation)
         if is_recorded:
             self.metrics.stop_clock()  # recording is not training; the next batch starts it again
             self.doing = f"recording of step {step}"
             # Of the last step too, and before it is saved: a run that has ended is not trained when it is resumed.
-            with_losses = is_kept or step == trainer.max_steps
-            self.attention.record(trainer, module, with_losses=with_losses)
-        if is_validated:
+            self.attention.record(trainer, module, with_losses=is_kept or trainer.should_stop)
+        if validation is not None:
             self.doing = f"sample of step {step}"
             self.samples.write(trainer, module)
-            self.progress.report(trainer)
-        if is_recorded:
+            for logger in trainer.loggers:
+                if isinstance(logger, WandbLogger):
+                    logger.log_samples(read_samples(Path(trainer.default_root_dir, SAMPLES)))
+            tell(trainer, validated(trainer))
+        if is_recorded or validation is not None:
             self.show(trainer, "running")
         if is_best:
             self.best_loss = validation["val/loss"]
         # All ranks must agree to stop; to ask them at every step would make each wait for the slowest.
-        asks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
+        asks = trainer.world_size == 1 or validation is not None or step % trainer.log_every_n_steps == 0
         stops = asks and self.signals.received_by_any_rank(trainer)
-        if is_validated or stops or self.checkpoints.is_due(step):
+        if stops or validation is not None or trainer.should_stop or self.checkpoints.is_due(step):
             self.doing = f"saving step {step}"
             self.checkpoints.save(trainer, is_best)
         if stops:
@@ -112,14 +112,9 @@ class RunSequence(Checkpoint):
 
     def show(self, trainer: Trainer, state: str) -> None:
         """Writes the run's page as far as the run is: a browser in which it is open takes the newer one."""
-        for logger in trainer.loggers:
-            logger.save()  # the page has the figures of this step too
         if trainer.is_global_zero:
+            write_rows(trainer)  # the page has the figures of this step too
             write_report(Path(trainer.default_root_dir), state, self.attention.recording)
-
-    def write_row(self, trainer: Trainer, figures: dict[str, float]) -> None:
-        log_metrics(trainer, figures)
-        self.progress.figures |= figures
 
     # The beginning and the end of training.
 
@@ -129,10 +124,11 @@ class RunSequence(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.doing = "the start of training"
-        if trainer.ckpt_path is not None and trainer.is_global_zero:
+        is_new = trainer.ckpt_path is None
+        if not is_new and trainer.is_global_zero:
             has_best = rewind(Path(trainer.default_root_dir), Path(trainer.ckpt_path), trainer.global_step)
             self.best_loss = self.best_loss if has_best else float("inf")  # not that of weights which are gone
-        self.progress.start(trainer)
+        tell(trainer, opening(trainer))
         self.is_running = True
         self.show(trainer, "running")
         # Not earlier: making the iterators of the data loaders draws random numbers too.
@@ -140,19 +136,15 @@ class RunSequence(Checkpoint):
             set_random_state(self.resumed_random_state, module.device)
         elif trainer.global_rank > 0:
             torch.manual_seed(torch.initial_seed() + trainer.global_rank)  # every rank needs its own dropout masks
-        self.finish_step(trainer, module, module.validation_metrics or None)  # does something at step 0 only
+        if is_new:  # trainer.num_sanity_val_steps may have validated it
+            self.end_step(trainer, module, module.validation_metrics or None)
         self.signals.install()
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        self.finish_step(trainer, module)
         self.is_running = False
-        self.progress.bar.close()
         self.attention.finish(trainer, module)
-        if self.checkpoints.saved_step != trainer.global_step:
-            self.checkpoints.save(trainer)
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        self.progress.bar.close()
         self.signals.remove()
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
@@ -165,6 +157,7 @@ class RunSequence(Checkpoint):
     # What a checkpoint holds of this.
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        write_rows(trainer)  # a resumed run does not repeat the rows before its checkpoint
         metrics, data = self.metrics, trainer.datamodule
         # A diverged model must not replace a good checkpoint.
         check_finite(float(metrics.loss_sum), "the training loss")
@@ -179,8 +172,7 @@ class RunSequence(Checkpoint):
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.doing = f"restoring {trainer.ckpt_path}"
-        step = self.checkpoints.saved_step = self.finished_step = checkpoint["global_step"]
-        start_loops_at(step, trainer, checkpoint)
+        start_loops_at(checkpoint["global_step"], trainer, checkpoint)
         self.metrics.num_batches, self.metrics.tokens, self.best_loss = checkpoint["counted"]
         sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank
         # A rank has seen only its share of the batches. Another number of ranks begins with the mean of all.

@@ -7,48 +7,43 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from model.inspection.recording import Recording
 from model.pages.images import mosaic_pixels, score_pixels
 from model.runs.configs import read_config
 from model.runs.folder import CONFIG
+from model.runs.metrics import StepLogger
 
 log = logging.getLogger(__name__)
 WandbMode = Literal["auto", "online", "offline", "disabled"]
 STEP = "trainer/global_step"
 
 
-class WandbLogger(Logger):
+class WandbLogger(StepLogger):
     """Writes into the run's own folder. It starts with the first figure; an error costs one warning."""
 
-    name = version = None
-
     def __init__(self, run_dir: Path, mode: WandbMode = "auto"):
-        super().__init__()
-        self.run_dir = run_dir
+        super().__init__(run_dir)
         self.run: Any = None  # of wandb
         self.mode = os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
 
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: they are in the run's config."""
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        self._attempt(lambda wandb: self.run.log({**metrics, STEP: step}))
+    def write(self, row: dict[str, Any]) -> None:
+        figures = {name: value for name, value in row.items() if name != "step"}
+        self._attempt(lambda wandb: self.run.log({STEP: row["step"], **figures}))
 
     def log_attention(self, recording: Recording) -> None:
         """Shows the newest maps, and the scores of all heads, as pictures."""
+        self._attempt(lambda wandb: self.log_metrics(pictures(wandb, recording)))
 
-        def show(wandb: Any) -> None:
-            newest = recording.snapshots[-1]
-            shown = {f"attention/{name}/heads": score_pixels(score) for name, score in newest.scores.items()}
-            shown["attention/maps"] = mosaic_pixels(recording.maps(newest.step)["text"])
-            self.run.log({name: wandb.Image(pixels) for name, pixels in shown.items()} | {STEP: newest.step})
-
-        self._attempt(show)
+    def log_samples(self, samples: list[dict[str, Any]]) -> None:
+        """Shows all samples as a table."""
+        rows = [list(sample.values()) for sample in samples]
+        columns = list(samples[0]) if samples else []
+        self._attempt(lambda wandb: self.log_metrics({"samples": wandb.Table(columns=columns, data=rows)}))
 
     def finalize(self, status: str) -> None:
+        super().finalize(status)
         if self.run is not None:
             self._attempt(lambda wandb: self.run.finish(exit_code=0 if status == "success" else 1))
 
@@ -81,4 +76,16 @@ class WandbLogger(Logger):
         folder = self.run_dir.resolve()  # wandb's service may have been started from another one
         project = os.environ.get("WANDB_PROJECT", "glassgpt")
         self.run = wandb.init(**about, **resume, project=project, dir=folder, mode=self.mode, settings=settings)
+        self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP, step_sync=True)
+
+
+def pictures(wandb: Any, recording: Recording) -> dict[str, Any]:
+    """The newest maps and scores; each caption says which layer and head is where."""
+    newest = recording.snapshots[-1]
+    shown = {f"attention/{name}/heads": (score_pixels(score), name) for name, score in newest.scores.items()}
+    shown["attention/maps"] = (mosaic_pixels(recording.maps(newest.step)["text"]), "attention maps")
+    layers, heads = newest.scores[next(iter(newest.scores))].shape
+    places = f"layers 0 to {layers - 1} from top to bottom, heads 0 to {heads - 1} from left to right"
+    captions = {name: f"{title} at step {newest.step}: {places}" for name, (_, title) in shown.items()}
+    return {name: wandb.Image(pixels, caption=captions[name]) for name, (pixels, _) in shown.items()}

@@ -134,8 +134,8 @@ class GPTModule(LightningModule):
         sums = self.trainer.strategy.reduce(torch.stack(self.validation_sums).sum(dim=0), reduce_op="sum")
         loss, bits = loss_and_bits(sums)
         self.validation_metrics = {"val/loss": loss, "val/bits_per_byte": bits}
-        # For callbacks that monitor a metric. RunSequence writes the figures to the loggers, in full precision.
-        self.log_dict(self.validation_metrics, logger=False, sync_dist=True)
+        # For callbacks that monitor a metric, and the bar. RunSequence writes them to the loggers, in full precision.
+        self.log_dict(self.validation_metrics, prog_bar=True, logger=False, sync_dist=True)
 
 
 def check_resumed(path: Path, config: GPTConfig) -> None:

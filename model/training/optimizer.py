@@ -114,7 +114,8 @@ class MuonAdamW(torch.optim.Optimizer):
 
         Raises Mistake for a state of another algorithm, or of other shapes, which would only fail at the next step.
         """
-        own = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
+        kept = ("params", "lr")  # the rate is that of the last update, until the next one sets it
+        own = [{name: value for name, value in group.items() if name not in kept} for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, options in zip(self.param_groups, own, strict=True):
             algorithm = options["algorithm"]

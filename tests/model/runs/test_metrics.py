@@ -1,6 +1,7 @@
 """metrics.csv has one row per step, also after a kill and a resume."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,24 +12,39 @@ from hypothesis import strategies as st
 from model.checks import Mistake
 from model.runs.metrics import COLUMNS, CSVLogger, TrainingMetrics
 from model.runs.saving import rewind
-from tests.small_runs import csv_rows
+from tests.small_runs import csv_rows, metrics
+
+
+def csv_logger(folder: Path) -> CSVLogger:
+    logger = CSVLogger(folder)
+    logger.trainer = SimpleNamespace(global_step=0)
+    return logger
+
+
+def log(logger: CSVLogger, step: int, **figures: float) -> None:
+    logger.trainer.global_step = step
+    logger.log_metrics(figures, step=-1)  # whatever Lightning takes for the step
 
 
 def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_before_it(tmp_path):
-    logger = CSVLogger(tmp_path / "metrics.csv")
+    logger = csv_logger(tmp_path)
     logger.finalize("failed")
     assert not list(tmp_path.iterdir())  # before the first metric
-    logger.log_metrics({"train/loss": 2.5, "lr": 0.1}, step=10)
-    logger.log_metrics({"val/loss": 2.25}, step=10)
-    logger.log_metrics({"train/loss": 1.0 / 3, "attention/sink/layer_0": 0.5}, step=20)
-    logger.log_metrics({"lr": 3.0}, step=30)
-    logger.save()
+    log(logger, 10, **{"train/loss": 2.5, "lr": 0.1})
+    logger.finalize("running")  # as for a checkpoint, after which the step may get more figures
+    log(logger, 10, **{"val/loss": 2.25})
+    log(logger, 20, **{"train/loss": 1.0 / 3, "attention/sink/layer_0": 0.5})
+    logger.finalize("running")
+    logger = csv_logger(tmp_path)  # of a resumed run
+    log(logger, 20, lr=0.2)
+    log(logger, 30, lr=3.0)
+    logger.finalize("success")
     rows = csv_rows(tmp_path / "metrics.csv")
     assert list(rows[0]) == [*COLUMNS, "attention/sink/layer_0"]
     shown = ("step", "train/loss", "val/loss", "lr", "attention/sink/layer_0")
     assert [tuple(row[name] for name in shown) for row in rows] == [
         ("10", "2.5", "2.25", "0.1", ""),
-        ("20", str(1.0 / 3), "", "", "0.5"),
+        ("20", str(1.0 / 3), "", "0.2", "0.5"),
         ("30", "", "", "3.0", ""),
     ]
 
@@ -38,22 +54,22 @@ def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_be
 def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_factory, has_extra, data):
     """A kill may cut the file at any byte after the row of the step that the run resumes from."""
 
-    def log(path, steps, rewind_to=None):
-        logger = CSVLogger(path)
+    def log_steps(path, steps, rewind_to=None):
+        logger = csv_logger(path.parent)
         if rewind_to is not None:
             rewind(path.parent, path.parent / "checkpoints/last.ckpt", rewind_to)
         for step in steps:
-            logger.log_metrics({"train/loss": step / 7} | ({"extra": step} if has_extra[step] else {}), step=step)
-        logger.save()
+            log(logger, step, **{"train/loss": step / 7} | ({"extra": step} if has_extra[step] else {}))
+        logger.finalize("success")
 
     folder = tmp_path_factory.mktemp("metrics")
-    log(folder / "whole/metrics.csv", range(len(has_extra)))
+    log_steps(folder / "whole/metrics.csv", range(len(has_extra)))
     resumed = data.draw(st.integers(0, len(has_extra) - 1))
     whole = (folder / "whole/metrics.csv").read_bytes()
     end_of_row = len(b"".join(whole.splitlines(keepends=True)[: resumed + 2]))
     (folder / "cut").mkdir()
     (folder / "cut/metrics.csv").write_bytes(whole[: data.draw(st.integers(end_of_row, len(whole)))])
-    log(folder / "cut/metrics.csv", range(resumed + 1, len(has_extra)), rewind_to=resumed)
+    log_steps(folder / "cut/metrics.csv", range(resumed + 1, len(has_extra)), rewind_to=resumed)
     assert csv_rows(folder / "cut/metrics.csv") == csv_rows(folder / "whole/metrics.csv")
 
 
@@ -92,3 +108,34 @@ def test_the_clock_waits_for_the_device(monkeypatch):
     measured.clock_started, measured.loss_sum = 0.0, Queued()
     measured.stop_clock()
     assert measured.seconds == 2
+
+
+CALLBACKS = """
+from lightning.pytorch.callbacks import Callback
+
+class OwnFigure(Callback):
+    def on_train_batch_end(self, trainer, module, *_):
+        module.log("own/step", float(trainer.global_step))
+"""
+
+
+@pytest.mark.parametrize("saved", ["epoch=0-step=5.ckpt", "epoch=0-step=10.ckpt"])
+def test_what_callbacks_log_at_a_step_is_in_its_row_in_a_new_run_and_in_a_resumed_one(train, here, monkeypatch, saved):
+    """And ModelCheckpoint, which is not told where, saves into the run's folder; any of its files can be resumed."""
+    monkeypatch.syspath_prepend(here)
+    Path("own_figures_of_tests.py").write_text(CALLBACKS)
+    keep = "{class_path: ModelCheckpoint, init_args: {every_n_train_steps: 5, save_top_k: -1}}"
+    names = ("LearningRateMonitor", "own_figures_of_tests.OwnFigure", keep)
+    options = [f"--trainer.callbacks+={name}" for name in names]
+    assert train("--name=run", *options, "--trainer.log_every_n_steps=1") == 0
+    rows = metrics("runs/run")
+    steps = [int(row["step"]) for row in rows]
+    assert steps == list(range(13))
+    assert [float(row["own/step"]) for row in rows[1:]] == steps[1:]
+    assert [row["lr-MuonAdamW/embeddings"] for row in rows[1:12]] == [row["lr"] for row in rows[1:12]]
+    assert sorted(path.name for path in Path("runs/run/checkpoints").glob("epoch*")) == [
+        "epoch=0-step=10.ckpt",
+        "epoch=0-step=5.ckpt",
+    ]
+    assert train(f"--resume=runs/run/checkpoints/{saved}", *options) == 0
+    assert metrics("runs/run") == rows

@@ -1,16 +1,16 @@
 """What a run says of itself before its first step, and while it trains."""
 
-import io
 import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt
 from model.runs import progress
-from model.runs.progress import Progress
 
 
 def first_lines(capsys, train, *options):
@@ -37,69 +37,34 @@ def test_a_resumed_run_says_it_again_and_without_progress_nothing_is_said(train,
     assert not any("parameters" in line for line in first_lines(capsys, train, "--resume=runs/run", quiet))
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """Starts at a step, 100 seconds ago."""
-
-    def start(step: int, max_steps: int) -> tuple[Progress, SimpleNamespace]:
-        trainer = SimpleNamespace(is_global_zero=True, global_step=step, max_steps=max_steps)
-        shown = Progress()
-        monkeypatch.setattr(progress, "opening", lambda trainer: "")
-        monkeypatch.setattr(progress.time, "monotonic", lambda: 1000.0)
-        shown.start(trainer)
-        monkeypatch.setattr(progress.time, "monotonic", lambda: 1100.0)
-        return shown, trainer
-
-    return start
+def test_without_a_terminal_a_validation_is_a_line_and_with_one_there_is_lightnings_bar(train, monkeypatch, capsys):
+    assert train("--name=run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    validated = [line for line in lines if line.startswith("step ")]
+    assert [line.split(":")[0] for line in validated] == [f"step {step} of 12" for step in (4, 8, 12)]
+    assert all("train/loss" in line and "val/bits_per_byte" in line for line in validated)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert train("--resume=runs/run", "--trainer.max_steps=16", "--trainer.accumulate_grad_batches=2") == 0
+    shown = capsys.readouterr().out
+    assert "| 8/8 [" in shown and "step=16" in shown  # four steps of two batches
+    assert any(line.startswith("step 16 of 16") for line in re.split("[\r\n]", shown))
 
 
-FIGURES = {"train/loss": 2.3454, "val/bits_per_byte": 1.8966, "tokens_per_second": 51_340.0, "mfu": 0.347, "lr": 0.1}
+def test_a_bar_of_the_persons_own_takes_the_place_of_ours(train, capsys):
+    assert train("--trainer.callbacks+=TQDMProgressBar", "--trainer.max_steps=2") == 0
+    assert "2/2 [" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("first", "step", "max_steps", "figures", "told"),
-    [
-        # 660 steps at 3 a second are left
-        (0, 300, 960, FIGURES, ["step 300/960", "loss 2.345", "1.897 bits", "51,340 tokens", "35% MFU", "03:40 left"]),
-        (200, 300, 960, {}, ["11:00 left"]),  # a resumed run has made 100 of them
-        (0, 0, 960, {}, ["step   0/960"]),
-        (0, 1, 1, {}, ["00:00 left"]),
-        (0, 7, -1, {}, ["step 7"]),
-    ],
-)
-def test_a_line_shows_what_is_known_and_the_time_left(started, capsys, first, step, max_steps, figures, told):
-    shown, trainer = started(first, max_steps)
-    trainer.global_step = step
-    capsys.readouterr()
-    shown.figures = figures
-    shown.report(trainer)
-    line = capsys.readouterr().out
-    assert line.count("\n") == 1 and all(part in line for part in told)
-    assert ("left" in line) == any("left" in part for part in told) and ("loss" in line) == bool(figures)
+STOPPING = "{class_path: EarlyStopping, init_args: {monitor: val/loss, patience: 1, min_delta: 100.0}}"
+WHY = {f"--trainer.callbacks+={STOPPING}": "val/loss did not improve", "--trainer.max_time=00:00:00:01": "max_time"}
 
 
-def test_the_bar_is_on_a_terminal_and_moves_with_the_steps(started, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    sys.stderr.isatty = lambda: True
-    shown, trainer = started(200, 960)
-    shown.figures = {"train/loss": 2.0}
-    for trainer.global_step in (201, 240):
-        shown.refresh(trainer)
-        assert (shown.bar.n, shown.bar.total) == (trainer.global_step, 960)
-    assert shown.bar.desc.startswith("step 240/960  loss 2.000")
-    shown.bar.close()
-    assert sys.stderr.getvalue().endswith("\r")  # nothing of it stays
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert started(0, 960)[0].bar.disable
-
-
-def test_other_ranks_say_nothing(started, capsys):
-    shown, trainer = started(0, 960)
-    trainer.is_global_zero = False
-    shown.start(trainer)
-    capsys.readouterr()
-    shown.report(trainer)
-    assert shown.bar.disable and capsys.readouterr() == ("", "")
+@pytest.mark.parametrize("option", WHY)
+def test_a_run_that_ends_early_says_why(train, monkeypatch, capsys, option):
+    monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: 2.0 * ("runs/run" in str(list(Path().glob("runs/*")))))
+    assert train("--name=run", option) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.match(r"ended after step \d+: ", last) and WHY[option] in last
 
 
 PLACES = [("cpu", 1, "cpu with 3 threads"), ("cuda", 1, "Some GPU")]

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from model.runs import sequence
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.saving import Checkpoints
-from model.runs.sequence import RunSequence, StopSignals, TrainingInterrupted
+from model.runs.sequence import StopSignals, TrainingInterrupted
 from model.training.module import GPTModule
 from tests.watching import before_call
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 
 PARTS = (
-    (RunSequence, "write_row"),
     (GPTModule, "on_validation_epoch_end"),
     (AttentionMonitor, "record"),
     (Samples, "write"),
@@ -35,12 +35,13 @@ def events(monkeypatch):
     def note(name, part, trainer=None, *_, **__):
         seen.append(((trainer or part.trainer).global_step, name))
 
+    monkeypatch.setattr(sequence, "log_metrics", lambda trainer, _: note("log_metrics", None, trainer))
     for owner, name in PARTS:
         before_call(monkeypatch.setattr, owner, name, partial(note, name))
     return seen
 
 
-VALIDATED = ["on_validation_epoch_end", "write_row", "record", "write", "save"]
+VALIDATED = ["on_validation_epoch_end", "log_metrics", "record", "write", "save"]
 
 
 def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(train, events):
@@ -50,9 +51,9 @@ def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(tra
         0: ["record"],
         1: ["record"],
         2: ["record"],
-        3: ["write_row", "save"],
+        3: ["log_metrics", "save"],
         4: VALIDATED,  # which also records the fourth step, a power of two
-        6: ["write_row", *VALIDATED],  # the last one is always validated
+        6: ["log_metrics", *VALIDATED],  # the last one is always validated
     }
     assert events == [(step, name) for step, names in expected.items() for name in names]
 

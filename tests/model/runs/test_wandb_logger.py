@@ -36,13 +36,20 @@ def service(monkeypatch):
     return asked
 
 
+def wandb_logger(run_dir: Path, mode: str = "offline") -> WandbLogger:
+    logger = WandbLogger(run_dir, mode)
+    logger.trainer = SimpleNamespace(global_step=0)
+    return logger
+
+
 @pytest.mark.slow
 def test_a_run_logs_metrics_and_pictures_of_each_recorded_step(train, service):
     options = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--wandb=auto", "--name=run"]
     assert train(*options) == 0
-    steps: dict[int, dict] = {}
-    for row in (row for kind, row in service if kind == "log"):
-        steps.setdefault(row["trainer/global_step"], {}).update(row)
+    logged = [row for kind, row in service if kind == "log"]
+    steps = {row["trainer/global_step"]: row for row in logged}
+    assert len(steps) == len(logged)  # one row a step
+    assert [row[0] for row in steps[2]["samples"].data] == [2]
     recording = Recording.open(Path("runs/run/attention"))
     assert sorted(steps) == recording.steps == [0, 1, 2]
     for snapshot in recording.snapshots:
@@ -54,6 +61,8 @@ def test_a_run_logs_metrics_and_pictures_of_each_recorded_step(train, service):
             pictures[f"attention/{name}/heads"] = score_pixels(snapshot.scores[name])
         for name, pixels in pictures.items():
             np.testing.assert_allclose(np.asarray(row[name].image), pixels, atol=1.01)
+            caption = row[name]._caption
+            assert f"step {snapshot.step}" in caption and "layers 0 to 1" in caption and "heads 0 to 1" in caption
 
 
 @pytest.mark.parametrize(
@@ -73,17 +82,17 @@ def test_it_starts_with_a_figure_online_for_who_is_logged_in(service, tmp_path, 
         monkeypatch.setenv(name, value)
     (tmp_path / "a").mkdir()
     (tmp_path / "a/config.yaml").write_text("seed: 1")
-    logger = WandbLogger(tmp_path / "a", mode=mode)
+    logger = wandb_logger(tmp_path / "a", mode)
     logger.finalize("failed")
     assert not service  # before the run has a figure
-    for step in (1, 2):
-        logger.log_metrics({"lr": 1.0}, step=step)
+    for logger.trainer.global_step in (1, 2):
+        logger.log_metrics({"lr": 1.0})
     logger.finalize("success")
     if expected is None:
         assert not service
         return
     (_, options), *others = service
-    assert others == [*(("log", {"lr": 1.0, "trainer/global_step": step}) for step in (1, 2)), ("finish", 0)]
+    assert others == [*(("log", {"trainer/global_step": step, "lr": 1.0}) for step in (1, 2)), ("finish", 0)]
     assert (options["mode"], options["resume"]) == (expected, "allow" if expected == "online" else None)
     assert options["name"] == "a" and options["project"] == "glassgpt" and options["config"] == {"seed": 1}
     assert Path(options["dir"]) == tmp_path / "a"
@@ -98,16 +107,17 @@ def test_an_error_in_weights_and_biases_costs_one_warning(service, tmp_path, mon
     def fail(*_, **__):
         raise TimeoutError("no answer")
 
-    logger = WandbLogger(tmp_path, mode="offline")
+    logger = wandb_logger(tmp_path)
     if where == "import":
         monkeypatch.setitem(sys.modules, "wandb", None)
     elif where == "init":
         monkeypatch.setattr(wandb, "init", fail)
     else:
-        logger.log_metrics({"lr": 1.0}, step=0)
+        for logger.trainer.global_step in (0, 1):
+            logger.log_metrics({"lr": 1.0})
         setattr(logger.run, where, fail)
-    for step in (1, 2):
-        logger.log_metrics({"val/loss": 1.0}, step=step)
+    for logger.trainer.global_step in (2, 3):
+        logger.log_metrics({"val/loss": 1.0})
     logger.finalize("success")
     assert caplog.text.count("continues without it") == 1
     assert where == "import" or "the run continues without it: no answer" in caplog.text
@@ -118,8 +128,9 @@ def test_a_resumed_run_continues_under_its_id(tmp_path):
     """Here with the real package, offline."""
     pytest.importorskip("wandb")
     for step in (1, 2):
-        logger = WandbLogger(tmp_path, mode="offline")
-        logger.log_metrics({"train/loss": 1.0}, step=step)
+        logger = wandb_logger(tmp_path)
+        logger.trainer.global_step = step
+        logger.log_metrics({"train/loss": 1.0})
         logger.finalize("success")
     folders = list((tmp_path / "wandb").glob("offline-run-*"))
     assert len(folders) == 2 and len({path.name.split("-")[3] for path in folders}) == 1  # offline-run-TIME-ID
