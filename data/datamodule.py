@@ -126,13 +126,6 @@ class TextDataModule(lightning.LightningDataModule):
     def tokenizer(self) -> Tokenizer:
         return self.tokenized.tokenizer
 
-    def validation_text(self, max_chars: int | None = None) -> str:
-        """The first `max_chars` of the validation split, or all of it, without end-of-text."""
-        split = self.tokenized.validation
-        # A character takes four tokens at most, and an end-of-text may follow it.
-        tokens = split.read(0, 5 * max_chars + 1 if max_chars else split.num_tokens)
-        return self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])[:max_chars]
-
     def state_dict(self) -> dict[str, int]:
         return {"training_text": self.tokenized.train.checksum}
 

@@ -149,7 +149,6 @@ RUN_OPTIONS = {
     "attention.enabled": (True, {}),
     "attention.probe_tokens": (7, RECORDED),
     "attention.probe_text": ("another text", RECORDED),
-    "attention.early_steps": (0, RECORDED),
     "attention.every_n_steps": (3, RECORDED),
     "name": ("other", {}),
     "seed_everything": (7, {}),
