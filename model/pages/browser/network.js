@@ -292,8 +292,8 @@ export function rotate(vector, position, table, sign = 1) {
   }
 }
 
-// One query's weights of the keys oldest..position, and in `out` the mean of the values with these weights. `first` is where
-// the head's key begins in a row of `stride`.
+// One query's weights of the keys oldest..position, and in `out` the mean of the values with these weights. `first` is
+// where the head's key begins in a row of `stride`.
 function attend(query, { keys, values, first, stride }, position, oldest, weights, out) {
   const K = query.length;
   const scale = 1 / Math.sqrt(K);
