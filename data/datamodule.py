@@ -9,36 +9,34 @@ import atexit
 import logging
 import multiprocessing
 import signal
+import weakref
 from functools import partial
 from typing import Any
 
 import lightning
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from data import corpora, tokenizers
 from data.corpora import CorpusOptions
-from data.sampler import WindowSampler
 from data.token_cache import CorpusCache, TokenizedCorpus
 from data.tokenizers import Tokenizer
-from data.windows import TrainingWindows, ValidationWindows, as_batch
-from model.checks import Mistake
+from data.windows import TrainingWindows, ValidationWindows, WindowSampler, as_batch
+from model.checks import Mistake, check_range
 
 _log = logging.getLogger(__name__)
 
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # by processes that load
-
-# The options that count something, and the least that each can be.
-_LEAST = {"num_workers": 0, "max_tokens": 2, "vocab_size": 257} | dict.fromkeys(
-    ("context_length", "batch_size", "validation_batch_size", "num_threads"), 1
-)
+_loading: weakref.WeakSet[multiprocessing.Process] = weakref.WeakSet()  # those processes
 
 
 class TextDataModule(lightning.LightningDataModule):
     """Text as batches {"tokens": (B, T), "targets": (B, T)}, int64; targets are the tokens that follow.
 
-    Training batches never end and depend on (seed, step) alone. Validation is one exact pass over adjacent windows:
-    each token of the text is predicted once, and the rest of the last batch has targets of `windows.IGNORED`.
+    Training never ends, and the order of its windows depends on the seed alone. Validation is one exact pass over
+    adjacent windows: each token of the text is predicted once, and the rest of the last batch has targets of
+    `windows.IGNORED`.
 
     Args:
         corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`), or
@@ -53,13 +51,13 @@ class TextDataModule(lightning.LightningDataModule):
         validation_batch_size: sequences in a validation batch, over all devices (default: batch_size).
         repeat_fraction: share of the training windows that repeat their own first tokens over and over. The period is
             random, between 8 and T/2, so a model must look back for the same token to predict the next one, which
-            makes induction heads form early.
+            makes induction heads form early. Not together with document_masking.
         document_masking: also yield "document_ids" (B, T), which tell tokens of different documents apart.
         seed: of the order of the training windows.
         num_workers: loader processes; 0 is right unless a profile says otherwise.
         num_threads: threads that tokenise at once (default: one a core).
         cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache in a checkout, or the user's cache).
-        corpus_options: those of CorpusOptions, which the corpora declare.
+        corpus_options: those of CorpusOptions.
 
     Raises Mistake for options that contradict each other or name nothing.
     """
@@ -81,17 +79,22 @@ class TextDataModule(lightning.LightningDataModule):
         cache_dir: str | None = None,
         **corpus_options: Any,
     ):
-        given = dict(locals())  # all of the above by name
         super().__init__()
         options = CorpusOptions(**corpus_options)
-        for name, least in _LEAST.items():
-            bits = 32 if name == "vocab_size" else 53  # of rustbpe's sizes, and of numpy's
-            if given[name] is not None and not least <= given[name] < 2**bits:
-                raise Mistake(f"data.{name} is {given[name]}: it must be {least} or more, and below 2^{bits}")
-        if not 0 < options.validation_fraction < 1:
-            raise Mistake(f"data.validation_fraction is {options.validation_fraction}: it must lie between 0 and 1")
-        if not 0 <= repeat_fraction <= 1:
-            raise Mistake(f"data.repeat_fraction is {repeat_fraction}: it must lie between 0 and 1")
+        check_range("data.max_tokens", max_tokens, 2)
+        check_range("data.vocab_size", vocab_size, 257, 2**32 - 1)  # rustbpe's sizes have 32 bits
+        check_range("data.context_length", context_length, 1)
+        check_range("data.batch_size", batch_size, 1)
+        check_range("data.validation_batch_size", validation_batch_size, 1)
+        check_range("data.num_workers", num_workers, 0)
+        check_range("data.num_threads", num_threads, 1)
+        check_range("data.validation_fraction", options.validation_fraction, 0, 1, low_open=True, high_open=True)
+        check_range("data.repeat_fraction", repeat_fraction, 0, 1)
+        if repeat_fraction and document_masking:
+            raise Mistake(
+                "data.repeat_fraction repeats text across the ends of documents, and data.document_masking hides what "
+                "lies before them: set --data.repeat_fraction 0 or --data.document_masking false"
+            )
         if options.streaming and max_tokens is None:
             raise Mistake("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
         if isinstance(tokenizer, str):
@@ -111,6 +114,7 @@ class TextDataModule(lightning.LightningDataModule):
         self.num_workers = num_workers
         self.num_threads = num_threads
         self.tokenized: TokenizedCorpus | None = None  # until setup
+        self.windows_read: int | None = 0  # of the training text, by all devices since the beginning of the run
 
     def prepare_data(self) -> None:
         """Tokenises the corpus unless the cache holds it."""
@@ -126,30 +130,58 @@ class TextDataModule(lightning.LightningDataModule):
     def tokenizer(self) -> Tokenizer:
         return self.tokenized.tokenizer
 
+    def validation_text(self, max_chars: int | None = None) -> str:
+        """The first `max_chars` of the validation split, or all of it, without end-of-text."""
+        split = self.tokenized.validation
+        # A character takes four tokens at most, and an end-of-text may follow it.
+        tokens = split.read(0, 5 * max_chars + 1 if max_chars else split.num_tokens)
+        return self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])[:max_chars]
+
+    def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
+        """Counts the windows of a training batch when the model takes it; loaders have read ahead."""
+        if self.trainer.training:
+            self.windows_read += self.batch_size
+        return batch
+
     def state_dict(self) -> dict[str, int]:
-        return {"training_text": self.tokenized.train.checksum}
+        return {
+            "training_text": self.tokenized.train.checksum,
+            "validation_text": self.tokenized.validation.checksum,
+            "windows_read": self.windows_read,
+        }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Warns if a resumed run trains on a different text."""
-        if self.trainer.state.fn == "fit" and state != self.state_dict():
+        """Goes on where the checkpoint has stopped reading. Warns if a resumed run trains on a different text."""
+        if self.trainer.state.fn != "fit":
+            return
+        if state.get("training_text") != self.tokenized.train.checksum:
             _log.warning("The training text is not the one that this checkpoint was trained on; going on with it.")
+        self.windows_read = state.get("windows_read")
+        if not isinstance(self.windows_read, int | None):
+            raise Mistake(f"the checkpoint is damaged: it has read {self.windows_read!r} windows")
+        check_range("the number of windows read in the checkpoint", self.windows_read, 0)
 
     def train_dataloader(self) -> DataLoader:
-        """Endless batches, from the trainer's current step on."""
-        first_batch = self.trainer.global_step * self.trainer.accumulate_grad_batches if self.trainer else 0
-        if first_batch and self.trainer.overfit_batches:  # which would be others
+        """Endless batches, from the first window on that the run has not read."""
+        if self.windows_read is None:  # an earlier version did not save it, but read as many in every step
+            batches = self.trainer.global_step * self.trainer.accumulate_grad_batches
+            self.windows_read = batches * self.batch_size
+        if self.windows_read and self.trainer.overfit_batches:  # which would be others
             raise Mistake("a run with trainer.overfit_batches cannot be resumed: start a new one")
-        sampler = self._sampler(*self._place("batch_size"))
-        return self._loader(TrainingWindows(self.tokenized.train, sampler, first_batch, self.repeat_fraction))
+        place = self._place("batch_size")
+        sampler = self._sampler()
+        windows = TrainingWindows(
+            self.tokenized.train, sampler, self.windows_read, self.repeat_fraction, self.batch_size, *place
+        )
+        return self._loader(windows)
 
     def val_dataloader(self) -> DataLoader:
         """Every window of the validation split, once over all devices."""
         sizes = self.context_length, self.validation_batch_size
         return self._loader(ValidationWindows(self.tokenized.validation, *sizes, *self._place("validation_batch_size")))
 
-    def _sampler(self, rank: int = 0, world_size: int = 1) -> WindowSampler:
-        sizes = self.tokenized.train.num_tokens, self.context_length, self.batch_size
-        return WindowSampler(*sizes, self.seed, rank, world_size)
+    def _sampler(self) -> WindowSampler:
+        return WindowSampler(self.tokenized.train.num_tokens, self.context_length, self.seed)
 
     def _place(self, option: str) -> tuple[int, int]:
         """This device's rank and the number of devices. Raises Mistake if they cannot share a batch equally."""
@@ -184,11 +216,13 @@ class Loader(DataLoader):
     def __iter__(self) -> Any:
         if not hasattr(signal, "pthread_sigmask"):  # on Windows
             return super().__iter__()
+        others = set(multiprocessing.active_children())
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
         handler = signal.getsignal(signal.SIGCHLD)
         try:
             return super().__iter__()
         finally:
+            _loading.update(set(multiprocessing.active_children()) - others)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if handler is not None and signal.getsignal(signal.SIGCHLD) != handler:
                 signal.signal(signal.SIGCHLD, handler)
@@ -203,6 +237,5 @@ def _ignore_signals(worker: int) -> None:
 @atexit.register
 def _kill_loaders() -> None:
     """Those that are still there: Python would end them by SIGTERM, which they ignore, and wait for ever."""
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.kill()
+    for process in _loading & set(multiprocessing.active_children()):
+        process.kill()

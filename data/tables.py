@@ -1,6 +1,9 @@
 """Reading tables and data sets with the library `datasets`: row by row."""
 
+import csv
 import glob
+import json
+import logging
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -17,10 +20,13 @@ TABLES: dict[str, dict[str, Any]] = {
     ".tsv": _CSV | {"sep": "\t"},
     ".jsonl": {"path": "json"},
     ".json": {"path": "json"},
-    ".parquet": {"path": "parquet"},
+    # The size of a batch is not that of the first group of rows, which may be empty.
+    ".parquet": {"path": "parquet", "batch_size": 1000},
     ".arrow": {"path": "arrow"},
 }
 COMPRESSIONS = (".gz", ".zst")
+
+_log = logging.getLogger(__name__)
 
 
 def table_ending(path: Path) -> str | None:
@@ -29,36 +35,60 @@ def table_ending(path: Path) -> str | None:
     return endings[-1] if endings and endings[-1] in TABLES else None
 
 
-def table_texts(path: Path, column: str) -> Iterator[str]:
-    """The texts of a jsonl, csv, parquet or arrow file, row by row. Raises Mistake as `column_texts`."""
-    import pyarrow
+def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
+    """The texts of a jsonl, csv, parquet or arrow file, row by row. Raises Mistake as `column_texts`.
 
-    datasets, options = import_datasets(), TABLES[table_ending(path)]
+    Args:
+        quotes: quote marks enclose fields of csv and tsv; otherwise they are text.
+    """
+    datasets, ending = import_datasets(), table_ending(path)
+    options = TABLES[ending]
     load = partial(datasets.load_dataset, **options, data_files=[glob.escape(str(path))], split="train", streaming=True)
     with parsing(path):
         if path.suffix.lower() == ".zst":  # which `datasets` takes for a whole file where it was cut short
-            with pyarrow.input_stream(str(path), compression="zstd") as stream:
-                while stream.read(2**20):
-                    pass
+            _read_all(path)
+        if options["path"] == "csv":
+            load = partial(load, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE)
+            # pandas guesses types: 007 is text here.
+            text = {name: datasets.Value("string") for name in next(iter(load()), {})}
+            load = partial(load, features=datasets.Features(text))
         rows = load()
-        if options["path"] == "csv":  # of which pandas guesses types: 007 is text here
-            text = {name: datasets.Value("string") for name in next(iter(rows), {})}
-            rows = load(features=datasets.Features(text))
-    yield from column_texts(rows, column, str(path))
+    may_hold_rows = ending == ".tsv" and quotes
+    yield from column_texts(rows, column, str(path), may_hold_rows)
 
 
-def column_texts(rows: Any, column: str, label: str) -> Iterator[str]:
+def _read_all(path: Path) -> None:
+    """Raises where a file compressed by zstd was cut short."""
+    import pyarrow
+
+    with pyarrow.input_stream(str(path), compression="zstd") as stream:
+        while stream.read(2**20):
+            pass
+
+
+def column_texts(rows: Any, column: str, label: str, may_hold_rows: bool = False) -> Iterator[str]:
     """The texts of a `datasets.Dataset` or `IterableDataset`, row by row; "" where a row has none.
 
     Raises Mistake where the rows are damaged, `column` does not exist or does not hold text.
+
+    Args:
+        may_hold_rows: warn of a field that seems to have swallowed the rows after a quote mark.
     """
     number = 0
     for table in _batches(rows, label):
-        advice = f"set --data.text_column to one of {', '.join(table.column_names)}"
+        names = [name if name == name.strip() else repr(name) for name in table.column_names]
+        advice = f"set --data.text_column to one of {', '.join(names)}"
         if column not in table.column_names:
             raise Mistake(f"{label} has no column {column!r}: {advice}")
+        if may_hold_rows and (field := _field_with_rows(table)):
+            _log.warning(
+                "%s: the field %r holds line ends and tabs. If quote marks are text in this file: --data.quotes false",
+                label,
+                field,
+            )
+            may_hold_rows = False  # once is enough
         with parsing(label):
-            texts = table[column].to_pylist()
+            texts = _values(table[column])
         for text in texts:
             if text is not None and not isinstance(text, str):
                 kind = type(text).__name__
@@ -71,6 +101,25 @@ def _batches(rows: Any, label: str) -> Iterator[Any]:
     """The rows as tables of pyarrow. Raises Mistake where they are damaged."""
     with parsing(label):
         yield from rows.with_format("arrow").iter(batch_size=256)
+
+
+def _values(column: Any) -> list:
+    """The values of a pyarrow column.
+
+    Where rows differ in type, `datasets` makes the whole column one of JSON's source, strings included.
+    """
+    import pyarrow
+
+    values = column.to_pylist()
+    if isinstance(column.type, pyarrow.JsonType):
+        return [value if value is None else json.loads(value) for value in values]
+    return values
+
+
+def _field_with_rows(table: Any) -> str | None:
+    """The beginning of a field that holds both a line end and a tab, which in a tsv separate fields."""
+    fields = (field for name in table.column_names for field in table[name].to_pylist())
+    return next((field[:40] for field in fields if field and "\n" in field and "\t" in field), None)
 
 
 def import_datasets() -> ModuleType:

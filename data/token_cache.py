@@ -34,8 +34,7 @@ from filelock import AcquireReturnProxy, FileLock, Timeout
 from tqdm import tqdm
 
 from data import tokenizers
-from data.corpora import SPLITS, Corpus
-from data.readers import Passage
+from data.text import SPLITS, Corpus, Passage
 from data.tokenizers import Tokenizer
 from model.checks import Mistake, writing
 

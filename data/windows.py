@@ -1,6 +1,9 @@
-"""Windows of a token file as batches, for training without end and for validation once.
+"""Windows of a token file as batches: their order, training without end, validation once.
 
-Letters: B sequences in a batch, T tokens of context.
+Window n of training and whether it repeats itself are pure functions of (seed, n). So all that a run remembers of its
+place in the text is how many windows it has read: the next ones do not depend on how many make a batch.
+
+Letters: B windows in a batch over all ranks, T tokens in a window, N windows in an epoch.
 """
 
 import itertools
@@ -12,33 +15,90 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-from data.sampler import WindowSampler
 from data.token_cache import TokenStore
+from model.checks import Mistake
 
 IGNORED = -100  # a target that does not count: PyTorch's ignore_index
+SHORTEST_PERIOD = 8  # tokens; below it, the few tokens just before are enough to predict the next one
 
 _BATCHES_DRAWN = 256  # at once, to amortise the cost
+_ROUNDS = 8
+_MASK64 = 2**64 - 1
+
+
+class WindowSampler:
+    """Windows of T inputs and their targets, in a new random order and at a new offset in every epoch.
+
+    An epoch is a permutation of the N adjacent windows that begin at a random offset below T: each is seen exactly
+    once, and the offset moves the cuts between them. Memory does not depend on the size of the corpus.
+    """
+
+    def __init__(self, num_tokens: int, context_length: int, seed: int):
+        """Raises Mistake where the stream is too short for one window."""
+        if num_tokens < context_length + 1:
+            raise Mistake(
+                f"context_length {context_length:,} needs at least {context_length + 1:,} tokens of training text, "
+                f"but there are {num_tokens:,}: use a shorter context_length or more text"
+            )
+        self.context_length = context_length
+        self.seed = seed
+        # As many as fit after every offset, so that all epochs have the same length.
+        self.windows_per_epoch = max((num_tokens - context_length) // context_length, 1)
+        self._offsets = min(context_length, num_tokens - self.windows_per_epoch * context_length)
+
+    def starts(self, numbers: np.ndarray) -> np.ndarray:
+        """First token of each window, by its number since the beginning of training: int64, shaped like `numbers`."""
+        epochs, positions = np.divmod(numbers, self.windows_per_epoch)
+        starts = np.empty_like(numbers)
+        for epoch in np.unique(epochs):
+            key = _mix(_mix(self.seed & _MASK64) ^ int(epoch))
+            here = epochs == epoch
+            windows = permute(positions[here], self.windows_per_epoch, key)
+            starts[here] = windows * self.context_length + _mix(key) % self._offsets
+        return starts
+
+    def periods(self, numbers: np.ndarray, fraction: float) -> np.ndarray:
+        """After how many tokens each window of `starts` begins again: int64, shaped like `numbers`.
+
+        `fraction` of the windows, evenly spread, repeat themselves after p tokens, p log-uniform in 8..T/2 (or T/2
+        where that is less): where a few distances return often, a model learns these instead of looking for the same
+        token. The others have a period of T + 1, their whole length with the last target.
+        """
+        is_repeated = np.floor((numbers + 1) * fraction) > np.floor(numbers * fraction)
+        uniform = _mix_array(numbers.astype(np.uint64) ^ np.uint64(_mix(~self.seed & _MASK64))) / 2.0**64
+        longest = max(self.context_length // 2, 1)
+        shortest = min(SHORTEST_PERIOD, longest)
+        periods = shortest * ((longest + 1) / shortest) ** uniform
+        return np.where(is_repeated, np.minimum(periods.astype(np.int64), longest), self.context_length + 1)
 
 
 @dataclass(eq=False)
 class TrainingWindows(IterableDataset):
-    """Windows (B, T + 1) of each batch from `first_batch` on, without end; loader workers take turns.
+    """Windows (B / world_size, T + 1) of each batch from window `first_window` on, without end.
 
-    `repeat_fraction` of them are their own first p tokens over and over, with the p of `WindowSampler.periods`.
+    The shares of all ranks, concatenated, are the batch of a single device. Loader workers take turns.
+    `repeat_fraction` of the windows are their own first p tokens over and over, with the p of `WindowSampler.periods`.
     """
 
     tokens: TokenStore
     sampler: WindowSampler
-    first_batch: int
+    first_window: int
     repeat_fraction: float
+    batch_size: int
+    rank: int
+    world_size: int
 
     def __iter__(self) -> Iterator[np.ndarray]:
         worker, num_workers = _loader_worker()
         length = self.sampler.context_length + 1
-        for first in itertools.count(self.first_batch + worker, num_workers * _BATCHES_DRAWN):
+        share = self.batch_size // self.world_size
+        first_batch = self.first_window + self.rank * share + np.arange(share)
+        for first in itertools.count(worker, num_workers * _BATCHES_DRAWN):
             batches = first + num_workers * np.arange(_BATCHES_DRAWN)
-            drawn = self.sampler.starts(batches), self.sampler.periods(batches, self.repeat_fraction)
-            for starts, periods in zip(*drawn, strict=True):
+            numbers = batches[:, None] * self.batch_size + first_batch
+            all_starts = self.sampler.starts(numbers)
+            all_periods = self.sampler.periods(numbers, self.repeat_fraction)
+            for starts, periods in zip(all_starts, all_periods, strict=True):
                 windows = self.tokens.gather(starts, length)
                 yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
 
@@ -73,16 +133,44 @@ def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dic
     tokens = np.maximum(windows[:, :-1], 0)  # any token will do where nothing is predicted
     batch = {"tokens": tokens, "targets": windows[:, 1:].copy()}
     if with_documents:
-        batch["document_ids"] = document_ids(tokens, end_of_text)
+        batch["document_ids"] = np.cumsum(tokens == end_of_text, axis=1)
     return {name: torch.from_numpy(array) for name, array in batch.items()}
-
-
-def document_ids(tokens: np.ndarray, end_of_text: int) -> np.ndarray:
-    """The number of each token's document, (B, T): an end-of-text begins one. What `document_masking` keeps apart."""
-    return np.cumsum(tokens == end_of_text, axis=-1)
 
 
 def _loader_worker() -> tuple[int, int]:
     """This loader process's number and how many there are."""
     info = get_worker_info()
     return (info.id, info.num_workers) if info else (0, 1)
+
+
+def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
+    """Images of `positions` (each in [0, size)) under a random permutation of range(size) that `key` chooses.
+
+    A Feistel network (Luby and Rackoff 1988) permutes the smallest even number of bits that holds `size`; an image
+    outside of it is permuted again until it falls inside ("cycle walking", Black and Rogaway 2002).
+    """
+    half = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
+    low_bits = (np.uint64(1) << half) - np.uint64(1)
+    round_keys = [np.uint64(_mix(key + number)) for number in range(1, _ROUNDS + 1)]
+
+    images = positions.astype(np.uint64)
+    outside = np.arange(len(images))
+    while len(outside):
+        left, right = images[outside] >> half, images[outside] & low_bits
+        for round_key in round_keys:
+            left, right = right, left ^ (_mix_array(right ^ round_key) & low_bits)
+        images[outside] = (left << half) | right
+        outside = outside[images[outside] >= size]
+    return images.astype(np.int64)
+
+
+def _mix_array(values: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014): uint64 to well-mixed uint64, element by element."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _mix(value: int) -> int:
+    golden_gamma = 0x9E3779B97F4A7C15
+    return int(_mix_array(np.array([(value + golden_gamma) & _MASK64], dtype=np.uint64))[0])

@@ -29,13 +29,27 @@ from scripts.parser import Parser, whole_number
 
 ROOT = Path(__file__).resolve().parents[1]
 # Those of nanoGPT's README for a CPU and of its config.
-SMALL = {"num_layers": 4, "num_heads": 4, "embed_dim": 128, "context_length": 64, "vocab_size": 65}
-MEDIUM = {"num_layers": 6, "num_heads": 6, "embed_dim": 384, "context_length": 256, "vocab_size": 65}
+SMALL = {
+    "num_layers": 4,
+    "num_heads": 4,
+    "embed_dim": 128,
+    "context_length": 64,
+    "vocab_size": 65,
+}
+MEDIUM = {
+    "num_layers": 6,
+    "num_heads": 6,
+    "embed_dim": 384,
+    "context_length": 256,
+    "vocab_size": 65,
+}
 NAME = "{num_layers}x{embed_dim}"
 STEPS_OF = [(SMALL, 12), (MEDIUM, 16)]  # the network, and the sequences in a batch: on a CPU fewer than in the config
 SECONDS = 5.0  # of training in each round, at least
-# The network (257: every byte, and an end of text), the lengths in tokens, and how many texts are written at once.
-WRITER, PROMPT_TOKENS, NEW_TOKENS, TEXTS = MEDIUM | {"context_length": 1024, "vocab_size": 257}, 16, 128, (1, 16)
+WRITER = MEDIUM | {"context_length": 1024, "vocab_size": 257}  # every byte, and an end of text
+PROMPT_TOKENS = 16
+NEW_TOKENS = 128
+TEXTS = (1, 16)  # written at once
 LEARNING = (SMALL, 12, 80, 2000)  # the network, a batch, our steps and the peer's
 REASONS = {
     "nanogpt": "set --nanogpt to a checkout of it",
@@ -71,15 +85,25 @@ def main(argv: list[str] | None = None) -> int | None:
     except RuntimeError as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 1
-    machine = [row.pop("machine") for row in rows][-1]
-    print(f"{machine['device']}, {machine['threads']} threads:\n")
+    machines = [row.pop("machine") for row in rows]
+    print("{device}, {threads} threads:\n".format(**machines[0]))
     for row in rows:
-        unit = "s " if "seconds" in row else "ms"
-        figures = (row.get("seconds", row.get("milliseconds_per_step")), row["times_faster"])
-        time, ratio = ("-" if figure is None else f"{figure:,.2f}" for figure in figures)  # a loss may not be reached
-        print(f"{row['work']:44} {row['contender']:16} {time:>10} {unit} {ratio:>7} times ours")
+        seconds, milliseconds = row.get("seconds"), row.get("milliseconds_per_step")
+        time = f"{milliseconds:,.2f} ms" if milliseconds else figure(seconds, " s")
+        print(f"{row['work']:44} {row['contender']:16} {time:>13} {figure(row['times_faster']):>7} times ours")
     print()
-    print(json.dumps({"benchmark": options.benchmark, "machine": machine, "commit": commit(), "rows": rows}))
+    result = {
+        "benchmark": options.benchmark,
+        "machine": machines[0],
+        "commit": commit(),
+        "rows": rows,
+    }
+    print(json.dumps(result))
+
+
+def figure(value: float | None, unit: str = "") -> str:
+    """A dash for a loss that was not reached."""
+    return "-" if value is None else f"{value:,.2f}{unit}"
 
 
 def checkout(folder: str) -> str:
@@ -94,12 +118,20 @@ def train(options: argparse.Namespace) -> list[Row]:
 
     3 minutes on 2 CPU cores.
     """
-    names, rows = contenders(nanogpt=options.nanogpt), []
+    names = contenders(nanogpt=options.nanogpt)
+    rows = []
     for size, batch_size in STEPS_OF:
-        job = {"function": "measure_step", "checkout": options.nanogpt, "size": size, "batch_size": batch_size}
-        results = take_turns(dict.fromkeys(names, job | {"seconds": SECONDS, "steps": 2000}), options.rounds)
-        batch = f"batches of {batch_size}x{size['context_length']}"
-        rows += compare(f"training step, {NAME.format(**size)}, {batch}", results, same=("parameters", "tokens"))
+        job = {
+            "function": "measure_step",
+            "checkout": options.nanogpt,
+            "size": size,
+            "batch_size": batch_size,
+            "seconds": SECONDS,
+            "steps": 2000,
+        }
+        results = take_turns(dict.fromkeys(names, job), options.rounds)
+        work = f"training step, {NAME.format(**size)}, batches of {batch_size}x{size['context_length']}"
+        rows += compare(work, results, same=("parameters", "tokens"))
     return rows
 
 
@@ -109,16 +141,27 @@ def generate(options: argparse.Namespace) -> list[Row]:
     All have the same architecture and size, 6 layers of width 384, and random weights. nanoGPT has no cache. llama.cpp
     takes part with one text at a time. 4 minutes on 2 CPU cores.
     """
-    llama = find_spec("llama_cpp") and find_spec("gguf")
-    able = {"nanogpt": options.nanogpt, "transformers": find_spec("transformers"), "llama.cpp": llama}
-    names, rows = contenders(**able), []
+    able = {
+        "nanogpt": options.nanogpt,
+        "transformers": find_spec("transformers"),
+        "llama.cpp": find_spec("llama_cpp") and find_spec("gguf"),
+    }
+    names = contenders(**able)
+    rows = []
     for texts in TEXTS:
-        job = {"function": "measure_writing", "checkout": options.nanogpt, "size": WRITER, "batch_size": texts}
-        job |= {"prompt_tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS}
-        able_to = [name for name in names if name != "llama.cpp" or texts == 1]
-        results = take_turns(dict.fromkeys(able_to, job), options.rounds)
-        what = f"writing {texts} x {NEW_TOKENS} tokens, {NAME.format(**WRITER)}"
-        rows += compare(what, results, same=("parameters", "tokens"))
+        job = {
+            "function": "measure_writing",
+            "checkout": options.nanogpt,
+            "size": WRITER,
+            "batch_size": texts,
+            "prompt_tokens": PROMPT_TOKENS,
+            "new_tokens": NEW_TOKENS,
+        }
+        if texts > 1:
+            names = [name for name in names if name != "llama.cpp"]
+        results = take_turns(dict.fromkeys(names, job), options.rounds)
+        work = f"writing {texts} x {NEW_TOKENS} tokens, {NAME.format(**WRITER)}"
+        rows += compare(work, results, same=("parameters", "tokens"))
     return rows
 
 
@@ -129,18 +172,23 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
     it, our own. The clock stops for evaluation, and the first three steps, in which PyTorch may compile, count as long
     as the later ones. A round takes 3 minutes on 2 CPU cores; to publish a figure take --rounds 3.
     """
-    size, batch_size, our_steps, peer_steps = LEARNING
+    size, batch_size, our_steps, their_steps = LEARNING
     with reading(options.data):
         text = options.data.read_bytes()
     if not text.isascii():
         raise Mistake(f"--data {options.data} is not all ASCII: its bytes, which ours reads, are not its characters")
-    size = size | {"vocab_size": len(set(text))}
-    both = {"size": size, "batch_size": batch_size, "data": str(options.data.resolve())}
-    ours = {"function": "train_by_recipe", "steps": our_steps, "train_options": options.train_options}
-    theirs = {"function": "learn_characters", "steps": peer_steps, "checkout": options.nanogpt}
-    jobs = {"glassgpt": both | ours, "nanogpt": both | theirs}
-    results = take_turns({name: jobs[name] for name in contenders(nanogpt=options.nanogpt)}, options.rounds)
-    target = max(lowest_loss(turn) for turn in results.get("nanogpt", results["glassgpt"]))
+    both = {
+        "size": size | {"vocab_size": len(set(text))},
+        "batch_size": batch_size,
+        "data": str(options.data.resolve()),
+    }
+    jobs = {
+        "glassgpt": {"function": "train_by_recipe", "steps": our_steps, "train_options": options.train_options},
+        "nanogpt": {"function": "learn_characters", "steps": their_steps, "checkout": options.nanogpt},
+    }
+    jobs = {name: both | jobs[name] for name in contenders(nanogpt=options.nanogpt)}
+    results = take_turns(jobs, options.rounds)
+    target = max(map(lowest_loss, results.get("nanogpt", results["glassgpt"])))
     reaching = {name: [reached(turn, target) for turn in turns] for name, turns in results.items()}
     return compare(f"training to {target:.3f} nats, {options.data.stem}", reaching)
 
@@ -148,8 +196,13 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
 def reached(result: Row, target: float) -> Row:
     """With the lowest loss, and the first evaluation at which it is `target` or less; None if there is none."""
     first = next((point for point in result["curve"] if point["loss"] <= target), {})
-    time = {"seconds": first.get("seconds"), "steps_to_target": first.get("step")}
-    return {**time, "target": target, "lowest_loss": lowest_loss(result), **result}
+    return {
+        "seconds": first.get("seconds"),
+        "steps_to_target": first.get("step"),
+        "target": target,
+        "lowest_loss": lowest_loss(result),
+        **result,
+    }
 
 
 def lowest_loss(result: Row) -> float:
@@ -167,12 +220,17 @@ def contenders(**able: Any) -> list[str]:
 def run(job: Job) -> Row:
     """What a new process measures; Mistake if it ends with status 2, for a mistake, RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", CONTENDER, json.dumps({**job, "folder": folder})]
         environment = dict(os.environ)
         if job["contender"] != "glassgpt":  # a peer's threads wait as PyTorch lets them, see model/__init__.py
             environment.pop("GOMP_SPINCOUNT", None)
-        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = subprocess.run(command, cwd=ROOT, env=environment, **output)
+        process = subprocess.run(
+            [sys.executable, "-c", CONTENDER, json.dumps({**job, "folder": folder})],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         lines = process.stdout.strip().splitlines() or ["it wrote nothing"]
         if process.returncode == 2:
             raise Mistake(lines[-1])
@@ -219,10 +277,15 @@ def compare(work: str, results: Mapping[str, list[Row]], same: Collection[str] =
     for name, own in times.items():
         pairs = zip(own, times["glassgpt"], strict=True)
         ratios = [None if None in pair else pair[0] / pair[1] for pair in pairs]
-        time = {unit: median(own), f"{unit}_of_rounds": own, "times_faster": median(ratios)}
-        rows.append({"work": work, "contender": name, **results[name][0], **time})
-        if "tokens" in rows[-1]:
-            rows[-1]["tokens_per_second"] = rows[-1]["tokens"] / time[unit] * (1 if unit == "seconds" else 1000)
+        row = {
+            "work": work,
+            "contender": name,
+            **results[name][0],
+            unit: median(own),
+            f"{unit}_of_rounds": own,
+            "times_faster": median(ratios),
+        }
+        rows.append(row)
     return rows
 
 
@@ -234,8 +297,8 @@ def commit() -> str | None:
     """The commit that is checked out, with "+changes" if files differ from it; None outside of a repository."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return None
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
-    return subprocess.run(git, capture_output=True, text=True).stdout.strip() or None
+    git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
 
 
 if __name__ == "__main__":

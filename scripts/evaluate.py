@@ -14,6 +14,8 @@ import argparse
 import json
 import math
 import sys
+import zlib
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,7 @@ OF_TRAINING |= {"seed", "num_workers", "num_threads", "cache_dir"}
 def main(argv: list[str] | None = None) -> None:
     from jsonargparse import ArgumentParser
 
+    from data.corpora import CorpusOptions
     from data.datamodule import TextDataModule
     from model.glass import open_run
 
@@ -63,12 +66,14 @@ def main(argv: list[str] | None = None) -> None:
     section = trained if isinstance(trained, dict) else {"document_masking": glass.document_masking}
     if typed.keys() & OTHER_TEXT:
         section = {"document_masking": section.get("document_masking", False)}  # which the model was trained with
-    section = {name: value for name, value in section.items() if name not in OF_TRAINING}
+    known = signature(TextDataModule).parameters.keys() | CorpusOptions.__dataclass_fields__.keys()
+    section = {name: value for name, value in section.items() if name in known - OF_TRAINING}
     arguments = parse(parser, ["--data", json.dumps(section), *argv])
     arguments.split = arguments.split or ("all" if "data.files" in typed else "validation")
     if arguments.split == "all" and "data.validation_fraction" in typed and arguments.data.max_tokens is None:
         words = "leave it out, or write --split validation"
         raise Mistake(f"--data.validation_fraction has no part in all of the text: {words}")
+    arguments.own_text = not typed.keys() & OTHER_TEXT
     evaluate_text(arguments, glass, TextDataModule(**arguments.data.as_dict()))
 
 
@@ -76,23 +81,36 @@ def read_text(data: TextDataModule, split: str, tokenizer: Tokenizer) -> np.ndar
     """Tokens (N,) of a split, or of both, as training reads them. Raises Mistake where there is no text."""
     import numpy as np
 
-    from data.corpora import SPLITS
+    from data.text import SPLITS
     from data.token_cache import token_stream
 
     limits = data.cache.max_tokens
-    if split == "all" and limits["train"] is None:
-        parts = [(data.corpus.all_passages(), None)]
+    if split != "all":
+        parts = [token_stream(tokenizer, data.corpus.passages(split), limits[split])]
+    elif limits["train"] is None:
+        parts = [token_stream(tokenizer, data.corpus.all_passages())]
     else:  # a limit cuts each split by itself
-        parts = [(data.corpus.passages(name), limits[name]) for name in (SPLITS if split == "all" else (split,))]
+        parts = [token_stream(tokenizer, data.corpus.passages(name), limits[name]) for name in SPLITS]
     tokens = np.array([], dtype=np.int64)
-    for passages, limit in parts:
-        part = np.concatenate(list(token_stream(tokenizer, passages, limit)))
-        ends = len(tokens) > 0 and tokens[-1] == tokenizer.end_of_text  # unless a limit has cut the last document
-        tokens = np.append(tokens, part[int(ends) :])
+    for part in parts:
+        if len(tokens) and tokens[-1] == tokenizer.end_of_text:  # with which the next part begins too
+            tokens = tokens[:-1]
+        tokens = np.concatenate([tokens, *part])
     if len(tokens) == 1:
         part = "" if split == "all" else f"the {split} split of "
         raise Mistake(f"{part}{data.corpus.name} holds no text: see --split, --data.files and --data.text_column")
     return tokens
+
+
+def has_changed(tokens: np.ndarray, split: str, glass: Glass) -> bool:
+    """Whether the run read another text as its "train" or "validation" split; False where its checkpoint tells not."""
+    from model.checkpoint import read_checkpoint
+
+    if glass.checkpoint is None or split == "all":
+        return False
+    state = read_checkpoint(glass.checkpoint, on_disk=True).get("TextDataModule", {})
+    read = state.get({"train": "training_text", "validation": "validation_text"}[split])
+    return read not in (None, zlib.crc32(tokens.astype(glass.tokenizer.dtype).data))
 
 
 def evaluate_text(arguments: argparse.Namespace, glass: Glass, data: TextDataModule) -> None:
@@ -107,6 +125,8 @@ def evaluate_text(arguments: argparse.Namespace, glass: Glass, data: TextDataMod
         raise Mistake(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
     split, batch_size = arguments.split, arguments.batch_size
     tokens = read_text(data, split, tokenizer)
+    if arguments.own_text and has_changed(tokens, split, glass):
+        print(f"The {split} split is not the one of this run: its files or options have changed.", file=sys.stderr)
     num_targets = len(tokens) - 1
     num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
     part = "all" if split == "all" else f"the {split} split"

@@ -94,7 +94,6 @@ def test_train(measure, nanogpt):
     assert ours["times_faster"] == 1 and theirs["times_faster"] > 0
     assert ours["parameters"] == theirs["parameters"]
     assert len(theirs["milliseconds_per_step_of_rounds"]) == 2
-    assert ours["tokens_per_second"] == pytest.approx(16_000 / ours["milliseconds_per_step"])
 
 
 def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt):
@@ -109,7 +108,7 @@ def test_generate(measure, nanogpt):
     assert {row["work"] for row in rows} == {"writing 1 x 3 tokens, 1x16", "writing 2 x 3 tokens, 1x16"}
     assert len({row["parameters"] for row in rows}) == 1
     for row in rows:
-        assert row["tokens_per_second"] == pytest.approx(row["tokens"] / row["seconds"]) and row["times_faster"] > 0
+        assert row["seconds"] > 0 and row["times_faster"] > 0
 
 
 def test_time_to_loss(measure, nanogpt, characters):

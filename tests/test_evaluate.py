@@ -136,6 +136,23 @@ def test_a_model_is_masked_outside_its_run_as_in_it(trained, capsys, tmp_path, f
     assert plain["nats_per_token"] != masked["nats_per_token"]
 
 
+def test_a_run_whose_files_have_changed_is_not_said_to_be_scored_on_its_own_split(trained, capsys, files):
+    run = trained("--data.files", files)
+    said = {}
+    for change in ("none", "another text"):
+        if change != "none":
+            for path in Path(files).parent.glob("*.txt"):
+                path.write_text(path.read_text(encoding="utf-8")[::-1])
+        for split in ("train", "validation"):
+            status, _, said[change, split] = call(main, capsys, "--checkpoint", run, "--split", split)
+            assert status == 0
+    assert {which: "have changed" in text for which, text in said.items()} == {
+        which: which[0] == "another text" for which in said
+    }
+    _, _, text = call(main, capsys, "--checkpoint", run, "--data.files", files)  # which the person has named
+    assert "have changed" not in text
+
+
 MISTAKES = {
     "--stride 0": "--stride 0",
     "--stride 17": "--stride 17 16",

@@ -37,7 +37,7 @@ MAY_IMPORT = {
     | {"data", "torch", "numpy", "lightning", "jsonargparse", "yaml", "tqdm", "wandb"},
     "model/": {"model.*", "torch"},
     "data/datamodule.py": {"data", "model.checks", "lightning", "torch"},
-    "data/windows.py": {"data", "torch", "numpy"},
+    "data/windows.py": {"data", "model.checks", "torch", "numpy"},
     "data/": {
         "data",
         "model.checks",

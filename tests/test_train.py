@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import Timer
 
+from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt, read_checkpoint
 from model.runs.folder import resume_point
 from model.training.module import GPTModule
@@ -124,6 +126,69 @@ def test_a_time_limit_lets_an_accumulated_step_end_and_is_one_for_each_call(trai
     elapsed.append(0.0)
     assert train("--resume=runs/limited") == 0
     assert_same(final_state(whole), final_state("runs/limited"))
+
+
+SCHEDULER = [{"class_path": "lightning.pytorch.callbacks.GradientAccumulationScheduler"}]
+SCHEDULER[0]["init_args"] = {"scheduling": {0: 3}}
+OTHER_SIZES = {
+    "smaller batches": ([], ["--data.batch_size=2"]),
+    "larger batches": ([], ["--data.batch_size=8"]),
+    "smaller batches, accumulated": ([], ["--data.batch_size=2", "--trainer.accumulate_grad_batches=2"]),
+    "no longer accumulated": (["--trainer.accumulate_grad_batches=2"], ["--trainer.accumulate_grad_batches=1"]),
+    "accumulated by a callback": ([f"--trainer.callbacks={json.dumps(SCHEDULER)}"], []),
+}
+
+
+LITTLE = ["--attention.enabled=false", "--trainer.limit_val_batches=1", "--trainer.val_check_interval=6"]
+
+
+@pytest.fixture
+def read(monkeypatch, no_pages) -> list[torch.Tensor]:
+    """The windows (T,) that training reads, in their order."""
+    windows: list[torch.Tensor] = []
+    step = "training_step"
+    before_call(monkeypatch.setattr, GPTModule, step, lambda _, batch, number: windows.extend(batch["tokens"]))
+    return windows
+
+
+def first_windows(small_text: Path, number: int, **options) -> torch.Tensor:
+    """Those that a run on this text reads which is never stopped."""
+    options |= {"files": str(small_text), "tokenizer": "bytes", "cache_dir": "cache", "context_length": 16}
+    data = TextDataModule(**options, batch_size=number)
+    data.setup()
+    return next(iter(data.train_dataloader()))["tokens"]
+
+
+@pytest.mark.parametrize("sizes", OTHER_SIZES)
+def test_a_resumed_run_reads_on_where_it_stopped_whatever_the_size_of_its_batches(train, read, small_text, sizes):
+    before, after = OTHER_SIZES[sizes]
+    assert train("--name=run", "--data.repeat_fraction=0.2", "--trainer.max_steps=6", *LITTLE, *before) == 0
+    # What a run's folder may name as code, a person repeats.
+    callbacks = [option for option in before if "callbacks" in option]
+    assert train("--resume=runs/run", "--trainer.max_steps=9", *after, *callbacks) == 0
+    assert len(read) > 6 * 4
+    assert torch.equal(torch.stack(read), first_windows(small_text, len(read), repeat_fraction=0.2))
+
+
+def test_a_checkpoint_that_does_not_tell_what_was_read_goes_on_after_its_steps(train, read, small_text):
+    """As every version before did."""
+    assert train("--name=run", "--trainer.max_steps=6", *LITTLE) == 0
+    state = read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))
+    del state["TextDataModule"]["windows_read"]
+    torch.save(state, "runs/run/checkpoints/last.ckpt")
+    assert train("--resume=runs/run", "--trainer.max_steps=8") == 0
+    assert torch.equal(torch.stack(read), first_windows(small_text, 8 * 4))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_config_yaml_cannot_hold_is_refused_and_one_that_a_pattern_finds_is_read(train, small_text, capsys):
+    for number in range(4):
+        shutil.copy(small_text, os.fsdecode(b"caf\xe9%d.txt" % number))
+    for option in ("--data.files=caf\udce90.txt", "--name=caf\udce9"):
+        assert train(option, "--name=refused") == 2
+        assert "UTF-8" in capsys.readouterr().err and not Path("runs").exists()
+    assert train("--data.files=caf*.txt", "--name=run", "--trainer.max_steps=6", *LITTLE) == 0
+    assert train("--resume=runs/run", "--trainer.max_steps=7") == 0
 
 
 @pytest.mark.usefixtures("no_pages")

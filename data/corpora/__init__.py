@@ -1,22 +1,21 @@
-"""Where text comes from. A corpus is one file in this folder and one line in CORPORA."""
+"""Where text comes from. A corpus is one file in this folder and one line in CORPORA.
+
+An option that no other corpus has is a line of CorpusOptions, and one that explains it.
+"""
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, field, make_dataclass
-from inspect import cleandoc, signature
-from typing import Any
+from dataclasses import asdict, dataclass
+from inspect import signature
 
-from data.corpora.corpus import SPLITS, Corpus
 from data.corpora.files import file_corpus
 from data.corpora.hub import HubCorpus
 from data.corpora.repetitions import RepetitionCorpus
 from data.corpora.stdlib import stdlib_corpus
+from data.text import Corpus
 from model.checks import Mistake
 
-__all__ = ["CORPORA", "SPLITS", "Corpus", "CorpusOptions", "build"]
-
-# What makes each corpus. Its parameters, all with a default, are its options --data.NAME; the Args of its docstring are
-# their --help. An option that several corpora have is one for all of them.
+# What makes each corpus: its parameters are the CorpusOptions that it reads.
 CORPORA: dict[str, Callable[..., Corpus]] = {
     "stdlib": stdlib_corpus,
     "files": file_corpus,
@@ -29,17 +28,40 @@ SELECTED_BY = {"files": "files", "dataset": "hub"}
 _log = logging.getLogger(__name__)
 
 
-def _all_options() -> type:
-    parameters = {name: one for make in CORPORA.values() for name, one in signature(make).parameters.items()}
-    options = [(name, one.annotation, field(default=one.default)) for name, one in parameters.items()]
-    explained = [cleandoc(make.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0] for make in CORPORA.values()]
-    return make_dataclass("CorpusOptions", options, namespace={"__doc__": "\n".join(["Options.\n\nArgs:", *explained])})
+@dataclass
+class CorpusOptions:
+    """The options of all corpora, --data.NAME. A corpus takes those that its function or class has as parameters.
+
+    Args:
+        files: globs of text, jsonl, csv or parquet, jsonl and csv may be .gz or .zst; setting it means
+            --data.corpus files.
+        validation_files: globs of files to validate on; otherwise part of `files` is held out.
+        text_column: column that holds the text, in tables and data sets.
+        quotes: quote marks enclose fields of csv and tsv files; false: they are text.
+        dataset: name on the Hugging Face Hub, or folder of parquet, jsonl or arrow files; setting it means
+            --data.corpus hub.
+        dataset_config: configuration of the data set, where it has several.
+        dataset_split: split to train on.
+        dataset_validation_split: split to validate on; by default its own validation split where it has one.
+        dataset_revision: commit or tag on the Hub, to read the same text next year.
+        streaming: read the data set as it arrives, without storing it; needs max_tokens.
+        validation_fraction: part of the corpus to validate on, where it does not come with its own.
+    """
+
+    files: list[str] | str | None = None
+    validation_files: list[str] | str | None = None
+    text_column: str = "text"
+    quotes: bool = True
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    dataset_validation_split: str | None = None
+    dataset_revision: str | None = None
+    streaming: bool = False
+    validation_fraction: float = 0.1
 
 
-CorpusOptions: Any = _all_options()  # the options of all corpora, as one object
-
-
-def build(name: str, options: Any) -> Corpus:
+def build(name: str, options: CorpusOptions) -> Corpus:
     """The corpus `name`, or the one that an option selects, with those of the CorpusOptions that it reads.
 
     A config may have options of another corpus than the one that a person chooses; they are named and not used.

@@ -4,26 +4,24 @@ import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
-from data.corpora.corpus import Corpus, file_stamp
-from data.readers import WHOLE, Passage, Share, row_passages, text_passages, uniform_hash
 from data.tables import table_ending, table_texts
+from data.text import WHOLE, Corpus, Passage, Share, file_stamp, row_passages, text_passages, uniform_hash
 from model.checks import Mistake, reading
 
 Shares = dict[Path, Share]  # the files of a split in their order, and what it reads of each
 
 
 class FileCorpus(Corpus):
-    """Files on this machine: text in documents or blocks, and tables with a column of text."""
+    """Files on this machine: text, and tables with a column of text."""
 
-    def __init__(self, name: str, train: Shares, validation: Shares, blocks: bool = False, column: str = "text"):
-        self.name, self.blocks, self.column = name, blocks, column
+    def __init__(self, name: str, train: Shares, validation: Shares, column: str = "text", quotes: bool = True):
+        self.name, self.column, self.quotes = name, column, quotes
         self.files = {"train": train, "validation": validation}
         self.identity = {
             split: [
                 {"path": file_stamp(path), "share": share}
-                | ({"column": column} if table_ending(path) else {"blocks": blocks})
+                | ({"column": column, "quotes": quotes} if table_ending(path) else {})
                 for path, share in shares.items()
             ]
             for split, shares in self.files.items()
@@ -39,28 +37,21 @@ class FileCorpus(Corpus):
 
     def _read(self, path: Path, share: Share) -> Iterator[Passage]:
         if table_ending(path):
-            return row_passages(table_texts(path, self.column), share)
-        return text_passages(path, self.blocks, share)
+            return row_passages(table_texts(path, self.column, self.quotes), share)
+        return text_passages(path, share)
 
 
 def file_corpus(
-    files: list[str] | str | None = None,
-    validation_files: list[str] | str | None = None,
-    documents: Literal["file", "block"] = "file",
-    text_column: str = "text",
-    validation_fraction: float = 0.1,
+    files: list[str] | str | None,
+    validation_files: list[str] | str | None,
+    text_column: str,
+    quotes: bool,
+    validation_fraction: float,
 ) -> FileCorpus:
     """Files matching globs ("texts/**/*.txt"): txt, md, py and the like, or tables.
 
     One text file is split by position, the last `validation_fraction` of its bytes to validate; one table, by row;
     several files, by file, unless `validation_files` are given.
-
-    Args:
-        files: globs of text, jsonl, csv or parquet, jsonl and csv may be .gz or .zst; setting it means
-            --data.corpus files.
-        validation_files: globs of files to validate on; otherwise part of `files` is held out.
-        documents: what one document of a text file is: the whole file, or each block between blank lines.
-        text_column: column that holds the text, in tables and data sets.
 
     Raises Mistake where a pattern matches nothing, or all matches are empty.
     """
@@ -79,7 +70,7 @@ def file_corpus(
         shares = {train[0]: (0.0, cut)}, {train[0]: (cut, 1.0)}
     else:
         shares = split_by_name(train, root, validation_fraction)
-    return FileCorpus(name, *shares, documents == "block", text_column)
+    return FileCorpus(name, *shares, text_column, quotes)
 
 
 def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Shares, Shares]:

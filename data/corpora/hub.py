@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data.corpora.corpus import Corpus, file_stamp
-from data.readers import WHOLE, Passage, row_passages
-from data.tables import column_texts, import_datasets
+from data.tables import TABLES, column_texts, import_datasets, table_ending
+from data.text import WHOLE, Corpus, Passage, file_stamp, row_passages
 from model.checks import Mistake
 
 # How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
@@ -22,25 +21,16 @@ class HubCorpus(Corpus):
 
     Each row is one document. Validates on `dataset_validation_split`, or else on the data set's own validation split,
     or else on `validation_fraction` of the rows of `dataset_split`. With `streaming`, rows are never stored.
-
-    Args:
-        dataset: name on the Hugging Face Hub, or folder of parquet, jsonl or arrow files; setting it means
-            --data.corpus hub.
-        dataset_config: configuration of the data set, where it has several.
-        dataset_split: split to train on.
-        dataset_validation_split: split to validate on; by default its own validation split where it has one.
-        dataset_revision: commit or tag on the Hub, to read the same text next year.
-        streaming: read the data set as it arrives, without storing it; needs max_tokens.
     """
 
-    dataset: str | None = None
-    dataset_config: str | None = None
-    dataset_split: str = "train"
-    dataset_validation_split: str | None = None
-    dataset_revision: str | None = None
-    text_column: str = "text"
-    streaming: bool = False
-    validation_fraction: float = 0.1
+    dataset: str | None
+    dataset_config: str | None
+    dataset_split: str
+    dataset_validation_split: str | None
+    dataset_revision: str | None
+    text_column: str
+    streaming: bool
+    validation_fraction: float
 
     def __post_init__(self):
         """Raises Mistake where no data set is named, or a folder does not exist."""
@@ -62,6 +52,11 @@ class HubCorpus(Corpus):
         for name in names.values():
             if name not in by_name:
                 raise Mistake(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
+            if by_name[name].info.builder_name == "text":
+                raise Mistake(
+                    f"data set {self.dataset!r} holds plain text, which would be read line by line and lose its line "
+                    "ends: name the files themselves, as in --data.files 'my/**/*.txt'"
+                )
         share = WHOLE
         if names["validation"] == names["train"]:
             cut = self.validation_fraction
@@ -99,8 +94,15 @@ class HubCorpus(Corpus):
             saved = datasets.load_from_disk(str(folder))
             return saved if isinstance(saved, dict) else {self.dataset_split: saved}
         # A local folder is read in place: without streaming, `datasets` would copy it into its cache.
-        name, streaming = (str(folder), True) if folder.is_dir() else (self.dataset, self.streaming)
-        return datasets.load_dataset(name, self.dataset_config, revision=self.dataset_revision, streaming=streaming)
+        name, streaming, options = self.dataset, self.streaming, {}
+        if folder.is_dir():
+            name, streaming = str(folder), True
+            endings = {ending for path in folder.rglob("*") if (ending := table_ending(path))}
+            if endings == {".parquet"}:
+                options = {"batch_size": TABLES[".parquet"]["batch_size"]}
+        return datasets.load_dataset(
+            name, self.dataset_config, revision=self.dataset_revision, streaming=streaming, **options
+        )
 
 
 def _network_error(error: BaseException | None) -> BaseException | None:

@@ -5,8 +5,7 @@ import random
 import string
 from collections.abc import Iterator
 
-from data.corpora.corpus import Corpus
-from data.readers import Passage
+from data.text import Corpus, Passage
 
 NUM_DOCUMENTS = 24_000  # of both splits together
 LETTERS = string.ascii_letters + string.digits
@@ -25,7 +24,7 @@ class RepetitionCorpus(Corpus):
 
     name = "repetitions"
 
-    def __init__(self, validation_fraction: float = 0.1):
+    def __init__(self, validation_fraction: float):
         self.num_validation = round(NUM_DOCUMENTS * validation_fraction)
         lengths = [DOCUMENT_LENGTH, SHORTEST_ROW, LONGEST_ROW]
         self.identity = {self.name: [NUM_DOCUMENTS, self.num_validation, *lengths, SEED, LETTERS]}

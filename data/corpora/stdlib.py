@@ -11,12 +11,8 @@ from model.checks import Mistake
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
-def stdlib_corpus(validation_fraction: float = 0.1) -> FileCorpus:
-    """The source files of the running Python's standard library without its tests, one document a file.
-
-    Args:
-        validation_fraction: part of the corpus to validate on, where it does not come with its own.
-    """
+def stdlib_corpus(validation_fraction: float) -> FileCorpus:
+    """The source files of the running Python's standard library without its tests, one document a file."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for folder, subfolders, names in os.walk(root):

@@ -46,6 +46,8 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     Raises a `Mistake` for options that contradict each other, and for runs and models that are missing or damaged.
     """
     for before, arg in pairwise(["", *args]):
+        if arg.encode(errors="replace").decode() != arg:
+            raise Mistake(f"{arg!a} is not UTF-8, which config.yaml is: rename it, or write a pattern that it fits")
         if before in ("--config", "-c") or arg.startswith("--config="):
             read_config(Path(arg.removeprefix("--config=")))  # which refuses what a parser would take any memory for
     typed, checkpoint, init_tokenizer = typed_options(parser, args), None, None

@@ -42,6 +42,8 @@ def plain_config(path: Path, typed: Collection[str]) -> str:
     settings = read_config(path)
     if not all(isinstance(settings.get(part), dict) for part in ("model", "data", "trainer")):
         raise Mistake(f"{path} is damaged: restore the options that the run was started with")
+    if settings["data"].get("documents") == "file":  # which had a choice in earlier versions
+        del settings["data"]["documents"]
     for name in typed:
         section, _, option = name.partition(".")
         if section == "trainer":

@@ -42,10 +42,19 @@ ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 3  # steps, in which PyTorch may compile
 EVALUATIONS = 20  # of each training, evenly spaced
 # Of nanoGPT's train.py, prepare.py and config/train_shakespeare_char.py, which its README's command for CPUs uses too.
-LEARNING_RATE, WEIGHT_DECAY, BETAS, GRADIENT_CLIP, VALIDATION_FRACTION = 1e-3, 0.1, (0.9, 0.99), 1.0, 0.1
+LEARNING_RATE = 1e-3
+WEIGHT_DECAY = 0.1
+BETAS = (0.9, 0.99)
+GRADIENT_CLIP = 1.0
+VALIDATION_FRACTION = 0.1
 SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # its warm-up is slower by 1%
 # What nanoGPT calls fields of GPTConfig.
-NANOGPT_NAMES = {"num_layers": "n_layer", "num_heads": "n_head", "embed_dim": "n_embd", "context_length": "block_size"}
+NANOGPT_NAMES = {
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "embed_dim": "n_embd",
+    "context_length": "block_size",
+}
 SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in its sample.py
 
 Row = dict[str, Any]
@@ -96,17 +105,26 @@ def learn_characters(job: Namespace) -> Row:
 
 def train_by_recipe(job: Namespace) -> Row:
     """The learning curve of `python train.py` with our recipe for characters and the sizes of the job."""
-    options = {f"model.gpt.{name}": value for name, value in job.size.items() if name != "vocab_size"}
-    options |= {"data.files": job.data, "data.batch_size": job.batch_size, "trainer.max_steps": job.steps}
-    options |= {"seed_everything": job.seed, "trainer.default_root_dir": job.folder, "wandb": "disabled"}
-    options["trainer.accelerator"] = "cpu"
-    # What no option of a person changes: the text, and that validation is the callback's.
-    fixed = {"data.tokenizer": "bytes", "data.validation_fraction": VALIDATION_FRACTION}
-    fixed |= {"trainer.val_check_interval": 10**9, "trainer.limit_val_batches": 1}
-    fixed |= {"trainer.callbacks": "scripts.benchmarks.gpt2.LearningCurve", "trainer.callbacks.data": job.data}
-    before, after = ([f"--{name}={value}" for name, value in each.items()] for each in (options, fixed))
-    config = ROOT / "configs" / "shakespeare_char.yaml"
-    if status := train_main([f"--config={config}", *before, *job.train_options, *after]):
+    options = [
+        f"--config={ROOT / 'configs' / 'shakespeare_char.yaml'}",
+        *(f"--model.gpt.{name}={value}" for name, value in job.size.items() if name != "vocab_size"),
+        f"--data.files={job.data}",
+        f"--data.batch_size={job.batch_size}",
+        f"--seed_everything={job.seed}",
+        f"--trainer.max_steps={job.steps}",
+        f"--trainer.default_root_dir={job.folder}",
+        "--trainer.accelerator=cpu",
+        "--wandb=disabled",
+        *job.train_options,
+        # What no option of a person changes: the text, and that validation is the callback's.
+        "--data.tokenizer=bytes",
+        f"--data.validation_fraction={VALIDATION_FRACTION}",
+        "--trainer.val_check_interval=1000000000",
+        "--trainer.limit_val_batches=1",
+        "--trainer.callbacks=scripts.benchmarks.gpt2.LearningCurve",
+        f"--trainer.callbacks.data={job.data}",
+    ]
+    if status := train_main(options):
         sys.exit(status)
     return LearningCurve.result
 
@@ -156,13 +174,16 @@ class Curve:
     """The loss on a validation text (N,) over the time of a training. `loss`: tokens, targets -> mean nats."""
 
     def __init__(self, steps: int, model: nn.Module, loss: Callable[..., Tensor], text: Tensor, context: int):
-        self.model, self.loss = model, loss
+        self.model = model
+        self.loss = loss
         whole = (len(text) - 1) // context * context  # in windows of the context; a rest is left out
-        tokens, targets = (part.view(-1, context).split(128) for part in (text[:whole], text[1 : whole + 1]))
+        tokens = text[:whole].view(-1, context).split(128)
+        targets = text[1 : whole + 1].view(-1, context).split(128)
         self.batches = list(zip(tokens, targets, strict=True))
         self.due = {steps * number // EVALUATIONS for number in range(1, EVALUATIONS + 1)}
         self.points: list[dict[str, float]] = []
-        self.step, self.seconds = 0, 0.0
+        self.step = 0
+        self.seconds = 0.0
 
     def after(self, step: int) -> None:
         """To be called after every batch; evaluates if that is due, with the clock stopped."""
@@ -215,7 +236,8 @@ def measure_writing(job: Namespace) -> Row:
     write(prompt, max_new_tokens=min(4, job.new_tokens))
     started = time.perf_counter()
     text = write(prompt, max_new_tokens=job.new_tokens)
-    seconds, tokens = time.perf_counter() - started, job.batch_size * job.new_tokens
+    seconds = time.perf_counter() - started
+    tokens = job.batch_size * job.new_tokens
     if text.shape != (job.batch_size, job.prompt_tokens + job.new_tokens):
         raise RuntimeError(f"{job.contender} wrote {tuple(text.shape)}, not {tokens} tokens after the prompts")
     return {"seconds": seconds, "tokens": tokens, **describe(network, "float32")}
@@ -233,32 +255,48 @@ def build_writer(job: Namespace) -> Writer:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     names = NANOGPT_NAMES | {"context_length": "n_positions"}
-    shape = {names.get(name, name): value for name, value in job.size.items()}
-    ids = {"bos_token_id": None, "eos_token_id": None}  # nothing ends a text early
-    # With the activation of the others; GPT-2's own takes more operations.
-    gpt = GPT2LMHeadModel(GPT2Config(**shape, **ids, activation_function="gelu"))
+    config = GPT2Config(
+        **{names.get(name, name): value for name, value in job.size.items()},
+        bos_token_id=None,  # nothing ends a text early
+        eos_token_id=None,
+        activation_function="gelu",  # that of the others; GPT-2's own takes more operations
+    )
+    gpt = GPT2LMHeadModel(config)
     return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, use_cache=True, **SAMPLING)
 
 
 def llama_writer(job: Namespace) -> Writer:
     """For one text, with our weights; llama.cpp has the tanh form of GELU only."""
-    gpt, path = GPT(gpt2_config(job.size, activation="gelu")), Path(job.folder, "gpt.gguf")
+    gpt = GPT(gpt2_config(job.size, activation="gelu"))
+    path = Path(job.folder, "gpt.gguf")
     write_gguf(gpt, path)
-    threads = {"n_threads": torch.get_num_threads(), "n_threads_batch": torch.get_num_threads()}
-    context = job.size["context_length"]
-    llama = importlib.import_module("llama_cpp").Llama(str(path), n_ctx=context, verbose=False, **threads)
-    sampling = {"temp": SAMPLING["temperature"], "top_k": SAMPLING["top_k"], "top_p": 1.0, "min_p": 0.0}
+    llama = importlib.import_module("llama_cpp").Llama(
+        str(path),
+        n_ctx=job.size["context_length"],
+        n_threads=torch.get_num_threads(),
+        n_threads_batch=torch.get_num_threads(),
+        verbose=False,
+    )
 
     def write(prompt: Tensor, max_new_tokens: int) -> Tensor:
-        text = itertools.islice(llama.generate(prompt[0].tolist(), repeat_penalty=1.0, **sampling), max_new_tokens)
-        return torch.cat((prompt, torch.tensor([[*text]])), dim=1)
+        text = llama.generate(
+            prompt[0].tolist(),
+            temp=SAMPLING["temperature"],
+            top_k=SAMPLING["top_k"],
+            top_p=1.0,
+            min_p=0.0,
+            repeat_penalty=1.0,
+        )
+        new_tokens = list(itertools.islice(text, max_new_tokens))
+        return torch.cat((prompt, torch.tensor([new_tokens])), dim=1)
 
     return gpt, write
 
 
 def write_gguf(gpt: GPT, path: Path) -> None:
     """The weights in llama.cpp's format, with a token for each byte: its vocabulary needs these and a merge."""
-    gguf, config = importlib.import_module("gguf"), gpt.config
+    gguf = importlib.import_module("gguf")
+    config = gpt.config
     writer = gguf.GGUFWriter(path, "gpt2")
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.embed_dim)

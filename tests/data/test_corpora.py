@@ -3,18 +3,22 @@
 import gzip
 import os
 import re
+import sys
 import sysconfig
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from jsonargparse import ArgumentParser
 
 from data import corpora, datamodule
-from data.corpora import CORPORA, SPLITS, Corpus, CorpusOptions
+from data.corpora import CORPORA, CorpusOptions
 from data.corpora.hub import HubCorpus
 from data.datamodule import TextDataModule
-from data.readers import Passage
+from data.text import SPLITS, Corpus, Passage
 from model.checks import Mistake
 
 
@@ -40,7 +44,9 @@ def write_files(folder: Path, count: int) -> list[Path]:
 @pytest.mark.parametrize("name", CORPORA)
 def test_every_corpus_has_two_splits_and_the_same_text_each_time(name, tmp_path: Path):
     write_files(tmp_path, 20)
-    options = {"files": {"files": f"{tmp_path}/*.txt"}, "hub": {"dataset": str(tmp_path)}}.get(name, {})
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "rows.jsonl").write_text('{"text": "one row"}\n' * 100)
+    options = {"files": {"files": f"{tmp_path}/*.txt"}, "hub": {"dataset": f"{tmp_path}/set"}}.get(name, {})
     one, again = (build(name, **options) for _ in range(2))
     for split in SPLITS:
         passages = [list(islice(corpus.passages(split), 100)) for corpus in (one, again)]
@@ -247,19 +253,49 @@ def test_a_data_set_is_asked_for_as_the_options_say(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_a_corpus_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_folder_of_text_is_not_read_line_by_line(tmp_path: Path):
+    """`datasets` would make a document of each line, without its line end."""
+    write_files(tmp_path, 3)
+    with pytest.raises(Mistake, match=r"line by line.*--data.files"):
+        texts(hub_corpus(str(tmp_path)), "train")
+
+
+def test_an_empty_file_of_a_data_set_is_skipped(tmp_path: Path):
+    for name, rows in (("a", []), ("b", ["one", "two"]), ("c", [])):
+        table = pyarrow.table({"text": pyarrow.array(rows, pyarrow.string())})
+        pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet")
+    corpora = (
+        hub_corpus(str(tmp_path)),
+        build("files", files=[f"{tmp_path}/*.parquet"], validation_files=[f"{tmp_path}/b.parquet"]),
+    )
+    assert sorted(texts(corpora[0], "train") + texts(corpora[0], "validation")) == ["one", "two"]
+    assert texts(corpora[1], "train") == [] and texts(corpora[1], "validation") == ["one", "two"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_names_that_are_not_utf8_are_names(tmp_path: Path):
+    for number in range(8):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9%d.txt" % number)).write_text(f"text {number}")
+    corpus = build("files", files=[f"{tmp_path}/*.txt"])
+    assert sorted(texts(corpus, "train") + texts(corpus, "validation")) == [f"text {number}" for number in range(8)]
+    data = TextDataModule(
+        files=[f"{tmp_path}/*7.txt"], tokenizer="bytes", cache_dir=str(tmp_path / "cache"), context_length=2
+    )
+    data.setup()
+    assert data.tokenized.train.num_bytes > 0
+
+
+def test_a_corpus_is_one_line_in_the_registry_and_each_option_of_its_own_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     """Its options become those of the data module, on the command line too, and a bug in it gets its traceback."""
 
     class Sentence(Corpus):
-        """A word, again and again.
-
-        Args:
-            words: how many there are.
-        """
+        """A word, again and again."""
 
         name = "sentence"
 
-        def __init__(self, words: int = 3):
+        def __init__(self, words: int):
             self.identity = {"words": words}
 
         def passages(self, split: str):
@@ -267,17 +303,26 @@ def test_a_corpus_is_one_line_in_the_registry(monkeypatch: pytest.MonkeyPatch, t
             if self.identity["words"] == 7:
                 raise KeyError(split)
 
+    @dataclass
+    class Options(CorpusOptions):
+        """Those of before, and one more.
+
+        Args:
+            words: how many there are.
+        """
+
+        words: int = 3
+
     monkeypatch.setitem(CORPORA, "sentence", Sentence)
-    monkeypatch.setattr(datamodule, "CorpusOptions", corpora._all_options())
-    monkeypatch.setattr(corpora, "CorpusOptions", datamodule.CorpusOptions)
+    monkeypatch.setattr(datamodule, "CorpusOptions", Options)
+    monkeypatch.setattr(corpora, "CorpusOptions", Options)
     parser = ArgumentParser()
     parser.add_class_arguments(TextDataModule, "data")
     assert "how many there are. (type: int, default: 3)" in " ".join(parser.format_help().split())
     places = {"tokenizer": "bytes", "context_length": 4, "cache_dir": str(tmp_path)}
     data = TextDataModule("sentence", words=5, **places)
     data.setup()
-    tokens = data.tokenized.validation.read(1, 25)  # between two ends of text
-    assert data.tokenizer.decode(tokens) == "word " * 5
+    assert data.validation_text() == "word " * 5
     with pytest.raises(KeyError, match="train"):
         TextDataModule("sentence", words=7, **places).prepare_data()
 
@@ -287,9 +332,9 @@ def test_a_set_option_selects_its_corpus_and_one_of_another_corpus_is_named(tmp_
     (path,) = write_files(tmp_path, 1)
     assert build("stdlib", files=str(path), dataset=None).name == "part000"
     assert build("stdlib", files=None, dataset=str(tmp_path)).name == tmp_path.name
-    assert build("stdlib", streaming=False, documents="file", dataset_config=None).name == "stdlib"
+    assert build("stdlib", streaming=False, quotes=True, dataset_config=None).name == "stdlib"
     assert not caplog.messages
-    options = {"documents": "block", "dataset_config": "x", "streaming": True}
+    options = {"quotes": False, "dataset_config": "x", "streaming": True}
     assert build("stdlib", **options).name == "stdlib"
     for name, message in zip(options, caplog.messages, strict=True):
         assert f"data.{name} " in message and "stdlib" in message

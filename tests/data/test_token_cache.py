@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from data import token_cache, tokenizers
 from data.corpora.files import FileCorpus
 from data.datamodule import TextDataModule
-from data.readers import Passage
-from data.sampler import WindowSampler
+from data.text import Passage
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, default_cache_dir, token_stream, write_split
+from data.windows import WindowSampler
 from model.checks import Mistake
 from tests import programs
 
@@ -222,7 +222,7 @@ def test_tokenizer_is_trained_on_the_training_split_alone(folder: Path, tmp_path
     assert changed.folder != cache.folder
 
 
-CHANGES = {"tokenizer": "bytes", "vocab_size": 310, "validation_fraction": 0.4, "documents": "block"}
+CHANGES = {"tokenizer": "bytes", "vocab_size": 310, "validation_fraction": 0.4}
 
 
 @pytest.mark.parametrize("change", ["a file of the same size", "a file more", "the name of a file", *CHANGES])

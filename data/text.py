@@ -1,4 +1,4 @@
-"""Reading text of any size as passages, with bounded memory.
+"""Text of any size as passages, with bounded memory, and the interface of a corpus, which gives them.
 
 A passage is a piece of a document that is small enough to hold and is tokenised on its own. Long documents are cut
 only where the split pattern of every encoding cuts too, so that the tokens are those of the whole document.
@@ -6,16 +6,17 @@ only where the split pattern of every encoding cuts too, so that the tokens are 
 
 import codecs
 import hashlib
-import mmap
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from model.checks import Mistake, reading
 
+SPLITS = ("train", "validation")
 BLOCK_BYTES = 2**20
 # Text without a place to cut is cut anywhere beyond this: for one piece without end, byte-pair encoding needs 50 times
 # the memory of the text, in each thread.
@@ -24,10 +25,7 @@ MAX_PASSAGE_CHARS = 2**20
 # Places to cut: between a word and a space before another, or after a single line end between two marks.
 _CUTS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/])")
 
-_BLANK_LINES = re.compile(r"\r?\n(?:[ \t]*\r?\n)+")
-_FIRST_BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
-_TO_NEXT_BLOCK = re.compile(rb"\n[ \t]*\r?\n(?:\s*\n)?(?=.*\S)")
-_TO_NEXT_CHARACTER = re.compile(rb"(?=[^\x80-\xbf])|\Z")
+_WITHIN_CHARACTER = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that go on with a character
 
 Share = tuple[float, float]  # the part of a file to read: an interval in [0, 1]
 WHOLE: Share = (0.0, 1.0)
@@ -38,24 +36,55 @@ class Passage(NamedTuple):
     ends_document: bool
 
 
-def passages_of(pieces: Iterable[str], blocks: bool = False) -> Iterator[Passage]:
-    """The passages of a text that is read piece by piece; of one document, or of one per block between blank lines."""
+class Corpus(ABC):
+    """Documents in two splits, and an identity that changes when they may have changed.
+
+    Building a corpus looks at names, sizes and dates only, so that a run whose tokens are cached starts at once.
+
+    Attributes:
+        name: for people.
+        identity: plain data that changes whenever the text may have changed. Tokens are cached by it: after a change of
+            a corpus's code remove .cache, or change it too.
+    """
+
+    name: str
+    identity: dict[str, Any]
+
+    @abstractmethod
+    def passages(self, split: str) -> Iterator[Passage]:
+        """The text of "train" or "validation", always in the same order.
+
+        Raises Mistake for what cannot be read. Every other error is one in code.
+        """
+
+    def all_passages(self) -> Iterator[Passage]:
+        """The text of both splits; a document of which each has a part is whole here. Raises as `passages`."""
+        for split in SPLITS:
+            yield from self.passages(split)
+
+
+def file_stamp(path: Path) -> list[str | int]:
+    """Tells that a file is another one, or has changed, without reading it: place, bytes, modification time in ns."""
+    stat = path.stat()
+    return [str(path.absolute()), stat.st_size, stat.st_mtime_ns]
+
+
+def uniform_hash(key: str) -> float:
+    """A number in [0, 1) that depends on `key` alone: the same on every machine and in every corpus."""
+    content = key.encode(errors="surrogatepass")  # the name of a file may be no UTF-8
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
+
+
+def passages_of(pieces: Iterable[str]) -> Iterator[Passage]:
+    """The passages of one document that is read piece by piece."""
     held = ""
     for piece in pieces:
-        if (not blocks or len(held) > MAX_PASSAGE_CHARS) and (cut := _last_cut(held)):
+        if cut := _last_cut(held):
             yield Passage(held[:cut], ends_document=False)
             held = held[cut:]
         held += piece
-        if blocks:
-            *complete, held = _BLANK_LINES.split(held)
-            yield from (Passage(text, ends_document=True) for block in complete if (text := _stripped(block)))
-    if text := _stripped(held) if blocks else held:
-        yield Passage(text, ends_document=True)
-
-
-def _stripped(block: str) -> str:
-    """`block` without the blank lines around it; its first line keeps its indentation."""
-    return _FIRST_BLANK_LINES.sub("", block).rstrip("\r\n") if block.strip() else ""
+    if held:
+        yield Passage(held, ends_document=True)
 
 
 def _last_cut(text: str) -> int:
@@ -77,29 +106,23 @@ def row_passages(texts: Iterable[str], share: Share) -> Iterator[Passage]:
             yield from passages_of(text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES))
 
 
-def text_passages(path: Path, blocks: bool = False, share: Share = WHOLE) -> Iterator[Passage]:
-    """UTF-8 text; one document, or one per block.
-
-    The share counts bytes; both its ends move forward to the next character or, with `blocks`, to the next block.
+def text_passages(path: Path, share: Share = WHOLE) -> Iterator[Passage]:
+    """A share of a file of UTF-8 text as one document; it counts bytes, and its ends move on to the next character.
 
     Raises Mistake where the bytes are not text, with their offset.
     """
-    start, stop = (_offset(path, fraction, blocks) for fraction in share)
-    yield from passages_of(text_pieces(path, start, stop), blocks)
+    start, stop = (_offset(path, fraction) for fraction in share)
+    yield from passages_of(text_pieces(path, start, stop))
 
 
-def _offset(path: Path, fraction: float, blocks: bool) -> int:
-    """The first byte from this fraction of a text on that begins a character or, with `blocks`, a block."""
-    if fraction in (0.0, 1.0):
-        return sys.maxsize if fraction else 0
-    with reading(path), path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        found = (_TO_NEXT_BLOCK if blocks else _TO_NEXT_CHARACTER).search(text, int(len(text) * fraction))
-    if found is None:
-        raise Mistake(
-            f"{path} has no blank line with text after it in its last {1 - fraction:.0%}, where validation would "
-            "begin: write --data.documents file, or a larger --data.validation_fraction"
-        )
-    return found.end()
+def _offset(path: Path, fraction: float) -> int:
+    """The first byte from this fraction of a text on that begins a character."""
+    if fraction == 1:
+        return sys.maxsize
+    with reading(path), path.open("rb") as file:
+        start = file.seek(int(path.stat().st_size * fraction))
+        rest = file.read(3)  # as many bytes as may be left of a character
+    return start + len(rest) - len(rest.lstrip(_WITHIN_CHARACTER))
 
 
 def text_pieces(path: Path, start: int = 0, stop: int = sys.maxsize) -> Iterator[str]:
@@ -122,8 +145,3 @@ def text_pieces(path: Path, start: int = 0, stop: int = sys.maxsize) -> Iterator
                 text = text.removeprefix("\ufeff")
             if text:
                 yield text
-
-
-def uniform_hash(key: str) -> float:
-    """A number in [0, 1) that depends on `key` alone: the same on every machine and in every corpus."""
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64

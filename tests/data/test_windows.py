@@ -1,20 +1,21 @@
 """The order of samples: a permutation per epoch, a pure function of (seed, step), in constant memory."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.sampler import WindowSampler, _mix, permute
+from data.windows import TrainingWindows, WindowSampler, _mix, permute
 from model.checks import Mistake
 
 
 def epoch_windows(sampler: WindowSampler, epoch: int) -> np.ndarray:
-    """First tokens of all windows of an epoch, for a batch size of 1."""
+    """First tokens of all windows of an epoch."""
     first = epoch * sampler.windows_per_epoch
-    return sampler.starts(np.arange(first, first + sampler.windows_per_epoch))[:, 0]
+    return sampler.starts(np.arange(first, first + sampler.windows_per_epoch))
 
 
 def test_permutations_are_uniform_and_their_images_are_not_correlated():
@@ -40,7 +41,7 @@ def test_permutations_are_uniform_and_their_images_are_not_correlated():
 )
 def test_an_epoch_sees_every_window_once(num_tokens: int, context_length: int, seed: int, epoch: int):
     context_length = min(context_length, num_tokens - 1)
-    sampler = WindowSampler(num_tokens, context_length, 1, seed)
+    sampler = WindowSampler(num_tokens, context_length, seed)
     starts = np.sort(epoch_windows(sampler, epoch))
     assert starts[0] < context_length or sampler.windows_per_epoch == 1
     assert (np.diff(starts) == context_length).all()
@@ -50,12 +51,12 @@ def test_an_epoch_sees_every_window_once(num_tokens: int, context_length: int, s
 
 
 def test_the_offset_and_the_order_change_with_the_epoch_and_the_order_and_the_periods_with_the_seed():
-    sampler = WindowSampler(num_tokens=100_000, context_length=100, batch_size=1, seed=3)
+    sampler = WindowSampler(num_tokens=100_000, context_length=100, seed=3)
     epochs = [epoch_windows(sampler, epoch) for epoch in range(20)]
     offsets = [int(starts.min()) for starts in epochs]
     assert len(set(offsets)) > 10
     assert not np.array_equal(epochs[0] - offsets[0], epochs[1] - offsets[1])
-    one, other = (WindowSampler(100_000, 100, 8, seed) for seed in (1, 2))
+    one, other = (WindowSampler(100_000, 100, seed) for seed in (1, 2))
     assert not np.array_equal(one.starts(np.arange(10)), other.starts(np.arange(10)))
     assert not np.array_equal(one.periods(np.arange(10), 1.0), other.periods(np.arange(10), 1.0))
 
@@ -63,7 +64,7 @@ def test_the_offset_and_the_order_change_with_the_epoch_and_the_order_and_the_pe
 @pytest.mark.parametrize("fraction", [0.05, 0.25, 1.0])
 def test_windows_repeat_themselves_after_periods_that_are_log_uniform(fraction: float):
     """The mean and the variance of the logarithm of 8..64 are those of the uniform one; all periods occur."""
-    drawn = WindowSampler(10**6, 128, 16, seed=4).periods(np.arange(20_000), fraction)
+    drawn = WindowSampler(10**6, 128, seed=4).periods(np.arange(320_000), fraction)
     periods = drawn[drawn <= 128]
     assert len(periods) == pytest.approx(fraction * drawn.size, abs=1)
     assert (drawn[drawn > 128] == 129).all()
@@ -73,36 +74,42 @@ def test_windows_repeat_themselves_after_periods_that_are_log_uniform(fraction: 
     assert logs.mean() == pytest.approx((low + high) / 2, abs=0.02)
     assert logs.var() == pytest.approx((high - low) ** 2 / 12, rel=0.03)
     assert abs(np.corrcoef(periods[:-1], periods[1:])[0, 1]) < 5 / len(periods) ** 0.5
-    assert (WindowSampler(10**6, 128, 16, seed=4).periods(np.arange(100), 0.0) == 129).all()
+    assert (WindowSampler(10**6, 128, seed=4).periods(np.arange(100), 0.0) == 129).all()
 
 
 @pytest.mark.parametrize(("context_length", "allowed"), [(1, {1}), (8, {4}), (20, {8, 9, 10})])
 def test_short_windows_have_short_periods(context_length: int, allowed: set[int]):
-    periods = WindowSampler(1000, context_length, 4, seed=0).periods(np.arange(200), 1.0)
-    assert set(periods.flatten().tolist()) == allowed
+    periods = WindowSampler(1000, context_length, seed=0).periods(np.arange(800), 1.0)
+    assert set(periods.tolist()) == allowed
 
 
 @settings(max_examples=50)
-@given(
-    steps=st.lists(st.integers(0, 10**12), min_size=1, max_size=20),
-    seed=st.integers(-5, 2**40),
-    batch_size=st.sampled_from([4, 8, 12]),
-    world_size=st.sampled_from([1, 2, 4]),
-)
-def test_a_step_depends_on_seed_and_number_alone(steps: list[int], seed: int, batch_size: int, world_size: int):
-    """Not on the steps that are drawn with it, nor on the number of devices, which together see its batch."""
-    whole = WindowSampler(10**6, 64, batch_size, seed)
-    ranks = [WindowSampler(10**6, 64, batch_size, seed, rank, world_size) for rank in range(world_size)]
-    for draw in (WindowSampler.starts, partial(WindowSampler.periods, fraction=0.25)):
-        for row, step in zip(draw(whole, np.array(steps)), steps, strict=True):
-            shares = [draw(sampler, np.array([step]))[0] for sampler in ranks]
-            assert np.array_equal(np.concatenate(shares), row)
+@given(numbers=st.lists(st.integers(0, 10**12), min_size=1, max_size=20), seed=st.integers(-5, 2**40))
+def test_a_window_depends_on_seed_and_number_alone(numbers: list[int], seed: int):
+    sampler = WindowSampler(10**6, 64, seed)
+    for draw in (sampler.starts, partial(sampler.periods, fraction=0.25)):
+        alone = [draw(np.array([number]))[0] for number in numbers]
+        assert draw(np.array(numbers)).tolist() == alone
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_the_shares_of_all_devices_are_the_batch_of_one_and_a_place_in_the_text_has_no_batch_size(world_size: int):
+    """Training that stops after any window goes on with the next, whatever the size of a batch was and is."""
+    tokens, sampler = (
+        SimpleNamespace(gather=lambda starts, length: starts[:, None].repeat(length, 1)),
+        WindowSampler(9000, 8, 3),
+    )
+    expected = sampler.starts(np.arange(20, 20 + 3 * 12))
+    ranks = [TrainingWindows(tokens, sampler, 20, 0.0, 12, rank, world_size) for rank in range(world_size)]
+    batches = zip(*ranks, strict=True)
+    found = [share[:, 0] for _, shares in zip(range(3), batches, strict=False) for share in shares]
+    assert np.concatenate(found).tolist() == expected.tolist()
 
 
 def test_too_short_a_stream_names_both_numbers():
     with pytest.raises(Mistake, match=r"context_length 64 .*65.* 64"):
-        WindowSampler(64, 64, 1, seed=0)
-    assert WindowSampler(65, 64, 1, seed=0).starts(np.arange(3)).tolist() == [[0], [0], [0]]
+        WindowSampler(64, 64, seed=0)
+    assert WindowSampler(65, 64, seed=0).starts(np.arange(3)).tolist() == [0, 0, 0]
 
 
 def test_the_order_is_that_of_the_paper_and_of_every_earlier_version():
@@ -113,5 +120,4 @@ def test_the_order_is_that_of_the_paper_and_of_every_earlier_version():
         state += 0x9E3779B97F4A7C15
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]  # of SplitMix64, as published
     assert permute(np.arange(6), 1000, key=7).tolist() == [385, 60, 826, 687, 551, 328]
-    starts = WindowSampler(1000, 10, 2, seed=-3, rank=1, world_size=2).starts(np.array([0, 70]))
-    assert starts.tolist() == [[697], [4]]
+    assert WindowSampler(1000, 10, seed=-3).starts(np.array([1, 141])).tolist() == [697, 4]

@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import re
 from functools import cache
 from pathlib import Path
 
@@ -15,9 +14,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from data import readers, tokenizers
-from data.readers import WHOLE, Passage, passages_of, row_passages, text_passages, uniform_hash
+import data.text
+from data import tokenizers
 from data.tables import table_ending, table_texts
+from data.text import WHOLE, passages_of, row_passages, text_passages, uniform_hash
 from model.checks import Mistake
 
 WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
@@ -26,7 +26,7 @@ texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(data.text, "BLOCK_BYTES", 16)
 
 
 def documents(passages) -> list[str]:
@@ -36,8 +36,8 @@ def documents(passages) -> list[str]:
     return found
 
 
-def table_passages(path: Path, column: str, share=WHOLE):
-    return row_passages(table_texts(path, column), share)
+def table_passages(path: Path, column: str, share=WHOLE, **options):
+    return row_passages(table_texts(path, column, **options), share)
 
 
 def pieces_of(text: str, size: int) -> list[str]:
@@ -46,20 +46,16 @@ def pieces_of(text: str, size: int) -> list[str]:
 
 @given(text=texts, size=st.integers(1, 40))
 def test_a_long_document_is_cut_without_changing_its_tokens(text: str, size: int):
-    passages = list(passages_of(pieces_of(text, size), blocks=False))
+    passages = list(passages_of(pieces_of(text, size)))
     assert documents(passages) == ([text] if text else [])
     for pattern in (tokenizers.SPLIT_PATTERN, tokenizers.GPT2_PATTERN):
         tokenizer = merging(pattern)
         assert [t for p in passages for t in tokenizer.encode(p.text)] == tokenizer.encode(text)
 
 
-@pytest.mark.parametrize("blocks", [False, True])
-def test_a_long_text_is_never_held_whole_and_a_block_that_fits_is_one_passage(blocks: bool):
-    pieces = ["some words\n" * 1000 + "\n" * blocks for _ in range(20)]
-    longest = max(len(passage.text) for passage in passages_of(iter(pieces), blocks))
-    assert longest <= 2 * len(pieces[0])
-    block = "some words\n" * 1000
-    assert [one.text for one in passages_of(pieces_of(block, 100), blocks=True)] == [block.rstrip()]
+def test_a_long_text_is_never_held_whole():
+    pieces = ["some words\n" * 1000 for _ in range(20)]
+    assert max(len(passage.text) for passage in passages_of(iter(pieces))) <= 2 * len(pieces[0])
 
 
 @cache
@@ -72,57 +68,28 @@ def merging(pattern: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer("merging", pattern, ranks, {tokenizers.END_OF_TEXT: len(ranks)})
 
 
-@given(text=texts, size=st.integers(1, 40))
-def test_blocks_do_not_depend_on_how_the_file_is_read(text: str, size: int):
-    found = documents(passages_of(pieces_of(text, size), blocks=True))
-    assert found == documents(passages_of([text], blocks=True))
-    assert "".join("".join(found).split()) == "".join(text.split())
-    assert all(not readers._BLANK_LINES.search(block) for block in found)
-
-
-def test_blocks_keep_the_indentation_of_their_first_line(tmp_path: Path):
-    path = tmp_path / "poem.txt"
-    path.write_text("\n\nfirst\n  line\n \t\n\n    second\n\n\n")
-    assert list(text_passages(path, blocks=True)) == [Passage("first\n  line", True), Passage("    second", True)]
-
-
 def test_a_file_or_a_cell_without_line_ends_is_cut_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(readers, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(readers, "MAX_PASSAGE_CHARS", 256)
+    monkeypatch.setattr(data.text, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(data.text, "MAX_PASSAGE_CHARS", 256)
     line = "a" * 10_000
     for name, content in (("a.txt", line), ("a.csv", f"text\n{line}\n"), ("a.jsonl", json.dumps({"text": line}))):
         (tmp_path / name).write_text(content)
-    texts = [text_passages(tmp_path / "a.txt", blocks) for blocks in (False, True)]
-    for found in (*texts, *(table_passages(tmp_path / name, "text") for name in ("a.csv", "a.jsonl"))):
+    texts = text_passages(tmp_path / "a.txt")
+    for found in (texts, *(table_passages(tmp_path / name, "text") for name in ("a.csv", "a.jsonl"))):
         assert documents(passages := list(found)) == [line]
         assert max(len(passage.text) for passage in passages) <= 256 + 64
 
 
 @pytest.mark.usefixtures("small_blocks")
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(text="ends in a cut é", fraction=0.95, blocks=False)
-@example(text="x" + "é" * 40 + "\n \nsecond block\n\nthird", fraction=0.1, blocks=True)
-@example(text="x" * 32 + "\nsame block\n\nthird", fraction=0.01, blocks=True)
-@example(text="first\n" * 10 + "\n \n\n", fraction=0.75, blocks=True)
-@given(text=texts.filter(lambda text: len(text) > 10), fraction=st.floats(0.05, 0.95), blocks=st.booleans())
-def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: float, blocks: bool):
-    """However far the next block is from the cut; where there is none, a sentence says what to set."""
+@example(text="ends in a cut é", fraction=0.95)
+@given(text=texts.filter(lambda text: len(text) > 10), fraction=st.floats(0.05, 0.95))
+def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: float):
     path = tmp_path_factory.mktemp("shares") / "text.txt"
     path.write_bytes(text.encode())
-    whole = documents(text_passages(path, blocks))
-    rest = text.encode()[int(len(text.encode()) * fraction) :]
-    shares = (0.0, fraction), (fraction, 1.0)
-    if blocks and not re.search(rb"\n[ \t]*\r?\n\s*\S", rest):
-        for share in shares:
-            with pytest.raises(Mistake, match=r"text.txt .*\d+%.*--data.documents file"):
-                list(text_passages(path, blocks, share))
-        return
-    head, tail = (documents(text_passages(path, blocks, share)) for share in shares)
-    if blocks:
-        assert head + tail == whole
-    else:
-        assert "".join(head + tail) == "".join(whole)
-        assert len("".join(head).encode()) - int(len(text.encode()) * fraction) in range(4)
+    head, tail = (documents(text_passages(path, share)) for share in ((0.0, fraction), (fraction, 1.0)))
+    assert "".join(head + tail) == text
+    assert len("".join(head).encode()) - int(len(text.encode()) * fraction) in range(4)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -139,9 +106,8 @@ def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: fl
 def test_bytes_that_are_not_text_are_named_with_their_offset(tmp_path: Path, content: bytes, offset: int):
     path = tmp_path / "broken.txt"
     path.write_bytes(content)
-    for blocks in (False, True):
-        with pytest.raises(Mistake, match=rf"broken.txt .* {offset}\b"):
-            list(text_passages(path, blocks))
+    with pytest.raises(Mistake, match=rf"broken.txt .* {offset}\b"):
+        list(text_passages(path))
 
 
 def write_packed(path: Path, content: bytes) -> None:
@@ -248,6 +214,68 @@ def test_a_table_that_is_damaged_cut_short_or_would_lose_text_is_named(tmp_path:
     path.write_bytes(content or path.read_bytes()[:-20])
     with pytest.raises(Mistake, match=name):
         list(table_passages(path, "text"))
+
+
+OTHERS = {"int": 2024, "float": 0.5, "bool": True, "list": ["a"], "dict": {"type": "text", "text": "a"}}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("first", [False, True])
+def test_a_row_of_another_type_is_refused_and_the_others_are_text_as_it_is(tmp_path: Path, kind: str, first: bool):
+    """Also among a million bytes of rows: a reader that guesses types looks at some of them at once."""
+    texts = [f'caf\u00e9 "{number}" \\ \n' * 100 for number in range(400)]
+    place = 0 if first else 300
+    lines = [json.dumps({"text": text}) for text in texts]
+    (tmp_path / "rows.jsonl").write_text(
+        "\n".join([*lines[:place], json.dumps({"text": OTHERS[kind]}), *lines[place:]])
+    )
+    found = table_texts(tmp_path / "rows.jsonl", "text")
+    assert list(itertools.islice(found, place)) == texts[:place]
+    with pytest.raises(Mistake, match=rf"rows.jsonl.*'text'.* {kind}\b.* row {place}\b"):
+        next(found)
+
+
+def test_a_column_of_texts_beside_columns_of_many_types(tmp_path: Path):
+    rows = [{"text": "é", "meta": {"a": 1}, "parts": "x"}, {"text": None, "meta": 3, "parts": [{"text": "y"}]}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert list(table_texts(tmp_path / "rows.jsonl", "text")) == ["é", ""]
+
+
+@pytest.mark.parametrize("name", ["rows.tsv", "rows.csv"])
+def test_quote_marks_that_are_text_lose_no_row_and_a_field_that_has_swallowed_rows_is_told(tmp_path, caplog, name):
+    separator = "\t" if name.endswith("tsv") else ","
+    texts = [
+        f'"row {number}' if number % 3 == 0 else f'row {number}"' * (number % 3 - 1) + "x" for number in range(300)
+    ]
+    lines = [f"text{separator}number", *(f"{text}{separator}{number}" for number, text in enumerate(texts))]
+    (tmp_path / name).write_text("\n".join(lines))
+    assert list(table_texts(tmp_path / name, "text", quotes=False)) == texts
+    assert not caplog.messages
+    if name == "rows.tsv":  # where quote marks are rarely more than text
+        assert len(list(table_texts(tmp_path / name, "text"))) < 300
+        assert len(caplog.messages) == 1 and "--data.quotes false" in caplog.messages[0]
+
+
+def test_a_column_whose_name_has_a_space_is_shown_with_it(tmp_path: Path):
+    (tmp_path / "rows.csv").write_text("number, text\n1, a\n")
+    with pytest.raises(Mistake, match=r"'text': set --data.text_column to one of number, ' text'"):
+        list(table_texts(tmp_path / "rows.csv", "text"))
+
+
+EMPTY = {"rows.csv": b"text,number\n", "rows.jsonl": b"\n\n", "rows.json": b"[]", "rows.tsv": b"text\tnumber\n"}
+
+
+@pytest.mark.parametrize("name", [*EMPTY, "rows.parquet", "rows.arrow"])
+def test_a_table_without_rows_is_empty_text(tmp_path: Path, name: str):
+    empty = pyarrow.table({"text": pyarrow.array([], pyarrow.string())})
+    if name == "rows.parquet":
+        pyarrow.parquet.write_table(empty, tmp_path / name)
+    elif name == "rows.arrow":
+        with pyarrow.ipc.new_stream(str(tmp_path / name), empty.schema) as stream:
+            stream.write_table(empty)
+    else:
+        (tmp_path / name).write_bytes(EMPTY[name])
+    assert list(table_texts(tmp_path / name, "text")) == []
 
 
 def test_a_column_of_numbers_that_becomes_text_and_one_without_a_name_do_not_disturb(tmp_path: Path):
