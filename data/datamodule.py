@@ -130,13 +130,6 @@ class TextDataModule(lightning.LightningDataModule):
     def tokenizer(self) -> Tokenizer:
         return self.tokenized.tokenizer
 
-    def validation_text(self, max_chars: int | None = None) -> str:
-        """The first `max_chars` of the validation split, or all of it, without end-of-text."""
-        split = self.tokenized.validation
-        # A character takes four tokens at most, and an end-of-text may follow it.
-        tokens = split.read(0, 5 * max_chars + 1 if max_chars else split.num_tokens)
-        return self.tokenizer.decode(tokens[tokens != self.tokenizer.end_of_text])[:max_chars]
-
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
         """Counts the windows of a training batch when the model takes it; loaders have read ahead."""
         if self.trainer.training:

@@ -138,10 +138,13 @@ class Tokenizer:
             "special_tokens": dict(self.special_tokens),
         }
 
-    def huggingface_files(self) -> dict[str, dict]:
+    def huggingface_files(self, max_length: int | None = None) -> dict[str, dict]:
         """Files with which Hugging Face's AutoTokenizer encodes every text as this tokenizer does: name -> content.
 
         As here, a special token's name inside a text is ordinary text; split_special_tokens=False changes that.
+
+        Args:
+            max_length: the most tokens that the model reads at once, for programs that cut a text to fit.
         """
         plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         # In the syntax of Hugging Face's library {1,3}+ would repeat, not be possessive.
@@ -175,6 +178,8 @@ class Tokenizer:
             "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
         }
+        if max_length is not None:
+            config["model_max_length"] = max_length
         return {TOKENIZER: content, TOKENIZER_CONFIG: config}
 
     @classmethod
@@ -200,10 +205,11 @@ class Tokenizer:
             steps = content["pre_tokenizer"].get("pretokenizers")
             pattern = steps[0]["pattern"]["Regex"] if steps else GPT2_PATTERN
             name = "bpe" if content["model"]["merges"] else "bytes"
+            counts = _what_counts(content)
         tokenizer = cls.from_dict({"name": name, "pattern": pattern, "tokens": tokens, "special_tokens": special})
         if tokenizer.fingerprint == GPT2_FINGERPRINT:
             tokenizer.name = "gpt2"
-        elif tokenizer.huggingface_files()[TOKENIZER] != content:
+        elif _what_counts(tokenizer.huggingface_files()[TOKENIZER]) != counts:
             raise Mistake(f"{path} is {foreign}")
         return tokenizer
 
@@ -302,6 +308,20 @@ def _unpacked(tokens: bytes) -> dict[bytes, int]:
     if start != len(tokens):
         raise Mistake("its tokens are cut short")
     return ranks
+
+
+def _what_counts(content: dict) -> dict:
+    """A tokenizer.json without what changes no text's tokens.
+
+    Hugging Face's libraries write defaults out, how they last cut and padded a batch, and a template for what is added
+    around a text even if it is nothing.
+    """
+    counts = {name: value for name, value in content.items() if value and name not in ("truncation", "padding")}
+    template = counts.get("post_processor", {})
+    if template.get("type") == "TemplateProcessing" and [[*piece] for piece in template["single"]] == [["Sequence"]]:
+        del counts["post_processor"]
+    counts["model"] = {name: value for name, value in content["model"].items() if value}
+    return counts
 
 
 def printable(token: bytes) -> str:

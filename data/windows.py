@@ -133,8 +133,13 @@ def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dic
     tokens = np.maximum(windows[:, :-1], 0)  # any token will do where nothing is predicted
     batch = {"tokens": tokens, "targets": windows[:, 1:].copy()}
     if with_documents:
-        batch["document_ids"] = np.cumsum(tokens == end_of_text, axis=1)
+        batch["document_ids"] = document_ids(tokens, end_of_text)
     return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+def document_ids(tokens: np.ndarray, end_of_text: int) -> np.ndarray:
+    """The number of each token's document, (B, T): an end-of-text begins one. What `document_masking` keeps apart."""
+    return np.cumsum(tokens == end_of_text, axis=-1)
 
 
 def _loader_worker() -> tuple[int, int]:

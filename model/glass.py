@@ -12,34 +12,31 @@ from __future__ import annotations
 
 import html
 import logging
-import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from data.tokenizers import END_OF_TEXT, Tokenizer
+from data.windows import document_ids
 from model.checkpoint import build_gpt, read_checkpoint
 from model.checks import Mistake
 from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder, masks_documents
 from model.generation import generate
 from model.gpt import GPT
-from model.inspection.ablation import Change, Means, changes, losses_without_each, part_means, replaced
-from model.inspection.attribution import attribution
 from model.inspection.experiments import Found, try_all
-from model.inspection.lens import predictions, stages
-from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import one_sequence, read_maps, take_snapshot
-from model.inspection.recording import Checks, Recording
-from model.inspection.survey import windows_of
-from model.inspection.trace import Trace, trace
+from model.inspection.losses import Change, changes, losses_without_each
+from model.inspection.parts import Vectors, in_float32, part_means, parts_of, replaced, run, undisturbed
+from model.inspection.reading import Reading, one_sequence, read
+from model.inspection.recording import Recording, take_snapshot
+from model.inspection.texts import Kind, Texts, repeated_tokens
 from model.pages.page import run_page
 from model.runs.folder import ATTENTION, RUNS, find_checkpoint, find_kept, kept_steps, run_of
 
@@ -47,6 +44,7 @@ log = logging.getLogger(__name__)
 PERIOD = 32  # distinct tokens of the repeated probe, in a context that has room for twice as many
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HEIGHT = 760  # pixels of a page in a notebook
+CHANGED = 1e-4  # of the logits: more than rounding
 
 Text = str | Tensor | Sequence[int]  # or its token ids (T,)
 
@@ -139,8 +137,8 @@ class Glass:
     def recorded(self) -> Recording:
         """What was measured while it trained, on a fixed text and on repeated random tokens ("text" and "repeated").
 
-        recorded.steps; recorded.maps(step)["text"], (L, H, T, T) in float16; recorded.probes["text"].labels, T texts;
-        and recorded.at(step).scores["induction"], (L, H) from 0 to 1, a mean over many windows, or another of
+        recorded.steps; recorded.maps(step)["text"], (L, H, T, T) in float16; recorded.probes["text"].labels[0], T
+        texts; and recorded.at(step).scores["induction"], (L, H) from 0 to 1, a mean over many windows, or another of
         `model.inspection.heads.SCORES`. Maps and scores are arrays of numpy.
 
         Raises a `Mistake` if nothing was.
@@ -149,11 +147,21 @@ class Glass:
             raise Mistake(f"{self.source} is no run: nothing was recorded while it was trained")
         return Recording.open(self.run / ATTENTION, self.name)
 
-    def read(self, text: str | Tensor | Sequence, *, without: str | Iterable[str] = ()) -> Reading | list[Reading]:
-        """Reads a text, token ids (T,), or each of a list of texts.
+    def recorded_or_none(self) -> Recording | None:
+        """`recorded`, or None where nothing was that this model can read."""
+        try:
+            recorded = self.recorded
+        except Mistake:  # a missing or damaged recording is not needed to read a text
+            return None
+        longest = max(texts.length for texts in (*recorded.windows.values(), *recorded.probes.values()))
+        fits = longest <= self.gpt.config.context_length and recorded.tokenizer == self.tokenizer.fingerprint
+        return recorded if fits else None
 
-        Of a text that is longer than the model's context, the beginning is read, with a warning. No token is put before
-        the text.
+    def read(self, text: Text | Sequence[Text], *, without: str | Iterable[str] = ()) -> Reading | list[Reading]:
+        """Reads a text, token ids (T,), or each of a list of texts. Any later change of the model is not in a reading.
+
+        Of a text that is longer than the model's context, the last tokens are read, with a warning. No token is put
+        before the text.
 
         Args:
             without: parts that give the same at every token, their mean over the recorded windows (over this text if
@@ -161,18 +169,21 @@ class Glass:
 
         Raises a `Mistake` for an empty text, ids outside the vocabulary, or a part that the model does not have.
         """
-        names = [without] if isinstance(without, str) else list(without)
-        if isinstance(text, list) and text and isinstance(text[0], str):
-            return [self.read(one, without=names) for one in text]  # type: ignore[misc]
-        tokens = self.encode(text)
+        known = list(parts_of(self.gpt))
+        names = [without] if isinstance(without, str) or not isinstance(without, Iterable) else list(without)
+        for name in names:
+            if name not in known:
+                raise Mistake(f"the model has no part {name!r}: it has {', '.join(known)}")
+        if is_several(text):
+            return [self.read(one, without=names) for one in text]  # type: ignore[misc, arg-type]
+        tokens = self.encode(text)  # type: ignore[arg-type]
         means = self.means(tokens) if names else {}
-        if unknown := [name for name in names if name not in means]:
-            raise Mistake(f"the model has no part {unknown[0]!r}: it has {', '.join(means)}")
         replacing = {name: means[name] for name in names}
-        return Reading(self, tokens, replacing, [f"without {name}" for name in names])
+        return self._reading(tokens, replacing, [f"without {name}" for name in names])
 
     def encode(self, text: Text) -> Tensor:
-        """Token ids (T,) of what `read` reads, on the model's device."""
+        """Token ids (T,) of what is read of a text: its last tokens where the model's context does not hold all, as
+        when the model writes, and with a warning. Pages and scripts read the same."""
         try:
             ids = one_sequence(self.tokenizer.encode(text) if isinstance(text, str) else text)
             (tokens,) = self.gpt.known_ids(ids)
@@ -180,8 +191,20 @@ class Glass:
             raise Mistake(f"{text!r:.80} is no text of at least one token, nor its ids (T,): {error}") from None
         context = self.gpt.config.context_length
         if len(tokens) > context:
-            log.warning("The text has %s tokens; the first %s, the model's context, are read.", len(tokens), context)
-        return tokens[:context]
+            log.warning("The text has %s tokens; the last %s, the model's context, are read.", len(tokens), context)
+        return tokens[-context:]
+
+    def texts(self, tokens: Tensor, kind: Kind = "text") -> Texts:
+        """Token ids (T,) or (N, T) as this model reads them: within documents if it was trained so."""
+        rows = torch.atleast_2d(tokens.cpu())
+        about = {"document_ids": self.documents(rows), "attention_window": self.gpt.config.window}
+        return Texts.of(rows, self.tokenizer.label, kind=kind, **about)
+
+    def documents(self, tokens: Tensor) -> Tensor | None:
+        """The number of each token's document, of ids (..., T), if the model was trained to read within documents."""
+        if not self.document_masking:
+            return None
+        return torch.from_numpy(document_ids(tokens.cpu().numpy(), self.tokenizer.end_of_text))
 
     def ablate(self, texts: Text | Sequence[Text] | None = None) -> dict[str, Change]:
         """How much the loss rises without each part in turn, by the part's name, the largest rise first.
@@ -189,23 +212,24 @@ class Glass:
         A rise is in nats per token, with its standard error over the texts: one that is not `is_clear` may be chance.
         Parts are heads, feed-forwards and tables, named as `read` takes them; a part gives its mean instead.
 
-        texts: None are the recorded windows of text. Of a longer text the beginning is read. A single one has no error.
+        texts: one, as `read` takes it, or a list of them; None are the recorded windows of text. A single one has no
+        error.
 
         Raises a `Mistake` if there are none, or one is of a single token, which leaves nothing to predict.
         """
-        several: Any = [texts] if isinstance(texts, str | Tensor) else texts
-        if several is None:
-            read = [self.recorded.windows["text"].tokens.to(self.device)]
+        if texts is None:
+            measured = [self.recorded.windows["text"]]
         else:
-            read = [self.encode(text)[None] for text in several]
-        if not read or any(tokens.shape[1] < 2 for tokens in read):
+            several = texts if is_several(texts) else [texts]
+            measured = [self.texts(self.encode(text)) for text in several]  # type: ignore[arg-type]
+        if not measured or any(one.length < 2 for one in measured):
             raise Mistake("a loss needs texts of at least two tokens each")
-        losses = [losses_without_each(self.gpt, tokens, self.means(tokens[0])) for tokens in read]
+        losses = [losses_without_each(self.gpt, one, self.means(one.tokens[0])) for one in measured]
         rises = changes({name: torch.cat([of_texts[name] for of_texts in losses]) for name in losses[0]})
         return dict(sorted(rises.items(), key=lambda one: -one[1].rise))
 
     def patch(
-        self, text: Text, other: Text, *, head: tuple[int, int] | str, position: int, source: int | None = None
+        self, text: Text, other: Text, *, head: Sequence[int] | str, position: int, source: int | None = None
     ) -> Reading:
         """Reads a text in which a head gives at one token what it gives at a token of another text.
 
@@ -218,19 +242,36 @@ class Glass:
         Raises a `Mistake` for a head or a token that is not there.
         """
         tokens, other_tokens = self.encode(text), self.encode(other)
-        source = position if source is None else source
+        layer, number = self._head(head)
+        at = place_of("position", position, len(tokens))
+        source_at = place_of("source", position if source is None else source, len(other_tokens))
+        given = self._reading(other_tokens).heads[layer, number, source_at]
+        name = f"head {layer}.{number}"
+        return self._reading(tokens, {name: given}, [f"{name} patched at token {at} (in this text only)"], at)
+
+    def _head(self, head: Sequence[int] | str) -> tuple[int, int]:
+        """The layer and number of a head. Raises a `Mistake` for one that is not there."""
         layers, heads = self.gpt.config.num_layers, self.gpt.config.num_heads
         known = {f"head {layer}.{number}": (layer, number) for layer in range(layers) for number in range(heads)}
-        name = next((name for name, place in known.items() if head in (name, place)), None)
-        if name is None:
-            raise Mistake(f"head {head!r} is not (layer, number) of layers 0..{layers - 1} and heads 0..{heads - 1}")
-        for place, length in ((position, len(tokens)), (source, len(other_tokens))):
-            if not -length <= place < length:
-                raise Mistake(f"there is no token {place} in a text of {length} tokens")
-        (layer, number), position = known[name], position % len(tokens)
-        given = trace(self.gpt, other_tokens).heads[layer, source, number]
-        edits = [f"{name} patched at token {position} (in this text only)"]
-        return Reading(self, tokens, {name: given}, edits, position)
+        for name, place in known.items():
+            if head == name if isinstance(head, str) else np.array_equal(head, place):
+                return place
+        raise Mistake(f"head {head!r} is not (layer, number) of layers 0..{layers - 1} and heads 0..{heads - 1}")
+
+    def _reading(
+        self, tokens: Tensor, replacing: Vectors | None = None, edits: Sequence[str] = (), position: int | None = None
+    ) -> Reading:
+        step = [] if self.step is None else [f"step {self.step}"]
+        return read(
+            self.gpt,
+            tokens,
+            document_ids=self.documents(tokens),
+            replacing=replacing,
+            position=position,
+            label=self.tokenizer.label,
+            title=", ".join([self.name, *step, *edits]),
+            page=lambda reading: in_frame(lambda: run_page(reading.title, recording_of([(self, reading)]))),
+        )
 
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
         """Continues a prompt and returns the new text; options as in `model.generation.stream`, such as temperature.
@@ -241,205 +282,98 @@ class Glass:
         generator = torch.Generator(self.device)
         generator.seed() if seed is None else generator.manual_seed(seed)
         options = {"stop_token": self.tokenizer.end_of_text, "generator": generator} | options
-        read = torch.tensor([tokens], device=self.device)
-        written = generate(self.gpt, read, max_new_tokens, **options)[0, len(tokens) :]
+        prompted = torch.tensor([tokens], device=self.device)
+        written = generate(self.gpt, prompted, max_new_tokens, **options)[0, len(tokens) :]
         return self.tokenizer.decode(written.tolist()).split(END_OF_TEXT)[0]
 
-    @cached_property
-    def recording(self) -> Recording | None:
-        """As `recorded`, but None where nothing was that this model can read."""
-        try:
-            recording = self.recorded
-        except Mistake:  # a missing or damaged recording is not needed to read a text
-            return None
-        texts = [recording.windows["text"].texts[0], *recording.probes.values()]
-        fits = max(len(text.tokens) for text in texts) <= self.gpt.config.context_length
-        return recording if fits and recording.tokenizer == self.tokenizer.fingerprint else None
-
-    def means(self, tokens: Tensor) -> Means:
+    def means(self, tokens: Tensor) -> dict[str, Tensor]:
         """What each part gives on average over the recorded windows of text, or `tokens` (T,) if none are recorded."""
-        return part_means(self.gpt, self.recording.windows["text"].sample if self.recording else tokens[None])
+        recorded = self.recorded_or_none()
+        return part_means(self.gpt, recorded.windows["text"] if recorded else self.texts(tokens))
 
-    def repeated_probe(self) -> Probe:
+    def repeated_probe(self) -> Texts:
         """Random tokens, repeated: those recorded in the run if there are any, else new ones."""
-        if self.recording is not None:
-            return self.recording.probes["repeated"]
+        if recorded := self.recorded_or_none():
+            return recorded.probes["repeated"]
         period, first = min(PERIOD, (self.gpt.config.context_length - 1) // 2), self.tokenizer.end_of_text
-        return draw_repeated_probe(range(self.tokenizer.vocab_size), period, self.tokenizer.label, first=first)
+        drawn = repeated_tokens(range(self.tokenizer.vocab_size), period, first=first)
+        return self.texts(torch.tensor(drawn), "repeated")
 
     def page(self) -> str:
         """The HTML of a page that holds the model itself, and reads what a person types.
 
         Raises a `Mistake` if no text was recorded, which the page opens with.
         """
-        if self.recording is None:
+        recorded = self.recorded_or_none()
+        if recorded is None:
             raise Mistake(f"{self.source} has no text on record to try it on: read one, and show the reading")
-        return run_page(self.name, self.recording, models=[(self.step or 0, self.gpt)], tokenizer=self.tokenizer)
+        return run_page(self.name, recorded, models=[(self.step or 0, self.gpt)], tokenizer=self.tokenizer)
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.
 
         Raises a `Mistake` if no text was recorded to try them on.
         """
-        if self.recording is None:
+        recorded = self.recorded_or_none()
+        if recorded is None:
             raise Mistake(f"{self.source} has no text on record to try experiments on")
-        windows = self.recording.windows["text"]
-        return try_all(self.gpt, self.tokenizer, windows.texts, part_means(self.gpt, windows.sample))
+        windows = recorded.windows["text"]
+        return try_all(self.gpt, self.tokenizer, windows, part_means(self.gpt, windows))
 
     def _repr_html_(self) -> str:
         return in_frame(self.page)
 
 
-class Reading:
-    """What a model computed for one text, on the CPU in float32; computed when it is first asked for.
+def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
+    """What a page or a picture shows of one text that models have read, in the order of their steps.
 
-    As the last line of a cell it shows the page of the text.
+    What a model loses without a part is told as it was recorded at that step, on many texts and not on this one.
 
-    glass: the model. ids: (T,). tokens: T texts. edits: what is not as in the model, such as "without head 5.2".
+    Raises a `Mistake` if a model has changed since then: what its heads do would be told of another one.
     """
-
-    def __init__(
-        self, glass: Glass, tokens: Tensor, replacing: Means, edits: list[str], position: int | None = None
-    ) -> None:
-        self.glass, self.ids, self.edits = glass, tokens.cpu(), edits
-        self.tokens = [glass.tokenizer.label(token) for token in tokens.tolist()]
-        self.replacing, self.position = replacing, position
-
-    def edited(self, gpt: GPT, measured: str = "text") -> AbstractContextManager:
-        """A context in which the model, or a copy, has the edits. A patch is of this text, not of others."""
-        if self.position is not None and measured != "text":
-            return nullcontext()
-        return replaced(gpt, self.replacing, self.position)
-
-    def __repr__(self) -> str:
-        return f"Reading({self.title}, {len(self.tokens)} tokens)"
-
-    @property
-    def title(self) -> str:
-        """Such as "default, step 1000, without head 5.2": the page's heading."""
-        step = [] if self.glass.step is None else [f"step {self.glass.step}"]
-        return ", ".join([self.glass.name, *step, *self.edits])
-
-    @cached_property
-    def trace(self) -> Trace:
-        """All that the model computed, see `model.inspection.trace.Trace`."""
-        with self.edited(self.glass.gpt):
-            return trace(self.glass.gpt, self.ids.to(self.glass.device))
-
-    @cached_property
-    def _maps(self) -> tuple[Tensor, Checks]:
-        with self.edited(self.glass.gpt):
-            return read_maps(self.glass.gpt, self.ids)
-
-    @property
-    def maps(self) -> Tensor:
-        """(L, H, T, T): how much each query takes of each key's value; maps[5, 2] is head 5.2.
-
-        TransformerLens calls it pattern.
-        """
-        return self._maps[0]
-
-    @property
-    def checks(self) -> Checks:
-        """Whether the maps can be trusted: their fidelity and causality."""
-        return self._maps[1]
-
-    @cached_property
-    def logits(self) -> Tensor:
-        """(T, V)"""
-        with torch.no_grad():
-            return self.glass.gpt.unembed(self.trace.features).float().cpu()
-
-    def top(self, at: int = -1, count: int = 5) -> list[tuple[str, float]]:
-        """The likeliest next tokens after token `at`, as texts with their probabilities, the likeliest first."""
-        probabilities, ids = self.logits[at].softmax(-1).topk(min(count, self.logits.shape[-1]))
-        labels = map(self.glass.tokenizer.label, ids.tolist())
-        return list(zip(labels, probabilities.tolist(), strict=True))
-
-    @property
-    def surprise(self) -> Tensor:
-        """(T - 1,): what each next token costs, in bits."""
-        return F.cross_entropy(self.logits[:-1], self.ids[1:], reduction="none") / math.log(2)
-
-    @property
-    def loss(self) -> float:
-        """Nats per predicted token; NaN for a single token."""
-        return self.surprise.mean().item() * math.log(2)
-
-    @cached_property
-    def lens(self) -> dict:
-        """What the model would predict after each of `residual`'s 2L + 1 rows (the logit lens), as a dict:
-
-        part: names of the rows, such as "attention 3". token: 2L + 1 lists of T ids, the likeliest. probability:
-        (2L + 1, T), of the true next token; NaN after the last. divergence: (2L + 1, T), of this prediction from the
-        final one, in bits. See `model.inspection.lens`.
-        """
-        return {"part": stages(self.glass.gpt)} | predictions(self.glass.gpt, self.trace)["lens"]
-
-    def attribution(self, at: int = -1, of: int | None = None) -> dict[str, float]:
-        """What each part adds to the logit of a token, by the part's name; their sum is the logit before the soft-cap.
-
-        Args:
-            at: the token that is read last, from 0 or from the end.
-            of: id of the predicted token; None for the true next one, after the last token for the likeliest.
-        """
-        if of is not None and not 0 <= of < self.logits.shape[-1]:
-            raise Mistake(f"there is no token id {of}: they lie in 0..{self.logits.shape[-1] - 1}")
-        targets = torch.cat((self.ids[1:], self.logits[-1:].argmax(-1)))
-        targets[at] = targets[at] if of is None else of
-        parts, _ = attribution(self.glass.gpt, self.trace, targets)
-        return {name: part[at].item() for name, part in parts.items()}
-
-    @property
-    def residual(self) -> Tensor:
-        """(2L + 1, T, D): the residual stream after the embeddings, attention 0, feed-forward 0, attention 1, ...
-
-        Before the final norm: the logits are `gpt.unembed(gpt.final_norm(residual[-1]))`.
-        """
-        return self.trace.residual.float().cpu()
-
-    @property
-    def heads(self) -> Tensor:
-        """(L, H, T, K): what each head gives to its layer's output matrix; TransformerLens calls it z."""
-        return self.trace.heads.transpose(1, 2).float().cpu()
-
-    @property
-    def q(self) -> Tensor:
-        """(L, H, T, K): the queries, as `attend` gets them: with rotary positions, after they are turned."""
-        return self.trace.queries.float().cpu()
-
-    @property
-    def k(self) -> Tensor:
-        """(L, H, T, K): the keys, likewise; those of a group of heads are repeated for each of them."""
-        return self.trace.keys.float().cpu()
-
-    @property
-    def v(self) -> Tensor:
-        """(L, H, T, K): the values, repeated as the keys are."""
-        return self.trace.values.float().cpu()
-
-    def _repr_html_(self) -> str:
-        return in_frame(lambda: run_page(self.title, recording_of([self])))
-
-
-def recording_of(readings: Sequence[Reading]) -> Recording:
-    """What a page or a picture shows of a text that one model read at one step or several, in their order.
-
-    What the model loses without a part is told as it was recorded at that step, on many texts and not on this one.
-    """
-    first = readings[0].glass
-    text = Probe(readings[0].ids.tolist(), readings[0].tokens)
-    probes = {"text": text, "repeated": first.repeated_probe()}
-    windows = first.recording.windows if first.recording else windows_of(probes, first.gpt.config.window)
-    recording = Recording(probes, windows, name=first.name, is_prompt=True)
-    for reading in readings:
-        glass, step = reading.glass, reading.glass.step or 0
-        taken = take_snapshot(glass.gpt, step, recording, glass.tokenizer.label, edited=reading.edited)
-        for recorded in glass.recording.snapshots if glass.recording and not reading.edits else ():
-            if recorded.step == step:
-                taken = replace(taken, loss=recorded.loss, ablation=recorded.ablation)
+    first, text = read_by[0]
+    probes = {"text": first.texts(text.ids), "repeated": first.repeated_probe()}
+    recorded = first.recorded_or_none()
+    recording = Recording(probes, recorded.windows if recorded else {}, name=first.name, is_prompt=True)
+    for glass, reading in read_by:
+        check_unchanged(glass.gpt, reading, probes["text"])
+        step = glass.step or 0
+        taken = take_snapshot(glass.gpt, step, recording, glass.tokenizer.label, text=reading)
+        recorded = None if reading.replacing else glass.recorded_or_none()
+        for kept in recorded.snapshots if recorded else ():
+            if kept.step == step:
+                taken = replace(taken, loss=kept.loss, ablation=kept.ablation)
         recording.append(taken)
     return recording
+
+
+@torch.no_grad()
+def check_unchanged(gpt: GPT, reading: Reading, text: Texts) -> None:
+    """Raises a `Mistake` if the model would not read the text as it did."""
+    exact = in_float32(gpt)
+    with undisturbed(exact), replaced(exact, reading.replacing, reading.position):
+        logits = exact.unembed(run(exact, text))[0].cpu()
+    difference = (logits - reading.logits).abs().max().item()
+    if difference > CHANGED * max(1.0, reading.checks.logits) + 2 * reading.checks.noise:
+        raise Mistake("the model is no longer as it was when this text was read: read it again to see its page")
+
+
+def is_several(text: Text | Sequence[Text]) -> bool:
+    """Whether this is a list of texts, and not one text: its string, its ids (T,) as a list or a tensor of them."""
+    if isinstance(text, str | Tensor) or not isinstance(text, Sequence):
+        return False
+    return all(isinstance(one, str) or np.ndim(one) > 0 for one in text)
+
+
+def place_of(name: str, place: int, length: int) -> int:
+    """A token's place from 0; negative ones count from the end. Raises a `Mistake` where there is none."""
+    try:
+        at = operator.index(place)
+    except TypeError:
+        raise Mistake(f"{name} must be the place of a token, a whole number, not {place!r}") from None
+    if not -length <= at < length:
+        raise Mistake(f"there is no token {at} in a text of {length} tokens")
+    return at % length
 
 
 def in_frame(page: Callable[[], str]) -> str:

@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 # A model can write any byte; on a terminal a control character would act instead of show.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")  # options that `stream` has too
+
+# Options of `model.generation.sample` beside the temperature. A new rule there needs one more line here.
+SAMPLING = {
+    "top_k": (int, "N", "draw from the N likeliest tokens only (default: from all)"),
+    "top_p": (float, "P", "draw from the likeliest tokens that together have probability P, in (0, 1] (default: all)"),
+    "min_p": (float, "P", "draw from tokens at least P times as likely as the likeliest, in [0, 1] (default: all)"),
+}
 
 
 @exit_status("generate.py")
@@ -40,35 +46,34 @@ def main(argv: list[str] | None = None) -> None:
         raise Mistake(f"--seed must lie in 0..2^63 - 1, not {arguments.seed}")
     if "" in arguments.stop:
         raise Mistake("--stop is empty: write the text to end before")
+    prompt = prompt_text(arguments.prompt, arguments.prompt_file)
     try:
-        generate(arguments, prompt_text(arguments.prompt, arguments.prompt_file))
+        generate(arguments, prompt)
     except (MemoryError, RuntimeError) as error:
         # PyTorch has no type of its own for a processor's memory that is used up, but says the same as for a GPU's.
         if isinstance(error, RuntimeError) and "tried to allocate" not in str(error).lower():
             raise
-        fewer = ["--num_samples"] * (arguments.num_samples > 1) + ["--max_new_tokens"]
-        raise Mistake(f"the memory is too small: lower {' or '.join(fewer)}, or choose another --device") from error
+        fewer = "--max_new_tokens" if arguments.num_samples == 1 else "--num_samples or --max_new_tokens"
+        raise Mistake(f"the memory is too small: lower {fewer}, or choose another --device") from error
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="generate.py", description=__doc__)
     add_model_options(parser)
-    prompt = parser.add_mutually_exclusive_group().add_argument
+    prompt = parser.add_mutually_exclusive_group()
     words = "text to continue; - reads it from standard input; an empty one starts a document (default: a line break)"
-    prompt("--prompt", default="\n", metavar="TEXT", help=words)
-    prompt("--prompt_file", type=Path, metavar="PATH", help="UTF-8 file with the text to continue")
+    prompt.add_argument("--prompt", default="\n", metavar="TEXT", help=words)
+    prompt.add_argument("--prompt_file", type=Path, metavar="PATH", help="UTF-8 file with the text to continue")
     add = parser.add_argument
     add("--max_new_tokens", type=int, default=200, metavar="N", help="tokens to write at most, >= 1 (default: 200)")
     words = "end before this text; may be given several times (default: only where the model ends its document)"
     add("--stop", action="append", default=[], metavar="TEXT", help=words)
-    heat = parser.add_mutually_exclusive_group().add_argument
-    heat("--temperature", type=float, default=0.8, metavar="X", help="divides the logits; 0 = likeliest (default: 0.8)")
-    heat("--greedy", dest="temperature", action="store_const", const=0.0, help="the same as --temperature 0")
-    add("--top_k", type=int, metavar="N", help="draw from the N likeliest tokens only (default: from all)")
-    words = "draw from the likeliest tokens that together have probability P, in (0, 1] (default: from all)"
-    add("--top_p", type=float, metavar="P", help=words)
-    words = "draw from tokens at least P times as likely as the likeliest, in [0, 1] (default: from all)"
-    add("--min_p", type=float, metavar="P", help=words)
+    heat = parser.add_mutually_exclusive_group()
+    words = "divides the logits; 0 = likeliest (default: 0.8)"
+    heat.add_argument("--temperature", type=float, default=0.8, metavar="X", help=words)
+    heat.add_argument("--greedy", dest="temperature", action="store_const", const=0.0, help="--temperature 0")
+    for name, (kind, letter, words) in SAMPLING.items():
+        add(f"--{name}", type=kind, metavar=letter, help=words)
     add("--num_samples", type=whole_number, default=1, metavar="N", help="texts to write (default: 1)")
     add("--seed", type=int, metavar="N", help="number that makes the texts repeatable (default: a new one each time)")
     words = "of weights and cache; bfloat16 takes half the memory (default: float32)"
@@ -104,12 +109,14 @@ class TextStream:
             self.ended = "end_of_text"
             return ""
         self.held += self.decoder.decode(self.tokenizer.token_bytes(token))
-        if met := [place for stop in self.stops if (place := self.held.find(stop)) >= 0]:
+        met = [self.held.find(stop) for stop in self.stops if stop in self.held]
+        if met:
             self.ended = "stop"
             return self._give(min(met))
-        beginnings = (stop[:length] for stop in self.stops for length in range(1, len(stop)))
-        kept = max((len(text) for text in beginnings if self.held.endswith(text)), default=0)
-        return self._give(len(self.held) - kept)
+        for place in range(len(self.held)):
+            if any(stop.startswith(self.held[place:]) for stop in self.stops):
+                return self._give(place)
+        return self._give(len(self.held))
 
     def end(self) -> str:
         """What is still held back, and a replacement character for an incomplete one."""
@@ -132,40 +139,53 @@ def generate(arguments: argparse.Namespace, prompt: str) -> None:
     from model.glass import open_run
 
     glass = open_run(arguments.checkpoint, device=choose_device(arguments.device))
-    gpt, tokenizer = glass.gpt.to(getattr(torch, arguments.dtype)), glass.tokenizer
+    tokenizer = glass.tokenizer
+    gpt = glass.gpt.to(getattr(torch, arguments.dtype))
+    number = arguments.num_samples
+    generator = torch.Generator(glass.device)
+    if arguments.seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(arguments.seed)
+
+    began = time.perf_counter()
     # Every document of the training text begins after end-of-text, so an empty prompt is that token.
     ids = tokenizer.encode(prompt) or [tokenizer.end_of_text]
-    num_texts = arguments.num_samples
-    began = time.perf_counter()
-    options = {name: getattr(arguments, name) for name in SAMPLING}
-    generator = torch.Generator(glass.device)
-    generator.seed() if arguments.seed is None else generator.manual_seed(arguments.seed)
-    options |= {"generator": generator, "stop_token": tokenizer.end_of_text}
-    tokens = torch.tensor([ids], device=glass.device).repeat(num_texts, 1)
-    steps = stream(gpt, tokens, arguments.max_new_tokens, **options)
+    steps = stream(
+        gpt,
+        torch.tensor([ids], device=glass.device).repeat(number, 1),
+        arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        generator=generator,
+        stop_token=tokenizer.end_of_text,
+        **{name: getattr(arguments, name) for name in SAMPLING},
+    )
     first = next(steps)  # with which the memory for all texts is there
     print(glass, file=sys.stderr)
     if not prompt:
         print("an empty prompt: its text is the beginning of a document", file=sys.stderr)
-    beginnings = [f"--- sample {n} ---\n{prompt}" if num_texts > 1 else prompt for n in range(1, num_texts + 1)]
+
+    texts = [TextStream(tokenizer, arguments.stop) for _ in range(number)]
+    beginnings = [f"--- sample {n} ---\n{prompt}" for n in range(1, number + 1)] if number > 1 else [prompt]
     write_text(beginnings[0])
-    texts = [TextStream(tokenizer, arguments.stop) for _ in beginnings]
     with closing(steps):
         for drawn in chain([first], steps):
-            piece, *_ = [text.feed(token) for text, token in zip(texts, drawn.tolist(), strict=True)]
-            write_text(piece)
+            pieces = [text.feed(token) for text, token in zip(texts, drawn.tolist(), strict=True)]
+            write_text(pieces[0])
             if all(text.ended for text in texts):
                 break
-    rest, *_ = [text.end() for text in texts]
-    write_text(rest + "\n")
+    rests = [text.end() for text in texts]
+    write_text(rests[0] + "\n")
     for beginning, text in zip(beginnings[1:], texts[1:], strict=True):
         write_text(f"{beginning}{text.text}\n")
-    count, seconds = sum(len(text.tokens) for text in texts), time.perf_counter() - began
+
+    count = sum(len(text.tokens) for text in texts)
+    seconds = time.perf_counter() - began
     print(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s", file=sys.stderr)
     unmet = sum(text.ended is None for text in texts)
     if arguments.stop and unmet:
-        number = "the text" if num_texts == 1 else f"{unmet} of {num_texts} texts"
-        print(f"no --stop text came in {number} within {arguments.max_new_tokens} tokens", file=sys.stderr)
+        within = f"{unmet} of {number} texts within {arguments.max_new_tokens} tokens"
+        print(f"no --stop text came in {within}", file=sys.stderr)
 
 
 def write_text(text: str) -> None:

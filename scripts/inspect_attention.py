@@ -169,7 +169,7 @@ def of_prompt(arguments: argparse.Namespace) -> Shown:
         raise Mistake(
             f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
         )
-    recording = recording_of([glass.read(tokens) for glass in opened])
+    recording = recording_of([(glass, glass.read(tokens)) for glass in opened])
     models = [(glass.step or 0, glass.gpt) for glass in opened]
     title = prompt_title(prompt, recording)
     page = functools.partial(run_page, title, recording, models=models, tokenizer=tokenizer)

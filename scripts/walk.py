@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
     from model.glass import Glass
     from model.gpt import GPT
-    from model.inspection.trace import AttendCall
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 96  # columns
@@ -158,7 +157,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     from model.attention import CausalSelfAttention
     from model.checks import listed
     from model.gpt import GPT, Block, FeedForward, NgramEmbedding
-    from model.inspection.trace import hooked, observed, undisturbed
+    from model.inspection.parts import by_head, hooked, observed, undisturbed, weights_of
     from model.inspection.verdicts import EXACT
     from model.masks import causal_mask, sliding_window_mask
     from model.multihead import scaled_dot_product_attention
@@ -169,21 +168,21 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     D, H, H_kv, K, V = config.embed_dim, config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size
     T, norm = len(ids), NORMS[config.norm]
     tokens, targets = torch.tensor([ids]), torch.tensor([[*ids[1:], IGNORED]])
-    calls: list[AttendCall] = []
+    calls: list[tuple] = []
     with torch.no_grad(), undisturbed(gpt):
-        with hooked(gpt.modules()) as (inputs, outputs), observed([attention], calls.append):
+        with hooked(gpt.modules()) as (inputs, outputs), observed(gpt, lambda *call: calls.append(call)):
             gpt(tokens)
         loss = gpt.loss(tokens, targets)
         surprise = F.cross_entropy(outputs[gpt][0], targets[0], reduction="none")
         queries, _, _ = attention.project(inputs[attention])  # before rotary turns them
-        (call,) = calls
-        weights, every_k, every_v = call.weights(), call.by_head(call.k), call.by_head(call.v)
+        attend, q, k, v, attended = calls[layer]
+        weights, every_k, every_v = weights_of(attend, q, k, v), by_head(k, q), by_head(v, q)
         mask = sliding_window_mask(T, config.window)
-        _, formula = scaled_dot_product_attention(call.q, every_k, every_v, mask, need_weights=True)
+        _, formula = scaled_dot_product_attention(q, every_k, every_v, mask, need_weights=True)
         difference = (weights - formula).abs().max().item()
         agrees = difference <= EXACT or math.isnan(difference)  # it is NaN for a model that diverged
-        apart = (weights @ every_v - call.attended).abs().max().item()
-        linear = call.infidelity(weights) <= EXACT or math.isnan(apart)
+        apart = (weights @ every_v - attended).abs().max().item()
+        linear = apart <= EXACT * max(1.0, v.abs().max().item()) or math.isnan(apart)
 
     yield "From text to vectors"
     pieces = textwrap.shorten(" ".join(quoted(tokenizer, id) for id in ids), 3 * WIDTH, placeholder=" ...")
@@ -220,10 +219,10 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     yield Stop("queries, normalised" if normed else "queries", "(B, H, T, K)", queries, CausalSelfAttention.project,
                f"What each token looks for, in each of {H} heads.{normed}")
     if rotary := config.position == "rotary":
-        yield Stop("queries, turned", "(B, H, T, K)", call.q, apply_rotary,
+        yield Stop("queries, turned", "(B, H, T, K)", q, apply_rotary,
                    "Rotary positions: pairs of channels turn by an angle that grows with the place, in queries and "
                    "keys alike. Their product then depends on how far apart two tokens are, not on where they stand.")
-    yield Stop("keys", "(B, H_kv, T, K)", call.k, CausalSelfAttention.project,
+    yield Stop("keys", "(B, H_kv, T, K)", k, CausalSelfAttention.project,
                "What each token can be found by, made in the same way."
                + (f" Every {H // H_kv} neighbouring heads share their keys and values." if H_kv < H else ""))
     if str(layer) in gpt.value_embeddings:
@@ -231,7 +230,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                    CausalSelfAttention.project,
                    "A table of its own adds a vector of each token to its values, so that attention can hand on which "
                    "token it was even where the stream no longer says so.")
-    yield Stop("values", "(B, H_kv, T, K)", call.v, CausalSelfAttention.project,
+    yield Stop("values", "(B, H_kv, T, K)", v, CausalSelfAttention.project,
                "What each token hands on to those that attend to it." + (" Values are not turned." if rotary else ""))
     if not agrees:
         future = linear and weights.triu(1).abs().max().item() > EXACT
@@ -241,7 +240,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                    f"{difference:.2g}."
                    + (" Some lie on later tokens: this layer looks into the future." if future else ""))
     else:
-        yield Stop("scores", "(B, H, T, S)", call.q @ every_k.mT / math.sqrt(K), scaled_dot_product_attention,
+        yield Stop("scores", "(B, H, T, S)", q @ every_k.mT / math.sqrt(K), scaled_dot_product_attention,
                    f"How well each query (row) fits each key (column): their dot product, divided by sqrt({K}) = "
                    f"{math.sqrt(K):.3g} because a sum of {K} products would grow with the width and make the softmax "
                    "too sharp.")
@@ -256,7 +255,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                    f"formula by {difference:.1e}.")
     kernel = ", in one fused kernel that never stores scores or weights" if agrees else ""
     no_map = "" if linear else " This `attend` is not linear in the values or mixes heads, so it has no map."
-    yield Stop("mixed values", "(B, H, T, K)", call.attended, attention.attend,
+    yield Stop("mixed values", "(B, H, T, K)", attended, attention.attend,
                f"Each query's mean of the values, by those weights{kernel}. Weights times values differ from it by "
                f"{apart:.1e}.{no_map}")
     yield Stop("output projection", "(B, T, D)", outputs[attention.output_proj], CausalSelfAttention.forward,

@@ -1,17 +1,22 @@
 """Random but consistent measurements of snapshots, in the form in which a recording has them."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from model.inspection.ablation import Change
-from model.inspection.heads import SCORES, threshold, uniform_attention
-from model.inspection.probes import Probe
-from model.inspection.recording import DETAILS_DIGITS, Checks, Recording, Snapshot, as_json
-from model.inspection.survey import measure, summary, windows_of
+from model.inspection.heads import SCORES, HeadTable, figures_of, table_of, threshold
+from model.inspection.losses import Change
+from model.inspection.reading import DIGITS, Checks, Reading, as_json
+from model.inspection.recording import Recording, Snapshot
+from model.inspection.texts import Texts
+
+
+def text_of(tokens, labels=None, kind="text", **options) -> Texts:
+    """A single text, by default with labels that say nothing."""
+    return Texts(torch.tensor([list(tokens)]), [list(labels or ["x"] * len(tokens))], kind, **options)
 
 
 def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
@@ -20,29 +25,39 @@ def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
     return scores.masked_fill(hidden, -math.inf).softmax(-1)
 
 
-def survey_maps(maps, probes):
+def uniform_maps(length: int) -> torch.Tensor:
+    """(T, T): every key that a query sees gets the same, 1 / (q + 1) from query q."""
+    return causal_softmax(torch.zeros(length, length))
+
+
+def heads_of(maps, probes) -> HeadTable:
     """What hand-made maps (L, H, T, T) say of the heads: each probe is the only window of its kind."""
-    windows = windows_of(probes)
-    layers = {name: torch.as_tensor(maps[name]).float() for name in windows}
     measured = {}
-    for name, of in windows.items():
-        by_layer = [measure(of, layer[None]) for layer in layers[name]]
-        measured[name] = {key: torch.stack([one[key] for one in by_layer]) for key in by_layer[0]}
-    return summary(windows, measured)
+    for kind, texts in probes.items():
+        by_layer = [figures_of(layer[None], texts) for layer in torch.as_tensor(maps[kind]).float()]
+        measured[kind] = {name: torch.stack([one[name] for one in by_layer]) for name in by_layer[0]}
+    return table_of(probes, measured)
 
 
-def snapshot_of(maps, probes, step=0, checks=None, **measured) -> Snapshot:
+def snapshot_of(maps, probes, step=0, checks=None, figures=None, **measured) -> Snapshot:
     """A snapshot of hand-made maps, and other measurements as given."""
-    heads, arrays = survey_maps(maps, probes), {name: np.asarray(of_probe) for name, of_probe in maps.items()}
+    heads = heads_of(maps, probes)
     by_layer = {name: [0.0] * len(heads.reach) for name in ("fidelity", "future", "outside", "random")}
     good = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0, "by_layer": by_layer}
-    return Snapshot(step, Checks(**good | (checks or {})), heads, maps=arrays, **measured)
+    trust = Checks(**good | (checks or {}))
+    readings = {
+        kind: Reading(
+            probe.tokens[0], probe.labels[0], torch.as_tensor(maps[kind]), trust, figures=(figures or {}).get(kind)
+        )
+        for kind, probe in probes.items()
+    }
+    return Snapshot(step, trust, heads, readings=readings, **measured)
 
 
 def snapshot_with(scores, probes, step=0) -> Snapshot:
     """A snapshot with these scores, which are the same in both halves of the windows."""
     shape = (*next(iter(scores.values())).shape, 1, 1)
-    uniform = {name: uniform_attention(len(probe.tokens)).repeat(shape) for name, probe in probes.items()}
+    uniform = {name: uniform_maps(probe.length).repeat(shape) for name, probe in probes.items()}
     snapshot = snapshot_of(uniform, probes, step)
     of_uniform = snapshot.heads.uniform
     formed = {name: SCORES[name].is_pattern & (score > threshold(of_uniform[name])) for name, score in scores.items()}
@@ -59,9 +74,9 @@ def learned_recording(
     """
     generator = torch.Generator().manual_seed(seed)
     labels = [f" t{i}" for i in range(labels)] if isinstance(labels, int) else list(labels)
-    repeated = Probe([99, *range(9), *range(9)], ["<end>", *2 * [f"r{i}" for i in range(9)]], 9)
-    probes = {"text": Probe([*range(len(labels))], labels), "repeated": repeated}
-    sizes = {name: len(probe.tokens) for name, probe in probes.items()}
+    repeated = text_of([99, *range(9), *range(9)], ["<end>", *2 * [f"r{i}" for i in range(9)]], "repeated")
+    probes = {"text": text_of(range(len(labels)), labels), "repeated": repeated}
+    sizes = {name: probe.length for name, probe in probes.items()}
     random = {name: 2 * torch.randn(layers, heads, size, size, generator=generator) for name, size in sizes.items()}
     recording = Recording(probes, name="demo")
     for step in steps:
@@ -71,8 +86,8 @@ def learned_recording(
             scores[0, 0] += 2 * math.log1p(step) ** 2 * torch.eye(size).roll(1, 0)
             if induction and name == "repeated":
                 scores[-1, -1, 10:] += math.log1p(step) ** 2 * torch.eye(size)[2:11]
-            maps[name] = causal_softmax(scores).half().numpy()
-        recording.append(measured(snapshot_of(maps, probes, step, checks), probes))
+            maps[name] = causal_softmax(scores).half()
+        recording.append(random_snapshot(maps, probes, step, checks))
     return recording
 
 
@@ -84,30 +99,30 @@ def write_recording(recording: Recording, folder: Path) -> Recording:
     return written
 
 
-def measured(snapshot: Snapshot, probes) -> Snapshot:
+def random_snapshot(maps, probes, step=0, checks=None) -> Snapshot:
     """With random numbers for what is measured beside the maps, others at each step."""
-    layers, heads = snapshot.shape
+    layers, heads = maps["text"].shape[:2]
     parts, sublayers = ["token embedding"], ["embeddings"]
     for layer in range(layers):
         parts += [*(f"head {layer}.{head}" for head in range(heads)), f"feed-forward {layer}"]
         sublayers += [f"attention {layer}", f"feed-forward {layer}"]
-    labels = sorted({label for probe in probes.values() for label in probe.labels})
+    labels = sorted({label for probe in probes.values() for label in probe.labels[0]})
     texts = {str(token): label for token, label in enumerate(labels)}
     about = {"parts": parts, "sublayers": sublayers, "tokens": texts}
-    draw = np.random.default_rng(snapshot.step)
+    draw = np.random.default_rng(step)
     ablation = {name: {part: Change(float(draw.normal()), 1e-4) for part in parts} for name in probes}
-    details = as_json(
-        about | {"probes": {name: random_details(draw, about, len(probe.tokens)) for name, probe in probes.items()}},
-        DETAILS_DIGITS,
-    )
-    return replace(snapshot, loss=dict.fromkeys(probes, 2.5), ablation=ablation, details=details)
+    figures = {name: random_figures(draw, about, probe.length) for name, probe in probes.items()}
+    snapshot = snapshot_of(maps, probes, step, checks, figures, loss=dict.fromkeys(probes, 2.5), ablation=ablation)
+    for of_probe in figures.values():
+        of_probe["checks"] = as_json(asdict(snapshot.checks), DIGITS)
+    return snapshot
 
 
-def random_details(draw: np.random.Generator, about: dict, T: int) -> dict:
-    """Of a probe of T tokens, as `recording` describes them."""
+def random_figures(draw: np.random.Generator, about: dict, T: int) -> dict:
+    """Of a text of T tokens, as `Reading.to_json` describes them."""
     parts, sublayers, V = (len(about[name]) for name in ("parts", "sublayers", "tokens"))
     has_next, top = np.arange(T) < T - 1, min(5, V)
-    return {
+    figures = {
         "bits": [*draw.exponential(4, T - 1).tolist(), None],
         "rank": [*draw.integers(V, size=T - 1).tolist(), None],
         "top": [draw.permutation(V)[:top].tolist() for _ in range(T)],
@@ -120,3 +135,4 @@ def random_details(draw: np.random.Generator, about: dict, T: int) -> dict:
         "attribution": np.where(has_next, draw.normal(size=(parts, T)), np.nan),
         "attribution_error": 2e-7,
     }
+    return as_json(about | figures, DIGITS)

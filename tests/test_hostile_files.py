@@ -123,7 +123,7 @@ def change_json(name, **entries):
 
 
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(30))
-LONG = {"tokens": [0] * 10**6, "labels": [""] * 10**6, "period": None}
+LONG = {"tokens": [[0] * 10**6], "labels": [[""] * 10**6], "document_ids": None, "attention_window": None}
 DETAILS = "attention/step_00000012.json"
 
 HOSTILE = {

@@ -12,9 +12,9 @@ from matplotlib.image import imread
 
 from data.tokenizers import byte_level
 from model.gpt import GPT, GPTConfig
-from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import read_maps, take_snapshot
-from model.inspection.recording import Recording
+from model.inspection.reading import read
+from model.inspection.recording import Recording, take_snapshot
+from model.inspection.texts import Texts, repeated_tokens
 from scripts.inspect_attention import main, prompt_title
 from tests.command_lines import refused, tells
 from tests.gpts import random_gpt, save_checkpoint
@@ -41,8 +41,9 @@ def here(request, monkeypatch):
 def make_run(run: Path, seed: int, text: str = TEXT, steps: tuple[int, ...] = (0, 1, 2), **config) -> None:
     gpt, tokenizer = small_gpt(seed, **config), byte_level()
     tokens = tokenizer.encode(text)
-    repeated = draw_repeated_probe(range(256), (len(tokens) - 1) // 2, tokenizer.label, first=256)
-    probes = {"text": Probe(tokens, list(text)), "repeated": repeated}
+    drawn = repeated_tokens(range(256), (len(tokens) - 1) // 2, first=256)
+    probes = {"text": Texts.of(tokens, tokenizer.label)}
+    probes["repeated"] = Texts.of(drawn, tokenizer.label, kind="repeated")
     recording = Recording(probes, tokenizer=tokenizer.fingerprint, folder=run / "attention")
     for step in steps:
         recording.append(take_snapshot(gpt, step, recording))
@@ -66,7 +67,7 @@ def test_a_run_becomes_a_page(capsys):
     data = Page(page).data
     assert data["title"] == "first" and [c["step"] for c in data["run"]["snapshots"]] == [0, 1, 2, 7]
     assert "".join(data["run"]["probes"][0]["labels"]) == TEXT == data["text"] and "status" not in data
-    weights = read_maps(small_gpt(0), byte_level().encode(TEXT))[0]
+    weights = read(small_gpt(0), byte_level().encode(TEXT)).maps
     np.testing.assert_allclose(Page(page).maps(), weights, atol=0.0045)
 
 
@@ -74,10 +75,10 @@ def test_a_prompt_is_shown_with_the_repeated_probe_of_the_recorded_run():
     text, probe = page_of("--checkpoint", "runs/first", "--prompt", "é</script>").data["run"]["probes"]
     assert text["labels"][:3] == ["\\xc3", "\\xa9", "<"]
     recorded = Recording.open(Path("runs/first/attention")).probes["repeated"]
-    assert (probe["labels"], probe["period"]) == (recorded.labels, recorded.period)
+    assert (probe["labels"], probe["period"]) == (recorded.labels[0], recorded.period)
     Path("alone.ckpt").write_bytes(Path("runs/first/checkpoints/best.ckpt").read_bytes())
     alone = page_of("--checkpoint", "alone.ckpt", "--prompt", "ab").data["run"]["probes"][1]
-    assert alone["labels"] != recorded.labels and alone["labels"][1:16] == alone["labels"][16:]
+    assert alone["labels"] != recorded.labels[0] and alone["labels"][1:16] == alone["labels"][16:]
 
 
 READERS = {
@@ -151,7 +152,7 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints(tmp_path):
     snapshots = data["run"]["snapshots"]
     assert [snapshot["step"] for snapshot in snapshots] == [0, 5]
     for number, snapshot in enumerate(snapshots):
-        weights = read_maps(gpts[snapshot["step"]], byte_level().encode("x = x + 1"))[0]
+        weights = read(gpts[snapshot["step"]], byte_level().encode("x = x + 1")).maps
         np.testing.assert_allclose(page.maps(snapshot=number), weights, atol=0.0045)
 
 

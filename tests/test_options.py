@@ -39,7 +39,8 @@ GPT_OPTIONS = {
 }  # fmt: skip
 OPTIMIZER_OPTIONS = {
     "algorithm": "adamw", "learning_rate": 0.1, "head_learning_rate": 0.1, "matrix_learning_rate": 0.1,
-    "table_learning_rate": 0.1, "weight_decay": 0.5, "betas": (0.5, 0.5), "epsilon": 1.0, "momentum": 0.5,
+    "vector_learning_rate": 0.1, "table_learning_rate": 0.1, "weight_decay": 0.5,
+    "betas": (0.5, 0.5), "epsilon": 1.0, "momentum": 0.5,
 }  # fmt: skip
 SCHEDULE_OPTIONS = {"warmup_steps": 3, "decay": "cosine", "decay_fraction": 0.5, "final_factor": 0.5}
 MODEL = {
@@ -48,6 +49,7 @@ MODEL = {
     "schedule": (ScheduleConfig, SCHEDULE_OPTIONS),
 }
 NEEDED = {"context_length": {"position": "learned"}}
+NEEDED_GPT = {"vector_learning_rate": {"bias": True}}
 
 
 def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
@@ -74,11 +76,14 @@ def test_every_option_of_model_changes_the_training(kind):
     assert {field.name for field in dataclasses.fields(config)} == set(options)  # a new option needs a line above
     usual = {}
     for name, value in options.items():
-        needed = NEEDED.get(name, {})
+        needed = {kind: NEEDED.get(name, {})}
+        if name in NEEDED_GPT:
+            needed["gpt"] = NEEDED_GPT[name]
         key = str(needed)
-        usual[key] = usual.get(key) or trained_losses(**{kind: needed})
-        assert usual[key] != trained_losses(**{kind: needed | {name: value}}), f"model.{kind}.{name} changes nothing"
-    assert trained_losses() == usual["{}"]
+        usual[key] = usual.get(key) or trained_losses(**needed)
+        changed = needed | {kind: needed[kind] | {name: value}}
+        assert usual[key] != trained_losses(**changed), f"model.{kind}.{name} changes nothing"
+    assert trained_losses() == usual[str({kind: {}})]
 
 
 FOLDER = {"files": None, "dataset": "folder"}
@@ -146,7 +151,6 @@ RUN_OPTIONS = {
     "attention.enabled": (True, {}),
     "attention.probe_tokens": (7, RECORDED),
     "attention.probe_text": ("another text", RECORDED),
-    "attention.early_steps": (0, RECORDED),
     "attention.every_n_steps": (3, RECORDED),
     "name": ("other", {}),
     "seed_everything": (7, {}),

@@ -101,7 +101,12 @@ def test_help_begins_with_what_people_type_and_explains_every_option(capsys):
     assert typed >= {"--config", "--resume", "--data.files", "--model.init_from"}
     for option in typed:
         assert f"{option} " in all_options or f"{option}\n" in all_options, option
-    for option in ("--model.gpt.qk_norm", "--attention.early_steps", "--samples.prompt", "--checkpoints.every_n_steps"):
+    for option in (
+        "--model.gpt.qk_norm",
+        "--attention.every_n_steps",
+        "--samples.prompt",
+        "--checkpoints.every_n_steps",
+    ):
         assert option in all_options
     corpus = all_options.split("--data.corpus CORPUS")[1].split("--data.files")[0]
     for name in CORPORA:

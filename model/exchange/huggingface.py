@@ -23,7 +23,7 @@ from model.checkpoint import with_weights
 from model.checks import Missing, Mistake, listed, parsing, reading, writing
 from model.gpt import GPT, GPTConfig, in_eval_mode
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 MODELLING = "modeling_glassgpt"
 GPT2_CLASS, OUR_CLASS = "GPT2LMHeadModel", "GlassGPTForCausalLM"
 # The config.json of a GlassGPTForCausalLM, besides its GPTConfig.
@@ -46,7 +46,16 @@ GPT2_OPTIONS = {  # our option -> GPT-2's
 }
 # What GPT-2 has where a config.json says nothing.
 GPT2_DEFAULTS = {"tie_word_embeddings": True, "resid_pdrop": 0.1, "activation_function": "gelu_new"}
-ACTIVATIONS = {"gelu_new": "gelu", "gelu": "gelu_exact", "relu2": "relu2"}  # GPT-2's name -> ours
+GPT2_ACTIVATIONS = {  # the names that transformers has for one function -> ours; written is the first
+    "gelu_new": "gelu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_python_tanh": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_accurate": "gelu",
+    "gelu": "gelu_exact",
+    "gelu_python": "gelu_exact",
+    "relu2": "relu2",
+}
 # What makes a GPT one of GPT-2's family; all else is as GPTConfig has it without them.
 GPT2_FAMILY: dict[str, Any] = {
     "position": "learned",
@@ -122,7 +131,10 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     options = gpt2_options(gpt.config) if as_gpt2 else OUR_OPTIONS | {"gpt": asdict(gpt.config)}
     options |= {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "document_masking": document_masking}
     options["dtype"] = str(gpt.token_embedding.weight.dtype).removeprefix("torch.")
-    files = {CONFIG: options} | ({} if tokenizer is None else tokenizer.huggingface_files())
+    # How long a text may be: by itself transformers' pipeline writes 256 tokens, whatever the context is.
+    generation = {"max_length": gpt.config.context_length, "bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    files = {CONFIG: options, GENERATION: generation}
+    files |= {} if tokenizer is None else tokenizer.huggingface_files(gpt.config.context_length)
     try:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -168,9 +180,14 @@ def check_computes_the_same(gpt: GPT, folder: Path) -> None:
 
 
 def is_gpt2(config: GPTConfig) -> bool:
-    """Whether GPT-2's format can express all options; `init` says how a GPT was drawn, not what it is."""
-    expressed = {name: getattr(config, name) for name in (*GPT2_OPTIONS, "activation", "init")}
-    return config.activation in ACTIVATIONS.values() and GPTConfig(**GPT2_FAMILY | expressed) == config
+    """Whether every program that reads GPT-2's format computes this GPT.
+
+    llama.cpp takes any hidden layer for one of 4 D, and any activation for GELU: between its two forms the difference
+    is no larger than llama.cpp's own rounding. `init` says how a GPT was drawn, not what it is.
+    """
+    as_read = {name: getattr(config, name) for name in GPT2_OPTIONS if name != "feed_forward_dim"}
+    as_read |= {"activation": config.activation, "init": config.init}
+    return config.activation in ("gelu", "gelu_exact") and GPTConfig(**GPT2_FAMILY | as_read) == config
 
 
 def read_options(options: dict[str, Any]) -> GPTConfig:
@@ -185,10 +202,10 @@ def read_options(options: dict[str, Any]) -> GPTConfig:
             if options[name] != value:
                 raise Mistake(f"its {name} is {options[name]!r}: it can be {value!r} only")
         activation = options["activation_function"]
-        if activation not in [*ACTIVATIONS]:
-            raise Mistake(f"its activation_function is {activation!r}: it can be {listed([*ACTIVATIONS], 'or')}")
+        if activation not in [*GPT2_ACTIVATIONS]:
+            raise Mistake(f"its activation_function is {activation!r}: it can be {listed([*GPT2_ACTIVATIONS], 'or')}")
         fields = {our_name: options.get(their_name) for our_name, their_name in GPT2_OPTIONS.items()}
-        fields |= {"activation": ACTIVATIONS[activation], **GPT2_FAMILY}
+        fields |= {"activation": GPT2_ACTIVATIONS[activation], **GPT2_FAMILY}
     try:
         return GPTConfig(**fields)
     except TypeError as error:
@@ -197,10 +214,11 @@ def read_options(options: dict[str, Any]) -> GPTConfig:
 
 def gpt2_options(config: GPTConfig) -> dict[str, Any]:
     """The content of a config.json for GPT-2; `read_options` is the inverse."""
-    activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+    activation = next(theirs for theirs, ours in GPT2_ACTIVATIONS.items() if ours == config.activation)
     options = {"model_type": "gpt2", "architectures": [GPT2_CLASS], "activation_function": activation, **GPT2_FIXED}
     options |= {their_name: getattr(config, our_name) for our_name, their_name in GPT2_OPTIONS.items()}
-    return options | {"embd_pdrop": config.dropout, "attn_pdrop": config.dropout}  # a GPT has one dropout for all
+    options |= {"embd_pdrop": config.dropout, "attn_pdrop": config.dropout}  # a GPT has one dropout for all
+    return options | {"n_ctx": config.context_length}  # GPT-2's old name for it, which llama.cpp reads
 
 
 # Weights

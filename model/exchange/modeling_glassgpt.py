@@ -15,7 +15,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from model.gpt import GPT, GPTConfig
 
-IGNORED = {"use_cache", "cache_position", "return_dict"}  # what transformers passes, and nothing here depends on
+IGNORED = {"use_cache", "cache_position"}  # what transformers passes, and nothing here depends on
+NOT_KEPT = ("output_attentions", "output_hidden_states")
 
 
 class GlassGPTConfig(PretrainedConfig):
@@ -38,6 +39,7 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
     """The GPT, with the inputs and outputs of transformers' language models.
 
     It keeps no cache: each new token reads its text again. Texts of different lengths in one batch are read one by one.
+    Not there, and refused: attentions and hidden states, resized embeddings, gradient checkpointing, assistant models.
     """
 
     config_class = GlassGPTConfig
@@ -65,17 +67,21 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
+        return_dict: bool | None = None,
         **others: Any,
-    ) -> CausalLMOutput:
+    ) -> CausalLMOutput | tuple[Tensor, ...]:
         """Logits (B, T, V) of the tokens (B, T) in `input_ids`.
 
         Args:
             attention_mask: (B, T), 0 for padding, on either side. Padding is not read, and positions count without it.
             labels: (B, T), usually the tokens themselves; adds the mean loss of each token after those before it.
+                Padding does not count, whatever its label is, nor does the first token after it.
             logits_to_keep: return the logits of the last so many positions only; all if 0.
+            return_dict: False returns a tuple; None means as the config says.
             others: those of IGNORED; all else, which would change the result or its outputs, only as None or False.
         """
-        given = {name for name, value in others.items() if value is not None and value is not False}
+        asked = others | {name: others.get(name) or getattr(self.config, name, False) for name in NOT_KEPT}
+        given = {name for name, value in asked.items() if value is not None and value is not False}
         if refused := given - IGNORED:
             raise ValueError(f"a {type(self).__name__} does not take {', '.join(refused)}")
         if attention_mask is None or attention_mask.all():
@@ -87,11 +93,17 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
                     logits[text, is_read] = self.gpt(input_ids[text, is_read][None])[0]
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-        return CausalLMOutput(loss=loss, logits=logits[:, -logits_to_keep:])
+            targets = labels[:, 1:]
+            if attention_mask is not None:
+                is_read = attention_mask.bool()
+                targets = targets.masked_fill(~(is_read[:, :-1] & is_read[:, 1:]), -100)
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100)
+        output = CausalLMOutput(loss=loss, logits=logits[:, -logits_to_keep:])
+        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> dict[str, Any]:
-        """All tokens so far, at every step."""
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+        """All tokens so far, at every step; and what `forward` refuses."""
+        asked = {name: others.get(name) for name in NOT_KEPT}
+        return {"input_ids": input_ids, "attention_mask": attention_mask, **asked}

@@ -17,6 +17,7 @@ import random
 import re
 import string
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -26,9 +27,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from model.gpt import GPT
-from model.inspection.ablation import Means, replaced
-from model.inspection.probes import Probe
-from model.inspection.trace import AttendCall, blocks_of, observed, undisturbed
+from model.inspection.parts import Attend, Vectors, observed, replaced, undisturbed, weights_of
+from model.inspection.texts import Texts
 
 LISTED = 20  # likeliest next tokens that count, as many as the page knows
 RIGHT, MIN_TEXTS, MIN_SHARE = 0.25, 20, 0.75
@@ -92,9 +92,9 @@ class Experiment:
     question: str
     finding: str = ""
     switches: bool = False
-    propose: Callable[[Texts], Iterator[Trial]] = field(init=False)
+    propose: Callable[[Material], Iterator[Trial]] = field(init=False)
 
-    def __call__(self, propose: Callable[[Texts], Iterator[Trial]]) -> Callable[[Texts], Iterator[Trial]]:
+    def __call__(self, propose: Callable[[Material], Iterator[Trial]]) -> Callable[[Material], Iterator[Trial]]:
         self.propose = propose
         EXPERIMENTS[self.title] = self
         return propose
@@ -104,18 +104,24 @@ Found = tuple[list[Effect], dict[str, str]]  # those that hold, strongest first;
 EXPERIMENTS: dict[str, Experiment] = {}  # by title
 
 
-class Texts:
+class Material:
     """What texts are made of: a tokenizer of `data.tokenizers` and recorded windows; context: tokens read at once."""
 
-    def __init__(self, tokenizer: Any, windows: Sequence[Probe], context: int) -> None:
+    def __init__(self, tokenizer: Any, windows: Texts, context: int) -> None:
         self.tokenizer, self.encode, self.context = tokenizer, tokenizer.encode, context
         self.beginnings: dict[str, list[int]] = {}
-        self.recorded = "\n".join("".join(window.labels) for window in windows)
-        self.piece = size = sorted((*PIECE, context // 6))[1]
-        starts = [(window.tokens, at) for window in windows for at in range(0, len(window.tokens) - size, size + 1)]
-        pieces = [tokens[at : at + size + 1] for tokens, at in starts]
+        end_of_text = tokenizer.label(tokenizer.end_of_text)
+        self.recorded = "\n".join("".join(labels).replace(end_of_text, "\n") for labels in windows.labels)
+        least, most = PIECE
+        self.piece = min(max(context // 6, least), most)
         # Parts that do not overlap, and the token after each; not those that begin or end within a character.
-        self.pieces = [piece for piece in pieces if self.encode(tokenizer.decode(piece[:-1])) == piece[:-1]]
+        self.pieces = []
+        for tokens in windows.tokens.tolist():
+            for at in range(0, len(tokens) - self.piece, self.piece + 1):
+                piece = tokens[at : at + self.piece + 1]
+                is_of_one_text = tokenizer.end_of_text not in piece
+                if is_of_one_text and self.encode(tokenizer.decode(piece[:-1])) == piece[:-1]:
+                    self.pieces.append(piece)
 
     def words(self, count: int) -> Iterator[list[str]]:
         """Different words of the recorded text."""
@@ -155,7 +161,7 @@ class Texts:
     finding="finds what followed in the first copy of a made-up word",
     switches=True,
 )
-def word_twice(texts: Texts) -> Iterator[Trial]:
+def word_twice(texts: Material) -> Iterator[Trial]:
     for word, again, following in texts.made_up():
         yield texts.trial(word + again, following, word + again, len(again))
 
@@ -168,7 +174,7 @@ def word_twice(texts: Texts) -> Iterator[Trial]:
     "How many tokens does the model read at once (below the box), and is the first copy among them?",
     finding="finds a made-up word again that stands further up",
 )
-def far_above(texts: Texts) -> Iterator[Trial]:
+def far_above(texts: Material) -> Iterator[Trial]:
     for number, (word, again, following) in enumerate(texts.made_up() if texts.pieces else ()):
         first = number % len(texts.pieces)
         pieces = (texts.pieces[first:] + texts.pieces)[: 1 + texts.context // texts.piece]
@@ -184,7 +190,7 @@ def far_above(texts: Texts) -> Iterator[Trial]:
     "The last token is the same: what does the list put on top now?",
     finding="reads the token before the last",
 )
-def token_before(texts: Texts) -> Iterator[Trial]:
+def token_before(texts: Material) -> Iterator[Trial]:
     for *tokens, following in texts.pieces:
         yield texts.trial(tokens, following, [*tokens[:-2], tokens[0], tokens[-1]], len(tokens) - 2)
 
@@ -196,7 +202,7 @@ def token_before(texts: Texts) -> Iterator[Trial]:
     "Which quote do the likeliest tokens begin with now?",
     finding="finds the quote that is still open",
 )
-def quotes(texts: Texts) -> Iterator[Trial]:
+def quotes(texts: Material) -> Iterator[Trial]:
     for number, (one, other) in enumerate(texts.words(2)):
         yield closing(texts, f"        if {one} == ", "'\""[number % 2], other)
 
@@ -208,13 +214,13 @@ def quotes(texts: Texts) -> Iterator[Trial]:
     "The same characters, two of them swapped: which bracket do more of the listed tokens begin with now?",
     finding="finds the bracket that is still open",
 )
-def brackets(texts: Texts) -> Iterator[Trial]:
+def brackets(texts: Material) -> Iterator[Trial]:
     for number, (one, other, inner) in enumerate(texts.words(3)):
         sign = "(["[number % 2]
         yield closing(texts, f"        {one} = {other}{SWAPPED[sign]}{inner}", sign, "0, 1")
 
 
-def closing(texts: Texts, start: str, sign: str, inside: str) -> Trial:
+def closing(texts: Material, start: str, sign: str, inside: str) -> Trial:
     """A text with an open quote or bracket, and with the other kind in its place; brackets of `start` swap too."""
     text = f"{start}{sign}{inside}"
     changed = "".join(SWAPPED.get(char, char) for char in text)
@@ -229,7 +235,7 @@ def closing(texts: Texts, start: str, sign: str, inside: str) -> Trial:
     "How many spaces does the likeliest line break have now?",
     finding="finds how far the line is indented",
 )
-def indentation(texts: Texts) -> Iterator[Trial]:
+def indentation(texts: Material) -> Iterator[Trial]:
     for number, (name, argument, one, other) in enumerate(texts.words(4)):
         start, (depth, changed) = f"    def {name}(self, {argument}):\n", ((8, 12), (12, 8))[number % 2]
         text, moved = (f"{start}{' ' * width}if {one} in {other}" for width in (depth, changed))
@@ -238,12 +244,12 @@ def indentation(texts: Texts) -> Iterator[Trial]:
 
 
 @torch.no_grad()
-def try_all(gpt: GPT, tokenizer: Any, windows: Sequence[Probe], means: Means) -> Found:
+def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> Found:
     """Tries all experiments on a model.
 
     windows: of the recorded text. means: what a head that is switched off gives at every token.
     """
-    texts = Texts(tokenizer, windows, gpt.config.context_length)
+    texts = Material(tokenizer, windows, gpt.config.context_length)
     with undisturbed(gpt):
         found = {title: _tried(gpt, title, texts, means) for title in EXPERIMENTS}
     effects = [effect for effect in found.values() if isinstance(effect, Effect)]
@@ -251,7 +257,7 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Sequence[Probe], means: Means) ->
     return effects, {title: reason for title, reason in found.items() if isinstance(reason, str)}
 
 
-def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
+def _tried(gpt: GPT, title: str, texts: Material, means: Vectors) -> Effect | str:
     """What comes of an experiment: an effect, or why there is none."""
     tried = EXPERIMENTS[title]
     proposed = islice(tried.propose(texts), MOST)
@@ -290,11 +296,11 @@ def _tried(gpt: GPT, title: str, texts: Texts, means: Means) -> Effect | str:
     )
 
 
-def _heads(means: Means) -> list[str]:
+def _heads(means: Vectors) -> list[str]:
     return [part for part in means if part.startswith("head ")]
 
 
-def _chosen_head(gpt: GPT, texts: Texts, trials: Sequence[Trial], means: Means, switches: bool) -> str | None:
+def _chosen_head(gpt: GPT, texts: Material, trials: Sequence[Trial], means: Vectors, switches: bool) -> str | None:
     """The head without which the right tokens lose most: of all if it is to be switched off, else of those that look at
     the source, as a head may look there and yet give nothing that the model needs. None if they lose nothing."""
     share, weights = _expected(gpt, texts, trials)
@@ -309,7 +315,7 @@ def _chosen_head(gpt: GPT, texts: Texts, trials: Sequence[Trial], means: Means, 
     return heads[number] if most > 0 else None
 
 
-def _expected(gpt: GPT, texts: Texts, trials: Sequence[Trial], changed: bool = False) -> tuple[Tensor, Tensor]:
+def _expected(gpt: GPT, texts: Material, trials: Sequence[Trial], changed: bool = False) -> tuple[Tensor, Tensor]:
     """What the right tokens get of the probability, (N,), and before the change the weight of each head from the last
     token to the source, (N, L H)."""
     read = [texts.encode(trial.changed if changed else trial.text) for trial in trials]
@@ -318,10 +324,10 @@ def _expected(gpt: GPT, texts: Texts, trials: Sequence[Trial], changed: bool = F
     source = torch.tensor([trial.source for trial in trials])
     weights = []
 
-    def see(call: AttendCall) -> None:
-        weights.append(call.weights()[rows, :, last, source].float().cpu())
+    def see(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
+        weights.append(weights_of(attend, q, k, v)[rows, :, last, source].float().cpu())
 
-    with observed([] if changed else [block.attention for block in blocks_of(gpt)], see):
+    with nullcontext() if changed else observed(gpt, see):
         # What follows the end of a text does not change what is expected there.
         batch = pad_sequence(tokens, batch_first=True).to(gpt.token_embedding.weight.device)
         features = gpt.features(batch)[rows, last]

@@ -1,78 +1,91 @@
-"""Head scores: what a head does, as numbers between 0 and 1. `survey` measures them.
+"""What each head does, as numbers between 0 and 1, measured over many windows of text.
 
-A pattern names the keys that a query would look at if the head did nothing else, as a boolean (T, T), queries by keys.
-Its score is the mean weight that queries give to these keys. Queries that have none of them do not count, and neither
-do those that see nothing else. Where no query counts, the score is 0.
+A pattern names the keys that a query would look at if the head did nothing else, as a boolean (N, T, T), queries by
+keys. Its score is the mean weight that queries give to these keys. Queries that see none of them do not count, and
+neither do those that see nothing else. Where no query counts, the score is 0.
 
-Shapes: T tokens. The patterns of repeated text are those of Elhage et al. 2021, "A Mathematical Framework for
-Transformer Circuits", and Olsson et al. 2022, "In-context Learning and Induction Heads"; the sink is that of Xiao et
-al. 2023, "Efficient Streaming Language Models with Attention Sinks".
+A head may do one thing near the beginning of its context and another far from it, and one text may suit it by chance.
+So every score is a mean over windows as long as the context, with its standard error, and a head has formed only if its
+score exceeds the threshold in each half of a window too. The maps of a layer are reduced to these figures as soon as
+the layer has run: they are never all in memory.
+
+Shapes: N texts, L layers, H heads, T tokens; 3 spans of a text: all of it, its first and its second half. The patterns
+of repeated text are those of Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", and Olsson et al.
+2022, "In-context Learning and Induction Heads"; the sink is that of Xiao et al. 2023, "Efficient Streaming Language
+Models with Attention Sinks".
 
 To add a score, write its function and add a line to SCORES.
 """
 
 import math
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from model.inspection.probes import Probe
-from model.masks import sliding_window_mask
+from model.gpt import GPT
+from model.inspection.parts import Attend, observed, run, undisturbed, weights_of
+from model.inspection.texts import Texts
 
 RECENT = 8  # tokens
+MAX_WEIGHTS = 2**24  # of one layer at a time: 64 MiB
+
+Figures = dict[str, Tensor]
 
 
-# ---- the patterns: which keys a query looks at. Probe of T tokens -> (T, T)
+# ---- the patterns: which keys a query looks at, broadcastable to (N, T, T)
 
 
-def previous_token(probe: Probe) -> Tensor:
-    return _back(probe) == 1
+def previous_token(texts: Texts) -> Tensor:
+    return _back(texts) == 1
 
 
-def current_token(probe: Probe) -> Tensor:
-    return _back(probe) == 0
+def current_token(texts: Texts) -> Tensor:
+    return _back(texts) == 0
 
 
-def duplicate(probe: Probe) -> Tensor:
+def duplicate(texts: Texts) -> Tensor:
     """The same token, earlier."""
-    tokens = torch.tensor(probe.tokens)
-    return (tokens[:, None] == tokens) & (_back(probe) > 0)
+    return (texts.tokens[:, :, None] == texts.tokens[:, None, :]) & (_back(texts) > 0)
 
 
-def induction(probe: Probe) -> Tensor:
+def induction(texts: Texts) -> Tensor:
     """The token that followed the same token before.
 
     On repeated text that token is the one to predict, so such a head can continue a text that it has seen once.
     """
-    followed = torch.zeros(len(probe.tokens), len(probe.tokens), dtype=torch.bool)
-    followed[:, 1:] = duplicate(probe)[:, :-1]
-    return followed & (_back(probe) > 0)
+    followed = torch.zeros(len(texts), texts.length, texts.length, dtype=torch.bool)
+    followed[:, :, 1:] = duplicate(texts)[:, :, :-1]
+    return followed & (_back(texts) > 0)
 
 
-def sink(probe: Probe) -> Tensor:
-    return (torch.arange(len(probe.tokens)) == 0).expand(len(probe.tokens), -1)
+def sink(texts: Texts) -> Tensor:
+    """The first token: of the text, or of the document for a model that sees nothing before it."""
+    return texts.begins[:, None] & texts.visible
 
 
-def recent(probe: Probe) -> Tensor:
+def recent(texts: Texts) -> Tensor:
     """The query's own token counts."""
-    return (_back(probe) >= 0) & (_back(probe) < RECENT)
+    return (_back(texts) >= 0) & (_back(texts) < RECENT)
 
 
-def delimiter(probe: Probe) -> Tensor:
+def delimiter(texts: Texts) -> Tensor:
     """Earlier tokens without any letter or digit: line breaks, spaces, brackets, quotes and other signs."""
-    return torch.tensor([is_delimiter(label) for label in probe.labels]) & (_back(probe) > 0)
+    delimiters = torch.tensor([[is_delimiter(label) for label in labels] for labels in texts.labels])
+    return delimiters[:, None] & (_back(texts) > 0)
 
 
-def line_start(probe: Probe) -> Tensor:
+def line_start(texts: Texts) -> Tensor:
     """The first token of the line, for the others in it. The first line does not count: it starts at the sink."""
-    begins = torch.tensor([False, *("\n" in label for label in probe.labels[:-1])])
-    positions = torch.arange(len(begins))
-    starts = (positions * begins).cummax(0).values[:, None]  # of each token's line, 0 in the first
-    return (starts > 0) & (starts == positions) & (_back(probe) > 0)
+    begins = torch.tensor([[False, *("\n" in label for label in labels[:-1])] for labels in texts.labels])
+    positions = torch.arange(texts.length)
+    starts = (positions * begins).cummax(1).values[:, :, None]  # of each token's line, 0 in the first
+    return (starts > 0) & (starts == positions) & (_back(texts) > 0)
 
 
 def is_delimiter(label: str) -> bool:
@@ -80,10 +93,10 @@ def is_delimiter(label: str) -> bool:
     return not any(unicodedata.category(char)[0] in "LNM" for char in label)
 
 
-def choosing(keys: Tensor, window: int | None = None) -> Tensor:
-    """The queries that count, (T,): those that see a key of the pattern and a key outside it."""
-    seen = sliding_window_mask(len(keys), window)
-    return (keys & seen).any(-1) & (seen & ~keys).any(-1)
+def _back(texts: Texts) -> Tensor:
+    """How many tokens each key is before its query, (T, T); negative in the future."""
+    positions = torch.arange(texts.length)
+    return positions[:, None] - positions
 
 
 # ---- the scores
@@ -96,14 +109,14 @@ class Score:
     probe: on which it is measured. Duplicate and induction heads show only where a text repeats itself.
     meaning: completes the sentence "this head ..." on the page.
     glossary: two sentences, one of which says why the score matters.
-    keys: the pattern whose weight it is. None for the entropy, which `survey` measures in its own way.
+    keys: the pattern whose weight it is. None for the entropy, which is measured in its own way.
     letter: for small pictures of a head, if not the first of the name.
     """
 
     probe: Literal["text", "repeated"]
     meaning: str
     glossary: str
-    keys: Callable[[Probe], Tensor] | None = None
+    keys: Callable[[Texts], Tensor] | None = None
     letter: str | None = None
 
     @property
@@ -180,12 +193,6 @@ SCORES = {
 }
 
 
-def uniform_attention(length: int, window: int | None = None) -> Tensor:
-    """(T, T): every key that a query sees gets the same, without a window 1 / (q + 1) from query q."""
-    visible = sliding_window_mask(length, window).float()
-    return visible / visible.sum(-1, keepdim=True)
-
-
 def threshold(uniform: float) -> float:
     """The score that a head must exceed to follow a pattern: a third of the way from uniform attention to 1."""
     return uniform + (1 - uniform) / 3
@@ -204,7 +211,133 @@ def information(score: float, uniform: float) -> float:
     return score * math.log(score / uniform) + rest
 
 
-def _back(probe: Probe) -> Tensor:
-    """How many tokens each key is before its query, (T, T); negative in the future."""
-    positions = torch.arange(len(probe.tokens))
-    return positions[:, None] - positions
+# ---- the table of heads
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTable:
+    """What the heads of a model do. By the names of SCORES:
+
+    scores: (L, H) in [0, 1], means over windows; 0 for what the windows cannot show, NaN for a model that diverged.
+    errors: (L, H), the standard error of these means; NaN where fewer than two windows can show the pattern.
+    formed: (L, H), whether the score exceeds the threshold, in all of the window and in each half that can show it.
+    uniform: the score of uniform attention.
+    counts: on how many windows the pattern can show.
+
+    reach: (L, H), over how many tokens a query's weight spreads, exp(entropy).
+    windows: [how many, tokens in each] of "text" and "repeated".
+    """
+
+    scores: dict[str, np.ndarray]
+    errors: dict[str, np.ndarray]
+    formed: dict[str, np.ndarray]
+    uniform: dict[str, float]
+    counts: dict[str, int]
+    reach: np.ndarray
+    windows: dict[str, list[int]]
+
+
+@torch.no_grad()
+def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
+    """Measures a model on "text" and "repeated" windows, as `undisturbed` runs it, without autocast."""
+    measured = {}
+    with undisturbed(gpt):
+        for kind, texts in windows.items():
+            rows = max(1, MAX_WEIGHTS // (gpt.config.num_heads * texts.length**2))
+            found = [
+                _figures_of_layers(gpt, piece, texts, number * rows) for number, piece in enumerate(texts.pieces(rows))
+            ]
+            measured[kind] = {name: torch.cat([one[name] for one in found], dim=1) for name in found[0]}
+    return table_of(windows, measured)
+
+
+def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figures:
+    """The figures (L, N, 3, H) of some of the texts, from the `first` on."""
+    by_layer: list[Figures] = []
+
+    def see(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
+        by_layer.append(figures_of(weights_of(attend, q, k, v).float().cpu(), texts, first))
+
+    with observed(gpt, see):
+        run(gpt, piece)
+    return {name: torch.stack([one[name] for one in by_layer]) for name in by_layer[0]}
+
+
+def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
+    """The figures of one layer's maps (N, H, T, T) for each text and span, (N, 3, H).
+
+    first: the number of the text that the first map is of.
+    """
+    some = slice(first, first + len(weights))
+    patterns = patterns_of(texts)
+    found = {name: (weights * keys[some, None]).sum(-1) for name, keys in patterns.keys.items()}  # (N, H, T)
+    if texts.kind == "text":
+        # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
+        shares = weights.clamp(min=0)
+        nats = torch.special.entr(shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)).sum(-1)
+        seen = texts.visible[some].sum(-1)[:, None]
+        found["entropy"] = nats / seen.log().clamp(min=1e-9)
+        found["reach"] = nats.exp()
+    figures = {}
+    for name, values in found.items():
+        queries = patterns.queries[name][some].float()  # a mean over none is NaN
+        figures[name] = torch.einsum("nhq,nsq->nsh", values, queries) / queries.sum(-1, keepdim=True)
+    return figures
+
+
+@dataclass(frozen=True, eq=False)
+class Patterns:
+    """What some texts can show. keys: by the name of each score, (N, T, T). queries: those that count, (N, 3, T)."""
+
+    keys: dict[str, Tensor]
+    queries: dict[str, Tensor]
+
+
+@lru_cache(maxsize=2)  # the two kinds of texts of a run that is recorded, at each of its steps
+def patterns_of(texts: Texts) -> Patterns:
+    positions = torch.arange(texts.length)
+    is_first_half = positions < texts.length // 2
+    spans = torch.stack([positions >= 0, is_first_half, ~is_first_half])
+    chooses = ~texts.begins  # a query that sees itself alone has nothing to choose from
+    queries = {"entropy": chooses, "reach": chooses} if texts.kind == "text" else {}
+    keys = {}
+    for name, score in SCORES.items():
+        if score.keys and score.probe == texts.kind:
+            keys[name] = score.keys(texts).expand(len(texts), -1, -1)
+            queries[name] = choosing(keys[name], texts)
+    return Patterns(keys, {name: counted[:, None] & spans for name, counted in queries.items()})
+
+
+def choosing(keys: Tensor, texts: Texts) -> Tensor:
+    """The queries that count, (N, T): those that see a key of the pattern and a key outside it."""
+    return (keys & texts.visible).any(-1) & (texts.visible & ~keys).any(-1)
+
+
+@lru_cache(maxsize=2)
+def uniform_figures(texts: Texts) -> Figures:
+    """The figures of uniform attention, (N, 3, 1): every key that a query sees gets the same."""
+    visible = texts.visible.float()
+    return figures_of((visible / visible.sum(-1, keepdim=True))[:, None], texts)
+
+
+def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> HeadTable:
+    """What the figures (L, N, 3, H) of all windows say."""
+    scores, errors, formed, uniform, counts = {}, {}, {}, {}, {}
+    for name, score in SCORES.items():
+        texts = windows[score.probe]
+        figures = measured[score.probe][name]
+        shown = patterns_of(texts).queries[name].any(-1)  # (N, 3): the spans of each window in which a query counts
+        shows = shown.any(0)[:, None]
+        counts[name] = count = int(shown[:, 0].sum())
+        means = figures.nanmean(1)  # (L, 3, H)
+        variance = (figures - means[:, None])[:, :, 0].square().nanmean(1)
+        scores[name] = means[:, 0].clamp(0, 1).where(shows[0], 0).numpy()
+        errors[name] = (
+            (variance / (count - 1)).sqrt().numpy() if count > 1 else np.full(means[:, 0].shape, np.nan, np.float32)
+        )
+        uniform[name] = uniform_figures(texts)[name][:, 0].nanmean().nan_to_num().clamp(0, 1).item()
+        clear = (means > threshold(uniform[name])) | ~shows
+        formed[name] = (clear.all(1) & shows.any() & torch.tensor(score.is_pattern)).numpy()
+    reach = measured["text"]["reach"][:, :, 0].nanmean(1).numpy()
+    sizes = {kind: [len(texts), texts.length] for kind, texts in windows.items()}
+    return HeadTable(scores, errors, formed, uniform, counts, reach, sizes)

@@ -3,22 +3,14 @@
 A `Recording` is a run's attention folder, or in memory only. A folder's files are written atomically, and checked when
 they are read:
 
-    probe.json           the probes and the windows (token ids and their texts) and the tokenizer's fingerprint
+    probe.json           the probes and the windows (see `Texts`) and the tokenizer's fingerprint
     step_XXXXXXXX.npz    the maps of a step: for each probe (L, H, T, T) in float16
-    step_XXXXXXXX.json   its details, what the model predicted and why, to 4 significant digits (see below)
+    step_XXXXXXXX.json   for each probe what the model predicted and why, see `Reading.to_json`
     scores.jsonl         one line a step: all else that a `Snapshot` has, each score as L lists of H numbers
 
 A step counts once its line is in scores.jsonl, which is written last. Numbers that are not finite are null.
 
-The details (L layers, H heads, T tokens, P parts; column t is the position that reads token t and predicts token t + 1,
-so what needs the true next token is null in the last):
-
-    parts        P names, of what `attribution` tells apart
-    sublayers    2L + 1 names: embeddings, attention 0, feed-forward 0, attention 1, ...
-    tokens       the text of every id that occurs below
-    probes       for "text" and "repeated": bits, rank, top, top_probability, lens (see `lens.predictions`);
-                 attribution (P, T), to the logit of the true next token, and attribution_error, how far their sum is
-                 from it (see `attribution`)
+Shapes: L layers, H heads, T tokens.
 """
 
 from __future__ import annotations
@@ -26,74 +18,45 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from model.checks import Mistake, parsing, reading
 from model.files import write_atomically
-from model.inspection.ablation import Change
-from model.inspection.heads import SCORES
-from model.inspection.probes import Probe, Probes
-from model.inspection.survey import Survey, Windows, windows_of
+from model.gpt import GPT
+from model.inspection.heads import SCORES, HeadTable, measure_heads
+from model.inspection.losses import Change, measure_losses
+from model.inspection.parts import in_float32, replaced
+from model.inspection.reading import Checks, Reading, as_json, read
+from model.inspection.texts import MAX_TOKENS, Label, Texts
 
-VERSION = 2  # of the folder's files
+VERSION = 3  # of the folder's files
 SCORE_DIGITS = ".5f"  # decimals in scores.jsonl
-DETAILS_DIGITS = ".4g"  # 4 significant digits
 LEFT_OUT = ": remove it to see the other steps"  # a damaged file of one step
 FILES = (".npz", ".json")  # of a step
-
-
-@dataclass(frozen=True)
-class Checks:
-    """Whether maps can be trusted, as numbers; `verdicts` judges them. Those of a diverged model are NaN.
-
-    precision: the type that attention was computed in, such as "bfloat16", which bounds the fidelity to be expected.
-    fidelity, causality: as in `recorder`.
-    by_layer: for each layer "fidelity", "future", the largest weight on a later token, "outside", how far a weight lies
-        outside [0, 1], and "random", by how much two calls with the same q, k and v differ, relative as fidelity is.
-    replaced: the token whose change moved the logits before it most. noise: by how much the logits change when the same
-        tokens are read again. logits: the largest of them.
-    """
-
-    precision: str
-    fidelity: float
-    causality: float
-    by_layer: Mapping[str, Sequence[float]]
-    replaced: int = 0
-    noise: float = 0.0
-    logits: float = 1.0
-
-    @classmethod
-    def worst(cls, read: Sequence[Checks]) -> Checks:
-        """Of all that a model has read; NaN if one is."""
-        names = ("fidelity", "causality", "noise", "logits")
-        figures = {name: np.max([getattr(one, name) for one in read]).item() for name in names}
-        by_layer = {name: np.max([one.by_layer[name] for one in read], axis=0).tolist() for name in read[0].by_layer}
-        token = max(read, key=lambda one: one.causality).replaced
-        return cls(read[0].precision, by_layer=by_layer, replaced=token, **figures)
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """What was measured at one step.
 
-    heads: what they do over many windows, see `survey`.
+    checks: the worst of its two readings. heads: what the heads do over many windows.
     loss: nats per token on the windows, by "text" and "repeated". None at most steps, as the next.
     ablation: for the same, by the name of each part, how the loss changes when the part is replaced by its mean.
-    maps: each probe's, (L, H, T, T); details: see above. None if they are to be read from the recording.
+    readings: of each probe. None if they are to be read from the recording's folder.
     """
 
     step: int
     checks: Checks
-    heads: Survey
+    heads: HeadTable
     loss: dict[str, float] | None = None
     ablation: dict[str, dict[str, Change]] | None = None
-    maps: Mapping[str, np.ndarray] | None = None
-    details: dict | None = None
+    readings: Mapping[str, Reading] | None = None
 
     @property
     def scores(self) -> dict[str, np.ndarray]:
@@ -105,40 +68,44 @@ class Snapshot:
         """(L, H)"""
         return self.heads.reach.shape
 
-    def to_json(self) -> dict:
-        """As JSON has it, without maps and details; figures rounded to SCORE_DIGITS."""
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it, without the readings; figures rounded to SCORE_DIGITS."""
         measured = vars(self.heads) | {"loss": self.loss, "ablation": self.ablation}
         return {"step": self.step, "checks": as_json(asdict(self.checks), ".6g"), **as_json(measured, SCORE_DIGITS)}
 
     @classmethod
-    def from_json(cls, line: dict) -> Snapshot:
+    def from_json(cls, line: dict[str, Any]) -> Snapshot:
         """Of a line of scores.jsonl. Raises any error for other fields than those.
 
         A score that has been added to SCORES since was not measured then: it is NaN.
         """
         for name in SCORES.keys() - line["scores"].keys():
             unknown = [[None] * len(heads) for heads in line["reach"]]
-            line["scores"][name] = line["spread"][name] = line["formed"][name] = unknown
+            line["scores"][name] = line["errors"][name] = line["formed"][name] = unknown
             line["uniform"][name] = None
-        by_score = {kind: {name: line[kind][name] for name in SCORES} for kind in ("scores", "spread", "uniform")}
-        formed = {name: np.array(line["formed"][name], bool) for name in SCORES}
-        heads = Survey(**_arrays(by_score), formed=formed, reach=_arrays(line["reach"]), windows=line["windows"])
-        np.stack([heads.reach, *formed.values(), *heads.scores.values(), *heads.spread.values()])  # of one shape
-        numbers = dict(line["checks"])
-        about = {name: numbers.pop(name) for name in ("precision", "replaced")}
-        checks, loss, ablation = Checks(**about, **_arrays(numbers)), line["loss"], line["ablation"]
+            line["counts"][name] = 0
+        by_score = {kind: {name: line[kind][name] for name in SCORES} for kind in ("scores", "errors", "uniform")}
+        heads = HeadTable(
+            **_arrays(by_score),
+            formed={name: np.array(line["formed"][name], bool) for name in SCORES},
+            counts={name: int(line["counts"][name]) for name in SCORES},
+            reach=_arrays(line["reach"]),
+            windows=line["windows"],
+        )
+        np.stack([heads.reach, *heads.formed.values(), *heads.scores.values(), *heads.errors.values()])  # of one shape
+        loss, ablation = line["loss"], line["ablation"]
         if ablation is not None:
             loss = _arrays(loss)
             for kind, parts in ablation.items():
                 ablation[kind] = {part: Change(*map(_arrays, change)) for part, change in parts.items()}
-        return cls(int(line["step"]), checks, heads, loss, ablation)
+        return cls(int(line["step"]), _checks(line["checks"]), heads, loss, ablation)
 
 
 @dataclass(eq=False)
 class Recording:
     """The snapshots of one model, in the order of their steps.
 
-    probes: by name: "text", and "repeated", on which heads show that look back for repetitions.
+    probes: short texts, of one row each: "text", and "repeated", on which heads show that look back for repetitions.
     windows: by the same names, the texts on which heads and losses are measured; the probes if there are none.
     tokenizer: fingerprint of the tokenizer that made the ids.
     name: the model's on pages.
@@ -146,8 +113,8 @@ class Recording:
     is_prompt: whether the text is a person's own, which they want to see first.
     """
 
-    probes: Probes
-    windows: Mapping[str, Windows] = field(default_factory=dict)
+    probes: Mapping[str, Texts]
+    windows: Mapping[str, Texts] = field(default_factory=dict)
     tokenizer: str = ""
     name: str = field(default="", kw_only=True)
     folder: Path | None = field(default=None, kw_only=True)
@@ -155,7 +122,10 @@ class Recording:
     snapshots: list[Snapshot] = field(default_factory=list, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.windows = self.windows or windows_of(self.probes)
+        self.windows = self.windows or self.probes
+        longest = max(texts.length for texts in (*self.probes.values(), *self.windows.values()))
+        if longest > MAX_TOKENS:
+            raise Mistake(f"a text to measure on has at most {MAX_TOKENS} tokens, not {longest}")
 
     @classmethod
     def open(cls, folder: Path, name: str = "") -> Recording:
@@ -163,7 +133,8 @@ class Recording:
         folder = Path(folder)
         if not (folder / "probe.json").is_file():
             raise Mistake(f"{folder} holds no recorded maps: train with --attention.enabled true")
-        recording = cls(*_read_texts(folder / "probe.json"), name=name, folder=folder)
+        recording = _without_snapshots(folder / "probe.json")
+        recording.name, recording.folder = name, folder
         if (folder / "scores.jsonl").exists():  # it does not if the first snapshot was interrupted
             for number, line in enumerate((folder / "scores.jsonl").read_bytes().splitlines(), start=1):
                 with parsing(f"{folder / 'scores.jsonl'}, line {number}"):
@@ -171,7 +142,9 @@ class Recording:
         return recording
 
     @classmethod
-    def resume(cls, folder: Path, probes: Probes, windows: Mapping[str, Windows], tokenizer: str) -> Recording:
+    def resume(
+        cls, folder: Path, probes: Mapping[str, Texts], windows: Mapping[str, Texts], tokenizer: str
+    ) -> Recording:
         """The one in the folder, or a new one, whose folder is created with the first snapshot.
 
         A `Mistake` if it is of other texts.
@@ -189,10 +162,8 @@ class Recording:
 
     def texts(self) -> dict[str, Any]:
         """What probe.json holds."""
-        windows = {name: [asdict(text) for text in of_kind.texts] for name, of_kind in self.windows.items()}
-        about = {"version": VERSION, "tokenizer": self.tokenizer}
-        about |= {"attention_window": self.windows["text"].attention_window}
-        return about | {"probes": {name: asdict(probe) for name, probe in self.probes.items()}, "windows": windows}
+        probes, windows = ({kind: texts.to_json() for kind, texts in of.items()} for of in (self.probes, self.windows))
+        return {"version": VERSION, "tokenizer": self.tokenizer, "probes": probes, "windows": windows}
 
     @property
     def steps(self) -> list[int]:
@@ -200,8 +171,9 @@ class Recording:
 
     @property
     def mapped(self) -> list[int]:
-        """The steps that have maps and details: of others a person has removed the files."""
-        return [one.step for one in self.snapshots if one.maps or all(self.path(one.step, f).exists() for f in FILES)]
+        """The steps that have readings: of others a person has removed the files."""
+        has_files = {step for step in self.steps if all(self.path(step, suffix).exists() for suffix in FILES)}
+        return [one.step for one in self.snapshots if one.readings or one.step in has_files]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -225,45 +197,50 @@ class Recording:
         return next(snapshot for snapshot in self.snapshots if snapshot.step == step)
 
     def path(self, step: int, suffix: str = ".npz") -> Path:
-        """The file of a step's maps, or its details in ".json", whether it exists or not."""
+        """The file of a step's maps, or in ".json" what was predicted, whether it exists or not."""
         return Path(self.folder or "", f"step_{step:08d}{suffix}")
 
-    def maps(self, step: int) -> Mapping[str, np.ndarray]:
+    def maps(self, step: int) -> dict[str, np.ndarray]:
         """Each probe's maps at a step, (L, H, T, T), from a file in float16.
 
         Raises a `Mistake` if their file has been removed, is damaged or is of other probes.
         """
-        if (maps := self.at(step).maps) is not None:
-            return maps
+        if (readings := self.at(step).readings) is not None:
+            return {kind: one.maps.numpy() for kind, one in readings.items()}
         with reading(self.path(step)):
-            content, maps = io.BytesIO(self.path(step).read_bytes()), {}
+            content = io.BytesIO(self.path(step).read_bytes())
+        maps = {}
         with parsing(self.path(step), LEFT_OUT), np.load(content) as file:
-            for name, probe in self.probes.items():
-                shape, found = (*self.shape, *2 * (len(probe.tokens),)), file[name]
+            for kind, probe in self.probes.items():
+                shape, found = (*self.shape, probe.length, probe.length), file[kind]
                 if found.shape != shape or found.dtype != np.float16:
-                    raise ValueError(f"it holds {name} maps {found.shape} in {found.dtype}, not {shape} in float16")
-                maps[name] = found
+                    raise ValueError(f"it holds {kind} maps {found.shape} in {found.dtype}, not {shape} in float16")
+                maps[kind] = found
         return maps
 
-    def details(self, step: int) -> dict:
-        """What the model predicted at a step, and why. Raises as `maps`."""
-        if (details := self.at(step).details) is not None:
-            return details
-        path = self.path(step, ".json")
+    def readings(self, step: int) -> Mapping[str, Reading]:
+        """What the model made of each probe at a step; from files they hold maps and figures. Raises as `maps`."""
+        if (readings := self.at(step).readings) is not None:
+            return readings
+        maps, path = self.maps(step), self.path(step, ".json")
         with reading(path):
             content = path.read_bytes()
+        found = {}
         with parsing(path, LEFT_OUT):
-            details = json.loads(content)
-            for name, probe in self.probes.items():
-                shape = (len(details["parts"]), len(probe.tokens))
-                if np.array(details["probes"][name]["attribution"], float).shape != shape:
-                    raise ValueError(f"its measurements of the probe {name} are not of its parts and tokens")
-            return details
+            figures = json.loads(content)
+            for kind, probe in self.probes.items():
+                of_probe = figures[kind]
+                shape = (len(of_probe["parts"]), probe.length)
+                if np.array(of_probe["attribution"], float).shape != shape:
+                    raise ValueError(f"its measurements of the probe {kind} are not of its parts and tokens")
+                ids, weights = probe.tokens[0], torch.from_numpy(maps[kind])
+                found[kind] = Reading(ids, probe.labels[0], weights, _checks(of_probe["checks"]), figures=of_probe)
+        return found
 
     def append(self, snapshot: Snapshot) -> None:
         """Adds a snapshot, and removes those of the same step or later, which an earlier, longer run has left.
 
-        One without maps keeps those of its step, whose line is written anew.
+        One without readings keeps those of its step, whose line is written anew.
         """
         outdated = [step for step in self.steps if step > snapshot.step]
         self.snapshots = [one for one in self.snapshots if one.step < snapshot.step]
@@ -272,34 +249,73 @@ class Recording:
             return
         if not (self.folder / "probe.json").exists():
             write_atomically(self.folder / "probe.json", json.dumps(self.texts()).encode())
-        if snapshot.maps is not None:
+        if snapshot.readings is not None:
             content = io.BytesIO()
-            arrays: dict[str, Any] = {name: np.asarray(maps, np.float16) for name, maps in snapshot.maps.items()}
+            arrays: dict[str, Any] = {kind: one.maps.half().numpy() for kind, one in snapshot.readings.items()}
             np.savez_compressed(content, **arrays)
             write_atomically(self.path(snapshot.step), content.getvalue())
-            write_atomically(self.path(snapshot.step, ".json"), json.dumps(snapshot.details, allow_nan=False).encode())
+            figures = {kind: one.to_json() for kind, one in snapshot.readings.items()}
+            write_atomically(self.path(snapshot.step, ".json"), json.dumps(figures, allow_nan=False).encode())
         scores = self.folder / "scores.jsonl"
         lines = scores.read_bytes().splitlines(keepends=True)[: len(self.snapshots)] if self.snapshots else []
         lines.append(json.dumps(snapshot.to_json(), allow_nan=False).encode() + b"\n")
         write_atomically(scores, b"".join(lines))
-        self.snapshots.append(replace(snapshot, maps=None, details=None))
+        self.snapshots.append(replace(snapshot, readings=None))
         for step in outdated:
             for suffix in FILES:
                 self.path(step, suffix).unlink(missing_ok=True)
 
 
-def as_json(value: Any, digits: str) -> Any:
-    """As JSON has it: arrays and tensors as lists, None for what is not finite.
+def take_snapshot(
+    gpt: GPT,
+    step: int,
+    recording: Recording,
+    label: Label = str,
+    *,
+    text: Reading | None = None,
+    with_losses: bool = False,
+    autocast: torch.dtype | None = None,
+) -> Snapshot:
+    """Measures a model on the probes and windows of a recording.
 
-    digits: how floating-point numbers are rounded, as in a format string: ".4g" is to four significant digits.
+    Args:
+        text: a reading of the probe "text", whose model is measured: with the parts that it replaced. What was
+            replaced at one token only is so in its own text only.
+        with_losses: measure what the model loses without each part too, which takes many times as long as all else.
+        autocast: see `read`.
     """
-    if isinstance(value, float):  # first, for there may be a million
-        return float(f"{value:{digits}}") if math.isfinite(value) else None
-    if isinstance(value, list | tuple):
-        return [as_json(item, digits) for item in value]
-    if isinstance(value, Mapping):
-        return {name: as_json(item, digits) for name, item in value.items()}
-    return as_json(value.tolist(), digits) if hasattr(value, "tolist") else value
+    edits = text.replacing if text is not None and text.position is None else {}
+    readings = {}
+    for kind, probe in recording.probes.items():
+        if kind == "text" and text is not None:
+            readings[kind] = text
+        else:
+            documents = None if probe.document_ids is None else probe.document_ids[0]
+            about: dict[str, Any] = {"document_ids": documents, "replacing": edits, "label": label}
+            readings[kind] = read(gpt, probe.tokens, autocast=autocast, **about)
+    exact = in_float32(gpt)
+    with replaced(exact, edits):
+        heads = measure_heads(exact, recording.windows)
+        loss, ablation = losses_on(exact, recording.windows) if with_losses else (None, None)
+    checks = Checks.worst([one.checks for one in readings.values()])
+    return Snapshot(step, checks, heads, loss, ablation, readings)
+
+
+def losses_on(gpt: GPT, windows: Mapping[str, Texts]) -> tuple[dict[str, float], dict[str, dict[str, Change]]]:
+    """`Snapshot.loss` and `Snapshot.ablation` of a model."""
+    measured = {kind: measure_losses(gpt, texts) for kind, texts in windows.items()}
+    losses = {kind: loss for kind, (loss, _) in measured.items()}
+    return losses, {kind: changes for kind, (_, changes) in measured.items()}
+
+
+def metrics_of(snapshot: Snapshot) -> dict[str, float]:
+    """What is logged: attention/fidelity, attention/causality, and attention/SCORE/layer_N, a layer's best head."""
+    best = {
+        f"attention/{name}/layer_{layer}": float(heads.max())
+        for name, score in snapshot.scores.items()
+        for layer, heads in enumerate(score)
+    }
+    return {"attention/fidelity": snapshot.checks.fidelity, "attention/causality": snapshot.checks.causality, **best}
 
 
 def _arrays(value: Any) -> Any:
@@ -309,8 +325,15 @@ def _arrays(value: Any) -> Any:
     return np.array(value, np.float32) if isinstance(value, list) else float(math.nan if value is None else value)
 
 
-def _read_texts(path: Path) -> tuple[dict[str, Probe], dict[str, Windows], str]:
-    """The probes, the windows and the tokenizer's fingerprint."""
+def _checks(stored: Mapping[str, Any]) -> Checks:
+    """Raises any error for other fields than those of `Checks`."""
+    numbers = dict(stored)
+    about = {name: numbers.pop(name) for name in ("precision", "changed_token")}
+    return Checks(**about, **_arrays(numbers))
+
+
+def _without_snapshots(path: Path) -> Recording:
+    """Of what probe.json tells."""
     content = path.read_bytes()
     with parsing(path):
         about = json.loads(content)
@@ -319,6 +342,8 @@ def _read_texts(path: Path) -> tuple[dict[str, Probe], dict[str, Windows], str]:
         words = f"look at the run's model with --checkpoint {path.parent.parent} --prompt TEXT, or train it again"
         raise Mistake(f"{path.parent} was recorded by another version of GlassGPT: {words}")
     with parsing(path):
-        probes = {name: Probe(**probe) for name, probe in about["probes"].items()}
-        texts = {name: [Probe(**text) for text in texts] for name, texts in about["windows"].items()}
-        return probes, windows_of(texts, about["attention_window"]), str(about["tokenizer"])
+        probes, windows = (
+            {kind: Texts.from_json(kind, about[name][kind]) for kind in ("text", "repeated")}
+            for name in ("probes", "windows")
+        )
+        return Recording(probes, windows, str(about["tokenizer"]))

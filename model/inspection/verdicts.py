@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from model.checks import listed
-from model.inspection.recording import Checks, Snapshot
+from model.inspection.reading import Checks
+from model.inspection.recording import Snapshot
 
-# What rounding explains, by the type that attention was computed in: of fidelity (see `recorder`), and of a change of
+# What rounding explains, by the type that attention was computed in: of fidelity (see `Checks`), and of a change of
 # the logits, relative to the largest where that is above 1. A kernel that adds in another order moves logits by 2e-6 in
 # float32, 4e-3 in float16 and 3e-2 in bfloat16 (random models of up to 12 layers, on a CPU); a leak of 0.001 of the
 # weight moves them by 2e-4 or more, and shows in the weights, which are in float32 always.
@@ -76,12 +77,12 @@ def _noise(checks: Checks) -> str | None:
 def _leak(checks: Checks) -> str | None:
     if math.isnan(checks.causality):
         return "the logits are not numbers: the model diverged"
-    # Only two tokens are replaced, and no leak reaches the logits of a new model whose last matrices are zero. A weight
+    # Only two tokens are changed, and no leak reaches the logits of a new model whose last matrices are zero. A weight
     # on a later token shows both. Layers that are not faithful have no maps and are left out.
     layers = enumerate(zip(checks.by_layer["future"], checks.by_layer["fidelity"], strict=True))
     leaking = [layer for layer, (weight, error) in layers if weight > EXACT and error <= fidelity_limit(checks)]
     if _moves(checks, checks.causality):
-        shown = f"changing token {checks.replaced} moves the logits before it by {checks.causality:.2g}"
+        shown = f"changing token {checks.changed_token} moves the logits before it by {checks.causality:.2g}"
     elif leaking:
         shown = f"a later token has a weight of up to {max(checks.by_layer['future'][layer] for layer in leaking):.2g}"
     else:

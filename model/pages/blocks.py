@@ -5,7 +5,7 @@ to 1; of others the page says that it shows them as 0 or 1 (see `verdicts`). Wei
 causal model has none, and of another the page says that it looks into the future. The bytes of each probe and step are
 compressed by gzip, encoded in base64, and decoded when they are first shown.
 
-A further block a step, of compressed JSON, holds the details (see `recording`).
+A further block a step, of compressed JSON, holds what was predicted and why (see `figures_of`).
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -13,13 +13,14 @@ Shapes: L layers, H heads, T tokens.
 import base64
 import gzip
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from model.checks import Mistake
+from model.inspection.reading import Reading
 from model.inspection.recording import Recording, Snapshot
 
 MAX_STEPS = 100  # of a page: more than one looks at, and each takes time to pack
@@ -46,7 +47,7 @@ def pack_steps(recording: Recording, room: int, wanted: Collection[int] = ()) ->
         blocks = {step: step_blocks(recording, recording.at(step)) for step in kept}
         size = sum(len(text) + ELEMENT for texts in blocks.values() for text in texts)
         if size > room and count <= 2:
-            length = max(len(probe.tokens) for probe in recording.probes.values())
+            length = max(probe.length for probe in recording.probes.values())
             raise Mistake(f"maps of {length} tokens do not fit into a page: take a shorter text, or a .csv")
         count = max(2, int(count * 0.9))
     for snapshot in recording.snapshots:
@@ -73,10 +74,21 @@ def log_spaced(steps: Sequence[int], count: int) -> list[int]:
 def step_blocks(recording: Recording, snapshot: Snapshot) -> list[str]:
     """Each probe's maps at a step, and the details, in base64."""
     if snapshot not in _packed:
-        maps = recording.maps(snapshot.step)
-        details = compressed(recording.details(snapshot.step))
-        _packed[snapshot] = [*(_pack(maps[name]) for name in recording.probes), details]
+        readings = recording.readings(snapshot.step)
+        maps = [_pack(one.maps.numpy()) for one in readings.values()]
+        _packed[snapshot] = [*maps, compressed(figures_of(readings))]
     return _packed[snapshot]
+
+
+def figures_of(readings: Mapping[str, Reading]) -> dict[str, Any]:
+    """What the readings of a step tell beside their maps, with what they have in common once."""
+    figures = {kind: dict(one.to_json()) for kind, one in readings.items()}
+    common: dict[str, Any] = {"tokens": {}}
+    for of_kind in figures.values():
+        del of_kind["checks"]
+        common["tokens"] |= of_kind.pop("tokens")
+        common |= {name: of_kind.pop(name) for name in ("parts", "sublayers")}
+    return common | {"probes": figures}
 
 
 def _pack(maps: np.ndarray) -> str:

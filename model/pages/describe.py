@@ -1,6 +1,6 @@
 """What each head does, in a sentence, and on what evidence. Pure functions of what a recording says of the heads.
 
-A head gets the name of a pattern that it follows in all of the window (see `survey`), and of several that which says
+A head gets the name of a pattern that it follows in all of the window (see `heads`), and of several that which says
 most about where it looks (see `heads.information`).
 
 Shapes: L layers, H heads, T tokens.
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model.inspection.ablation import Change
 from model.inspection.experiments import Effect
 from model.inspection.heads import RECENT, SCORES, choosing, information, is_delimiter, threshold
+from model.inspection.losses import Change
 from model.inspection.recording import Recording, Snapshot
 
 LABEL_LENGTH = 20
@@ -144,10 +144,11 @@ def _spreads(tokens: float) -> str:
 def _score(snapshot: Snapshot, name: str, at: Place) -> str:
     """Such as "0.71 ± 0.02 of its weight on 16 windows of 128 tokens (uniform attention: ...)", with standard error."""
     kind, uniform = SCORES[name].probe, snapshot.heads.uniform[name]
-    count, length = snapshot.heads.windows[kind]
-    error, windows = "", ""
-    if count > 1:
-        error, windows = f" ± {snapshot.heads.error(name)[at]:.2f}", f"{count} windows of "
+    total, length = snapshot.heads.windows[kind]
+    count = snapshot.heads.counts[name]
+    error = f" ± {snapshot.heads.errors[name][at]:.2f}" if count > 1 else ""
+    # A pattern of lines or signs is not in every window, and only where it is can it be shown.
+    windows = "" if total == 1 else f"{count} windows of " if count == total else f"{count} of {total} windows of "
     return (
         f"{snapshot.scores[name][at]:.2f}{error} of its weight on {windows}{length} tokens"
         f"{' that repeat' * (kind == 'repeated')} "
@@ -173,15 +174,16 @@ def opening_view(recording: Recording, step: int) -> dict[str, Any]:
     token: the query that reads most clearly. Of those that come near it is one that looks further back than one token,
         and a word.
     """
-    snapshot, window = recording.at(step), recording.windows["text"].attention_window
+    snapshot = recording.at(step)
     probes = {"text": recording.probes["text"]} if recording.is_prompt else recording.probes
     counted = {}  # by the name of each pattern its keys, of the queries that count
     for name, score in SCORES.items():
         if score.keys and score.probe in probes:
-            keys = score.keys(probes[score.probe])
-            keys = keys & choosing(keys, window)[:, None]
-            if keys.any():
-                counted[name] = keys
+            texts = probes[score.probe]
+            keys = score.keys(texts)
+            (counted_keys,) = keys & choosing(keys, texts)[:, :, None]
+            if counted_keys.any():
+                counted[name] = counted_keys
     if not counted:
         return {"head": 0, "probe": "text", "token": 0, "score": next(iter(SCORES))}
 
@@ -195,7 +197,7 @@ def opening_view(recording: Recording, step: int) -> dict[str, Any]:
     name = pattern(at)[2]
     probe = SCORES[name].probe
     weights = torch.from_numpy(np.asarray(recording.maps(step)[probe][layer, head], np.float32))
-    token = _clearest(counted[name], weights, probes[probe].labels)
+    token = _clearest(counted[name], weights, probes[probe].labels[0])
     return {"head": layer * snapshot.shape[1] + head, "probe": probe, "token": token, "score": name}
 
 

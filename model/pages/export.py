@@ -49,7 +49,7 @@ def write_csv(recording: Recording, path: Path, step: int | None = None, heads: 
     Layers, heads and positions count from 0. A later key has a row only where it has weight.
     """
     step = choose_step(recording, step)
-    maps, labels = np.asarray(recording.maps(step)["text"], np.float32), recording.probes["text"].labels
+    maps, labels = np.asarray(recording.maps(step)["text"], np.float32), recording.probes["text"].labels[0]
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(COLUMNS)

@@ -59,7 +59,7 @@ def draw_maps(recording: Recording, path: Path, step: int | None = None, heads: 
     kind = path.suffix.lower()
     content = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
-        figure = grid_figure(maps, recording.probes["text"].labels, title, rows, columns)
+        figure = grid_figure(maps, recording.probes["text"].labels[0], title, rows, columns)
         # The maps fill the figure. What stands around them is outside of it, and the tight box makes room for it.
         box = {"bbox_inches": "tight", "pad_inches": 12 / DPI}
         figure.savefig(content, format=kind[1:], metadata=NO_DATE[kind], **box)

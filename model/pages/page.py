@@ -11,11 +11,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from model.checks import Mistake
-from model.inspection.ablation import ERRORS
 from model.inspection.experiments import Effect, try_all
 from model.inspection.heads import SCORES, threshold
-from model.inspection.recorder import take_snapshot
-from model.inspection.recording import SCORE_DIGITS, Recording, Snapshot, as_json
+from model.inspection.losses import ERRORS
+from model.inspection.recording import Recording, take_snapshot
 from model.inspection.verdicts import verdicts, warnings
 from model.pages import template
 from model.pages.blocks import compressed, log_spaced, pack_steps
@@ -59,12 +58,12 @@ def run_page(
         recording = _with_steps(recording, models, tokenizer)
         model, notes = _packed(models, tokenizer, recording)
         if model:
-            texts = recording.windows["text"].texts
+            texts = recording.windows["text"]
             found = [try_all(gpt, tokenizer, texts, means) for gpt, means in model.models]
             effects = {step: holding for step, (holding, _) in zip(model.manifest["steps"], found, strict=True)}
             holding, tried = found[-1]
             data["experiments"] = {"effects": [asdict(effect) for effect in holding], "tried": tried}
-            data["text"] = tokenizer.decode(recording.probes["text"].tokens)
+            data["text"] = _longest_document(recording.probes["text"].tokens[0].tolist(), tokenizer)
             elements = model.elements()
     if recording and recording.mapped:
         data["run"], blocks, more = _recorded(recording, effects)
@@ -85,10 +84,10 @@ def _with_steps(recording: Recording, models: Models, tokenizer: Any) -> Recordi
 
 def _packed(models: Models, tokenizer: Any, recording: Recording) -> tuple[Packed | None, list[str]]:
     """The models for the page: all, or the last alone, or none; and why a page has none."""
-    probe, sample = recording.probes["text"].tokens, recording.windows["text"].sample
+    probe, windows = recording.probes["text"], recording.windows["text"]
     for chosen in (models, models[-1:]):
         try:
-            model = pack(chosen, tokenizer.to_dict(), probe, sample)
+            model = pack(chosen, tokenizer, probe, windows)
         except Mistake as mistake:
             reason = str(mistake)
             continue
@@ -121,7 +120,7 @@ def _recorded(
             places[step]["weights"] = list(effects).index(step)
     points = places.keys() | log_spaced(recording.steps, MAX_CURVE_POINTS)
     snapshots = [
-        one.to_json() | {"errors": _errors(one)} | verdicts(one.checks) | places.get(one.step, {})
+        one.to_json() | verdicts(one.checks) | places.get(one.step, {})
         for one in recording.snapshots
         if one.step in points
     ]
@@ -129,7 +128,9 @@ def _recorded(
     about = {
         "layers": recording.shape[0],
         "heads": recording.shape[1],
-        "probes": [{"name": name, "labels": of.labels, "period": of.period} for name, of in recording.probes.items()],
+        "probes": [
+            {"name": name, "labels": of.labels[0], "period": of.period} for name, of in recording.probes.items()
+        ],
         "uniform": uniform,
         "threshold": {name: threshold(of) for name, of in uniform.items()},
         "formation": recording.formation,
@@ -140,9 +141,10 @@ def _recorded(
     return about, elements, notes
 
 
-def _errors(snapshot: Snapshot) -> dict[str, Any]:
-    """By the name of each score its standard error, [L][H]."""
-    return as_json({name: snapshot.heads.error(name) for name in SCORES}, SCORE_DIGITS)
+def _longest_document(tokens: Sequence[int], tokenizer: Any) -> str:
+    """The text that is typed when the page opens: no one can type the token that ends a document."""
+    end_of_text = tokenizer.label(tokenizer.end_of_text)
+    return max(tokenizer.decode(tokens).split(end_of_text), key=len)
 
 
 def legend(title: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ Shapes: T tokens, V vocabulary.
 import base64
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,8 +29,8 @@ from torch import Tensor
 
 from model.checks import Mistake
 from model.gpt import GPT, NGRAM_FACTORS
-from model.inspection.ablation import Means, part_means
-from model.inspection.trace import blocks_of, undisturbed
+from model.inspection.parts import blocks_of, part_means, run, undisturbed
+from model.inspection.texts import Texts
 from model.pages import template
 
 MAX_BYTES = 40_000_000  # of the weights in a page, which may hold several snapshots
@@ -51,7 +51,7 @@ class Packed:
 
     manifest: dict[str, Any]
     blocks: list[str]
-    models: list[tuple[GPT, Means]]
+    models: list[tuple[GPT, dict[str, Tensor]]]
 
     def elements(self) -> list[str]:
         """The HTML elements "manifest" and "weights-0", "weights-1", ..."""
@@ -59,14 +59,15 @@ class Packed:
         return [template.json_element("manifest", self.manifest), *texts]
 
 
-def pack(snapshots: Models, tokenizer: Mapping[str, Any], probe: Sequence[int], sample: Tensor | None = None) -> Packed:
+def pack(snapshots: Models, tokenizer: Any, probe: Texts, windows: Texts | None = None) -> Packed:
     """The data of a page that runs a model, or several snapshots of one.
 
     Args:
         snapshots: of one config, in the order of a slider.
-        tokenizer: as a checkpoint has it.
+        tokenizer: one of `data.tokenizers`.
         probe: T tokens, 2 or more, that the page reads to check itself, and by which the cost of rounding is measured.
-        sample: (N, T), over which parts are averaged; the probe if None.
+            Where it has document ids, the page reads each document apart.
+        windows: texts over which parts are averaged; the probe if None.
 
     Returns:
         The blocks, the models, and a manifest of: note, a sentence if the page computes another attention than the
@@ -84,37 +85,39 @@ def pack(snapshots: Models, tokenizer: Mapping[str, Any], probe: Sequence[int], 
         if not all(weight.isfinite().all() for weight in gpt.parameters()):
             raise Mistake(f"the model at step {step} has diverged: some of its weights are not numbers")
     kind = _kind_that_fits(snapshots)
-    tokens = torch.tensor([list(probe)])
-    kept = min(len(probe), max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
-    positions = np.linspace(len(probe) - 1, 0, kept).astype(int)[::-1].tolist()  # evenly spread, the last included
+    stored_tokenizer = tokenizer.to_dict()
+    kept = min(probe.length, max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
+    positions = np.linspace(probe.length - 1, 0, kept).astype(int)[::-1].tolist()  # evenly spread, the last included
     blocks, bits, models = [], [], []
     for _, gpt in snapshots:
         exact = copy.deepcopy(gpt).float().cpu().eval()
         rounded, stored = _rounded(exact, kind)
         with undisturbed(exact), torch.no_grad():
-            logits = rounded(tokens)[0]
+            logits, expected = (gpt.unembed(run(gpt, probe))[0] for gpt in (rounded, exact))
             # What rounding adds to the loss of a text that the exact model writes: the mean Kullback-Leibler
             # divergence. Few tokens are enough; the difference of two losses would be mostly chance.
-            approximate, true = (one.double().log_softmax(-1) for one in (logits, exact(tokens)[0]))
+            approximate, true = (one.double().log_softmax(-1) for one in (logits, expected))
             bits.append(F.kl_div(approximate, true, reduction="batchmean", log_target=True).item() / math.log(2))
-            means = part_means(rounded, tokens if sample is None else sample)
+            means = part_means(rounded, windows or probe)
         models.append((rounded, means))
         content = bytearray()
         tensors = [_append(content, name, *tensor) for name, tensor in stored.items()]
         averages = [_append(content, part, "float32", [mean]) for part, mean in means.items()]
         reference = _append(content, "reference", "float32", [logits[positions]])
         blocks.append(base64.b64encode(content).decode())
+    # The token that begins a document, where the model was trained to see nothing before it.
+    document_start = None if probe.document_ids is None else tokenizer.end_of_text
     manifest = {
-        "note": _attention_note(exact, tokens),
-        "config": asdict(config) | {"ngram_factors": NGRAM_FACTORS},
-        "tokenizer": {**tokenizer, "tokens": base64.b64encode(tokenizer["tokens"]).decode()},
+        "note": _attention_note(exact, probe.tokens),
+        "config": asdict(config) | {"ngram_factors": NGRAM_FACTORS, "document_start": document_start},
+        "tokenizer": stored_tokenizer | {"tokens": base64.b64encode(stored_tokenizer["tokens"]).decode()},
         "steps": [step for step, _ in snapshots],
         "kind": kind,
         "bytes": len(content),
         "tensors": tensors,
         "means": averages,
         "reference": reference,
-        "parity": {"probe": list(probe), "positions": positions, "bits": bits},
+        "parity": {"probe": probe.tokens[0].tolist(), "positions": positions, "bits": bits},
     }
     return Packed(manifest, blocks, models)
 

@@ -2,20 +2,21 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
+from data.windows import document_ids
 from model.checks import Mistake, check_range
 from model.files import append
 from model.generation import generate
-from model.inspection.probes import MIN_PROBE_TOKENS, Probe, draw_repeated_probe, repeated_windows, text_windows
-from model.inspection.recorder import measure_losses, metrics_of, take_snapshot
-from model.inspection.recording import Recording
-from model.inspection.survey import windows_of
-from model.inspection.trace import in_float32
+from model.inspection.parts import in_float32
+from model.inspection.recording import Recording, losses_on, metrics_of, take_snapshot
+from model.inspection.texts import MAX_TOKENS, Kind, Texts, repeated_tokens, repeated_windows, spread_starts
 from model.inspection.verdicts import new_warnings, warnings
 from model.runs.folder import ATTENTION, SAMPLES
 from model.runs.metrics import log_metrics
@@ -24,69 +25,74 @@ from model.runs.wandb_logger import WandbLogger
 log = logging.getLogger(__name__)
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-KNOWN_CHARS = 200_000  # of validation text; only tokens that occur in it are drawn, as a model knows no rarer ones
-WINDOW_CHARS = 1_000_000  # of it, over which windows are spread: neighbours are of one document, and much alike
+MIN_PROBE_TOKENS = 5  # of the shortest repeated probe: one token, and two that are repeated
+KNOWN_TOKENS = 100_000  # of the validation split; only tokens that occur in them are drawn: a model knows no rarer ones
 
 
 @dataclass
 class AttentionMonitor:
     """Records attention maps and measurements of a text, by default the beginning of the validation split.
 
-    At step 0, at 1, 2, 4, 8, ... up to `early_steps`, at every validation, and every `every_n_steps`.
+    At step 0, at every validation, at the steps whose weights are kept, and every `every_n_steps`.
 
     Args:
         enabled: whether anything is recorded.
         probe_tokens: length of the text, at most context_length; a file holds layers x heads x its square numbers.
         probe_text: your own text; null means the beginning of the validation split.
-        early_steps: also record at steps 1, 2, 4, ... up to this one, at which much changes; 0 records none of them.
         every_n_steps: also record every so many steps.
     """
 
     enabled: bool = True
     probe_tokens: int = 64
     probe_text: str | None = None
-    early_steps: int = 1024
     every_n_steps: int | None = None
     recording: Recording | None = field(default=None, init=False)  # set by `start`, on the first rank
 
     def __post_init__(self) -> None:
         check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
-        check_range("attention.early_steps", self.early_steps, 0)
         check_range("attention.every_n_steps", self.every_n_steps, 1)
 
     def is_due(self, step: int) -> bool:
         """Whether a step without validation is recorded."""
-        is_early = step <= self.early_steps and step & (step - 1) == 0  # a power of two, or 0
-        return is_early or (bool(self.every_n_steps) and step % self.every_n_steps == 0)
+        return self.enabled and (step == 0 or (bool(self.every_n_steps) and step % self.every_n_steps == 0))
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Takes the probe and the validation text. Raises a `Mistake` if the probe is too short."""
+        """Takes probes and windows from the validation split. Raises a `Mistake` if the probe is too short."""
         if not self.enabled or not trainer.is_global_zero:
             return
-        data, tokenizer = trainer.datamodule, trainer.datamodule.tokenizer
-        label, first, context = tokenizer.label, tokenizer.end_of_text, module.gpt.config.context_length
-        length = min(self.probe_tokens, context)
-        text = data.validation_text(16 * length) if self.probe_text is None else self.probe_text[: 16 * length]
-        tokens = tokenizer.encode(text)[:length]
+        data, config = trainer.datamodule, module.gpt.config
+        tokenizer, validation = data.tokenizer, data.tokenized.validation
+        first = tokenizer.end_of_text
+        length = min(self.probe_tokens, config.context_length)
+        own = None if self.probe_text is None else tokenizer.encode(self.probe_text[: 16 * length])[:length]
+        tokens = validation.read(0, length).tolist() if own is None else own
         if len(tokens) < MIN_PROBE_TOKENS:
-            source = "the validation text" if self.probe_text is None else "attention.probe_text"
+            source = "the validation split" if own is None else "attention.probe_text"
             raise Mistake(
                 f"{len(tokens)} tokens are too few for attention maps, which are of at least {MIN_PROBE_TOKENS}: raise "
                 f"attention.probe_tokens, model.gpt.context_length or the length of {source}, or write "
                 "--attention.enabled false"
             )
-        drawn = set(tokenizer.encode(data.validation_text(KNOWN_CHARS))) - {first}
+        drawn = set(np.unique(validation.read(0, KNOWN_TOKENS)).tolist()) - {first}
         candidates = drawn if len(drawn) > 1 else range(tokenizer.vocab_size)
-        max_period = (len(tokens) - 1) // 2  # no longer than the text, so that both fit the context
+        period = (len(tokens) - 1) // 2  # no longer than the text, so that both fit the context
+        context = min(config.context_length, MAX_TOKENS)
+        starts = spread_starts(validation.num_tokens, context)
+
+        def texts(kind: Kind, rows: Sequence) -> Texts:
+            tokens = torch.from_numpy(np.stack(rows))
+            documents = torch.from_numpy(document_ids(tokens.numpy(), first)) if data.document_masking else None
+            about = {"document_ids": documents, "attention_window": config.window}
+            return Texts.of(tokens, tokenizer.label, kind=kind, **about)
+
         probes = {
-            "text": Probe(tokens, [label(token) for token in tokens]),
-            "repeated": draw_repeated_probe(candidates, max_period, label, first=first),
+            "text": texts("text", [tokens]),
+            "repeated": texts("repeated", [repeated_tokens(candidates, period, first=first)]),
         }
-        texts = {
-            "text": text_windows(tokenizer.encode(data.validation_text(WINDOW_CHARS)) or tokens, context, label),
-            "repeated": repeated_windows(candidates, context, label, first=first),
+        windows = {
+            "text": texts("text", [validation.read(start, context) for start in starts]),
+            "repeated": texts("repeated", repeated_windows(candidates, context, first=first)),
         }
-        windows = windows_of(texts, module.gpt.config.window)
         folder = Path(trainer.default_root_dir, ATTENTION)
         self.recording = Recording.resume(folder, probes, windows, tokenizer.fingerprint)
 
@@ -114,7 +120,7 @@ class AttentionMonitor:
             return
         last = self.recording.snapshots[-1]
         if last.step == trainer.global_step and last.ablation is None:
-            loss, ablation = measure_losses(in_float32(module.gpt), self.recording.windows)
+            loss, ablation = losses_on(in_float32(module.gpt), self.recording.windows)
             self.recording.append(replace(last, loss=loss, ablation=ablation))
         for sentence in warnings(self.recording.snapshots):
             log.warning("%s", sentence)

@@ -1,5 +1,10 @@
-"""Which weight is updated how, as one optimizer: Muon for the matrices inside the blocks, Adagrad for n-gram tables,
-AdamW for everything else.
+"""Which weight is updated how, as one optimizer with a parameter group for each kind of weight.
+
+embeddings   AdamW     vectors of tokens and positions, and value embeddings
+head         AdamW     the last matrix, where it is not the embedding's
+tables       Adagrad   n-gram tables
+matrices     Muon      every matrix inside a block
+vectors      AdamW     every weight that is no matrix: biases, gains of norms, gates, sinks
 """
 
 import math
@@ -24,9 +29,11 @@ class OptimizerConfig:
     Args:
         algorithm: muon: Muon for the matrices of the blocks, AdamW for the rest; adamw: AdamW for both. N-gram tables
             have Adagrad either way.
-        learning_rate: AdamW's, for embeddings, norms and biases; where algorithm is adamw, for matrices too.
+        learning_rate: AdamW's, for embeddings; where algorithm is adamw, for matrices, biases and norms too.
         head_learning_rate: AdamW's, for an untied head; null means learning_rate.
         matrix_learning_rate: Muon's: about how far one step moves a matrix, as a spectral norm.
+        vector_learning_rate: AdamW's beside Muon, for weights that are no matrices: biases, gains of norms, and what
+            you add to attention, such as a gate or a sink. About how far one step moves each number.
         table_learning_rate: Adagrad's, for n-gram tables.
         weight_decay: decoupled: a step shrinks matrices by learning rate x weight_decay; norms, biases and
             embeddings are never decayed.
@@ -41,6 +48,7 @@ class OptimizerConfig:
     learning_rate: float = 0.01
     head_learning_rate: float | None = None
     matrix_learning_rate: float = 0.02
+    vector_learning_rate: float = 0.003
     table_learning_rate: float = 0.25
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.8, 0.95)
@@ -49,7 +57,7 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_choices(self, "model.optimizer.")
-        kinds = ("", "head_", "matrix_", "table_")
+        kinds = ("", "head_", "matrix_", "vector_", "table_")
         for name in (*(f"{kind}learning_rate" for kind in kinds), "weight_decay", "epsilon"):
             check_range(f"model.optimizer.{name}", getattr(self, name), 0)
         for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
@@ -63,16 +71,15 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         "head": {"lr": config.learning_rate if config.head_learning_rate is None else config.head_learning_rate},
         "tables": {"lr": config.table_learning_rate, "rule": "adagrad"},
         "matrices": {"lr": config.learning_rate},
+        "vectors": {"lr": config.learning_rate, "weight_decay": 0.0},
     }
     if config.algorithm == "muon":
         groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "rule": "muon"}
+        groups["vectors"]["lr"] = config.vector_learning_rate
     for name, group in groups.items():
         group |= {"name": name, "params": [], "initial_lr": group["lr"], "algorithm": config.algorithm}
     for name, parameter in gpt.named_parameters():
-        is_matrix = name.startswith("blocks.") and parameter.ndim == 2
-        # A tied head is listed under the embedding's name.
-        kinds = {"head.weight": "head", "ngram_embedding.weight": "tables"}
-        groups[kinds.get(name, "matrices" if is_matrix else "embeddings")]["params"].append(parameter)
+        groups[group_of(name, parameter)]["params"].append(parameter)
     # Queries, keys and values share one weight, but are matrices of their own, which learn at very different speeds.
     parts = {}
     for layer in gpt.modules():
@@ -80,7 +87,36 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
             queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
             parts[layer.qkv_proj.weight] = [queries, keys, keys]
     used = [group for group in groups.values() if group["params"]]
-    return MuonAdamW(used, parts, betas=config.betas, eps=config.epsilon, weight_decay=config.weight_decay)
+    optimizer = MuonAdamW(used, parts, betas=config.betas, eps=config.epsilon, weight_decay=config.weight_decay)
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: with_vectors_apart(state, gpt))
+    return optimizer
+
+
+def group_of(name: str, parameter: Tensor) -> str:
+    """The name of the parameter group of a weight of a GPT. A tied head is listed under the embedding's name."""
+    if name == "head.weight":
+        return "head"
+    if name == "ngram_embedding.weight":
+        return "tables"
+    if parameter.ndim != 2:
+        return "vectors"
+    return "matrices" if name.startswith("blocks.") else "embeddings"
+
+
+def with_vectors_apart(state: dict[str, Any], gpt: GPT) -> dict[str, Any]:
+    """The saved state of an optimizer, also of an earlier version, which had the vectors among the embeddings."""
+    saved = {group.get("name"): group for group in state["param_groups"]}
+    kinds = [group_of(name, parameter) for name, parameter in gpt.named_parameters()]
+    if "vectors" in saved or "vectors" not in kinds or "embeddings" not in saved:
+        return state
+    apart: dict[str, list[int]] = {"embeddings": [], "vectors": []}
+    together = [kind for kind in kinds if kind in apart]
+    for kind, number in zip(together, saved["embeddings"]["params"], strict=True):
+        apart[kind].append(number)
+    saved["vectors"] = dict(saved["embeddings"])
+    for kind, numbers in apart.items():
+        saved[kind] = saved[kind] | {"name": kind, "params": numbers}
+    return state | {"param_groups": [*saved.values()]}
 
 
 class MuonAdamW(torch.optim.Optimizer):

@@ -255,9 +255,34 @@ def test_the_fingerprint_of_gpt2_is_that_of_the_published_encoding():
     assert tokenizers.published("gpt2").fingerprint == tokenizers.GPT2_FINGERPRINT
 
 
+TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
+FIRST = {"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        lambda c: c["model"].update(byte_fallback=False, fuse_unk=False, dropout=None, unk_token=None),
+        lambda c: c["model"].update(continuing_subword_prefix="", end_of_word_suffix=""),
+        lambda c: c.update(normalizer=None, post_processor=TEMPLATE),
+        lambda c: c.update(padding={"strategy": "BatchLongest"}, truncation={"max_length": 3}),
+    ],
+)
+def test_defaults_written_out_are_the_same_tokenizer(change, mixed_bpe, tmp_path):
+    content = mixed_bpe.huggingface_files()[TOKENIZER]
+    change(content)
+    write_folder(tmp_path, content)
+    assert Tokenizer.from_folder(tmp_path).to_dict() == mixed_bpe.to_dict()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c.update(post_processor=TEMPLATE | {"single": [FIRST, *TEMPLATE["single"]]}),
+        lambda c: c.update(post_processor=TEMPLATE | {"single": 2 * TEMPLATE["single"]}),
+        lambda c: c.update(post_processor="nothing"),
+        lambda c: c["model"].update(byte_fallback=True),
+        lambda c: c["model"].update(ignore_merges=False),
         lambda c: c["model"].update(type="Unigram"),
         lambda c: c.update(normalizer={"type": "NFKC"}),
         lambda c: c.update(pre_tokenizer={"type": "Whitespace"}),

@@ -347,7 +347,7 @@ def test_hub_that_refuses(small_options, hub, monkeypatch, owner, options):
 def maps(_: Path = RUN) -> list:
     """Of every step that the run has recorded; the details are read too."""
     recording = Recording.open(RUN / "attention")
-    found = [(recording.maps(step), recording.details(step))[0] for step in recording.steps]
+    found = [(recording.maps(step), recording.readings(step))[0] for step in recording.steps]
     return [(name, values.tobytes()) for at_step in found for name, values in at_step.items()]
 
 

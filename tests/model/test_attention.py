@@ -9,7 +9,7 @@ from model.attention import CausalSelfAttention
 from model.cache import KVCache
 from model.generation import generate
 from model.gpt import GPTConfig
-from model.inspection.recorder import read_maps
+from model.inspection.reading import read
 from model.masks import padding_mask, sliding_window_mask
 from model.rotary import apply_rotary, rotary_angles
 from tests.attentions import UNIFORM, values_and_gradients
@@ -87,8 +87,8 @@ def test_the_batch_dimension_is_optional():
 def test_every_path_computes_attention_by_attend(options, monkeypatch):
     gpt = random_gpt(GPTConfig(vocab_size=23, context_length=10, num_layers=2, num_heads=4, embed_dim=32, **options))
     tokens = torch.randint(23, (2, 10))
-    own_loss, (_, checks) = gpt.loss(tokens[:, :-1], tokens[:, 1:]), read_maps(gpt, tokens[:1])
-    assert checks.fidelity < 1e-5
+    own_loss, own = gpt.loss(tokens[:, :-1], tokens[:, 1:]), read(gpt, tokens[:1])
+    assert own.checks.fidelity < 1e-5
     monkeypatch.setattr(CausalSelfAttention, "attend", UNIFORM)
     assert (gpt.loss(tokens[:, :-1], tokens[:, 1:]) - own_loss).abs() > 1e-3  # training
     logits = gpt(tokens)
@@ -99,8 +99,8 @@ def test_every_path_computes_attention_by_attend(options, monkeypatch):
     while expected.shape[1] < 10:
         expected = torch.cat((expected, gpt(expected)[:, -1:].argmax(-1)), dim=1)
     assert torch.equal(generate(gpt, tokens[:, :4], 6, temperature=0), expected)
-    maps, checks = read_maps(gpt, tokens[:1])
-    assert checks.fidelity < 1e-5 and (maps[..., -1, -1] * min(10, gpt.config.window or 10) == 1).all()
+    uniform = read(gpt, tokens[:1])
+    assert uniform.checks.fidelity < 1e-5 and (uniform.maps[..., -1, -1] * min(10, gpt.config.window or 10) == 1).all()
     attention, x = gpt.blocks[0].attention, random(2, 3, 32, dtype=torch.float32)
     output = attention(x, mask=padding_mask(torch.tensor([3, 0]), 3))
     torch.testing.assert_close(output[1], attention.output_proj(torch.zeros(3, 32)))

@@ -16,7 +16,8 @@ from model.checks import Mistake
 from model.exchange.huggingface import to_huggingface
 from model.glass import recording_of
 from model.gpt import GPTConfig
-from model.inspection.survey import survey
+from model.inspection.heads import measure_heads
+from model.inspection.parts import replaced
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
 from tests.html_pages import Page
 from tests.small_runs import REPOSITORY
@@ -41,6 +42,11 @@ def gpt2(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpt2") / "folder"
     to_huggingface(gpt, folder, byte_level())
     return open_run(folder)
+
+
+def of(glass, **options):
+    """What a page shows of the text, read with these options."""
+    return recording_of([(glass, glass.read(TEXT, **options))])
 
 
 def test_what_a_person_types_works_as_written(glass):
@@ -80,9 +86,9 @@ def test_a_part_that_is_left_out_costs_the_same_on_every_path(glass):
     The page of the model takes the same means, which it rounds. inspection/test_ablation.py has edited weights.
     """
     recorded, windows = glass.recorded.at(glass.step).ablation["text"], glass.recorded.windows["text"]
-    [shown] = recording_of([glass.read(TEXT)]).snapshots
+    [shown] = of(glass).snapshots
     assert shown.ablation["text"] == recorded
-    tokens = [torch.tensor(text.tokens) for text in windows.texts]
+    tokens = [*windows.tokens]
     on_windows, on_texts = glass.ablate(), glass.ablate(tokens)
     whole = torch.tensor([glass.read(text).loss for text in tokens])
     assert max(abs(change.rise) for change in recorded.values()) > 1e-2
@@ -108,26 +114,26 @@ def test_a_patched_head_gives_what_it_gives_in_the_other_text_and_the_reading_ha
     assert not torch.allclose(patched.logits[5:], plain.logits[5:], atol=1e-3)
     torch.testing.assert_close(gpt2.patch(TEXT, TEXT, head=(0, 1), position=-1).logits, plain.logits)
     patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=-1)  # where the repeated probe is no longer
-    assert len(gpt2.repeated_probe().tokens) <= len(TEXT) and "<iframe" in patched._repr_html_()
+    assert gpt2.repeated_probe().length <= len(TEXT) and "<iframe" in patched._repr_html_()
 
 
 def test_what_heads_do_is_told_of_the_model_as_it_is_now(glass):
     """As recorded at this step; and once its weights were changed, of the changed ones."""
     kept = glass.at(8)
     recorded = kept.recorded.snapshots[kept.recorded.steps.index(8)].scores
-    for name, scores in recording_of([kept.read(TEXT)]).snapshots[0].scores.items():
+    for name, scores in of(kept).snapshots[0].scores.items():
         np.testing.assert_allclose(scores, recorded[name], atol=1e-5)
     with torch.no_grad():
         for block in kept.gpt.blocks:
             block.attention.qkv_proj.weight.zero_()
-    entropy = recording_of([kept.read(TEXT)]).snapshots[0].scores["entropy"]
+    entropy = of(kept).snapshots[0].scores["entropy"]
     assert not np.allclose(entropy, recorded["entropy"], atol=1e-2)
 
 
 def test_what_heads_do_in_an_edited_reading_is_told_of_the_edited_model(glass):
-    plain, edited = (recording_of([glass.read(TEXT, without=without)]) for without in ((), "feed-forward 0"))
-    with glass.read(TEXT, without="feed-forward 0").edited(glass.gpt):
-        expected = survey(glass.gpt, glass.recording.windows).scores
+    plain, edited = (of(glass, without=without) for without in ((), "feed-forward 0"))
+    with replaced(glass.gpt, glass.read(TEXT, without="feed-forward 0").replacing):
+        expected = measure_heads(glass.gpt, glass.recorded.windows).scores
     for name, scores in edited.snapshots[0].scores.items():
         np.testing.assert_allclose(scores, expected[name], atol=1e-5)
     assert not np.allclose(expected["entropy"], plain.snapshots[0].scores["entropy"], atol=1e-5)
@@ -139,11 +145,11 @@ def test_an_edited_reading_in_bfloat16_is_measured_with_its_edits(run):
     with torch.no_grad():  # so that both have the same weights
         for parameter in glass.gpt.parameters():
             parameter.copy_(parameter.bfloat16())
-    [expected] = recording_of([glass.read(TEXT, without="feed-forward 0")]).snapshots
+    [expected] = of(glass, without="feed-forward 0").snapshots
     glass.gpt.bfloat16()
-    [coarse] = recording_of([glass.read(TEXT, without="feed-forward 0")]).snapshots
-    [plain] = recording_of([glass.read(TEXT)]).snapshots
-    bits, of_coarse, of_plain = (one.details["probes"]["text"]["bits"][:-1] for one in (expected, coarse, plain))
+    [coarse] = of(glass, without="feed-forward 0").snapshots
+    [plain] = of(glass).snapshots
+    bits, of_coarse, of_plain = (one.readings["text"].to_json()["bits"][:-1] for one in (expected, coarse, plain))
     np.testing.assert_allclose(of_coarse, bits, atol=2e-2)
     assert not np.allclose(of_plain, bits, atol=2e-2)
     np.testing.assert_allclose(coarse.scores["entropy"], expected.scores["entropy"], atol=1e-3)
@@ -151,12 +157,51 @@ def test_an_edited_reading_in_bfloat16_is_measured_with_its_edits(run):
 
 def test_a_patch_changes_nothing_but_its_own_text(glass):
     patched, plain = glass.patch(TEXT, "which model", head=(0, 0), position=5), glass.read(TEXT)
-    (edited, before), step = (recording_of([reading]) for reading in (patched, plain)), glass.step
+    (edited, before), step = (recording_of([(glass, reading)]) for reading in (patched, plain)), glass.step
     np.testing.assert_array_equal(edited.maps(step)["repeated"], before.maps(step)["repeated"])
-    assert edited.details(step)["probes"]["repeated"] == before.details(step)["probes"]["repeated"]
+    assert edited.readings(step)["repeated"].to_json() == before.readings(step)["repeated"].to_json()
     assert not np.array_equal(edited.maps(step)["text"], before.maps(step)["text"])
     for name, scores in edited.snapshots[0].scores.items():
         np.testing.assert_array_equal(scores, before.snapshots[0].scores[name])
+
+
+def test_a_page_of_a_reading_is_not_made_with_a_model_that_has_changed_since(run):
+    """Its heads would be told of another model than its maps."""
+    glass = open_run(run)
+    reading = glass.read(TEXT)
+    assert "<iframe" in reading._repr_html_()
+    with torch.no_grad():
+        glass.gpt.head.weight *= 2
+    assert "<iframe" not in (told := reading._repr_html_()) and "read it again" in told
+    assert "<iframe" in glass.read(TEXT)._repr_html_()
+
+
+def test_token_ids_are_one_text_in_any_form(glass):
+    ids = glass.tokenizer.encode(TEXT)
+    expected = glass.ablate(TEXT)
+    for form in (ids, tuple(ids), torch.tensor(ids), np.array(ids), [torch.tensor(id) for id in ids]):
+        found, reading = glass.ablate(form), glass.read(form)
+        assert found.keys() == expected.keys() and reading.ids.tolist() == ids
+        assert all(found[part].rise == expected[part].rise for part in found)
+    several = glass.read([np.array(ids), ids[:4], TEXT])
+    assert [len(one.ids) for one in several] == [len(ids), 4, len(ids)]
+    for head in ([1, 0], np.array([1, 0]), torch.tensor([1, 0]), "head 1.0"):
+        patched = glass.patch(TEXT, "which model", head=head, position=np.int64(5))
+        torch.testing.assert_close(patched.logits, glass.patch(TEXT, "which model", head=(1, 0), position=5).logits)
+
+
+def test_a_model_that_was_trained_within_documents_reads_within_documents(run):
+    """As with the ids that training gives: an end-of-text begins a document."""
+    glass = open_run(run)
+    glass.document_masking = True
+    ids = torch.tensor([5, 256, *glass.tokenizer.encode("the"), 256, *glass.tokenizer.encode("the")])
+    reading = glass.read(ids)
+    with torch.no_grad():
+        expected = glass.gpt(ids[None], document_ids=(ids == 256).cumsum(0)[None])[0]
+    torch.testing.assert_close(reading.logits, expected, atol=1e-6, rtol=1e-6)
+    assert reading.maps[:, :, 6:, :5].abs().max() == 0 and reading.maps[:, :, 6:, 6:].max() > 0
+    plain, read_apart = (open_run(run).ablate(ids), glass.ablate(ids))
+    assert plain["head 0.0"].rise != read_apart["head 0.0"].rise
 
 
 def test_a_reading_says_what_is_not_as_in_the_model(glass):
@@ -186,7 +231,25 @@ def test_attribution_adds_up_to_the_logit(gpt2):
         (lambda glass: glass.read("the", without=["head 9.9"]), "no part 'head 9.9': it has"),
         (lambda glass: glass.patch("the", "the", head=(7, 0), position=0), r"head \(7, 0\) is not \(layer, number\)"),
         (lambda glass: glass.patch("the", "the", head=(0, 0), position=3), "no token 3"),
-        (lambda glass: glass.read("the").attribution(of=-5), "no token id -5"),
+        (lambda glass: glass.read("the").attribution(of=-5), "of, the id of a token, must be from 0 to 256, not -5"),
+        (lambda glass: glass.read("the").attribution(of=1.5), "of, the id of a token, must be a whole number, not 1.5"),
+        (
+            lambda glass: glass.read("the").attribution(99),
+            "place of a token in this text, must be from -3 to 2, not 99",
+        ),
+        (lambda glass: glass.read("the").attribution("head 0.0"), "must be a whole number, not 'head 0.0'"),
+        (lambda glass: glass.read("the").top(99), "place of a token in this text, must be from -3 to 2, not 99"),
+        (lambda glass: glass.read("the").top(at=None), "must be a whole number, not None"),
+        (lambda glass: glass.read("the").top(count=0), "count must be at least 1, not 0"),
+        (lambda glass: glass.read("the", without=[["head 0.0"]]), "no part \\['head 0.0'\\]"),
+        (lambda glass: glass.read("the", without=5.2), "no part 5.2"),
+        (lambda glass: glass.read(["the", 5]), "is no text of at least one token"),
+        (lambda glass: glass.ablate([5]), "at least two tokens"),
+        (lambda glass: glass.ablate(5), "at least two tokens"),
+        (lambda glass: glass.patch("the", "the", head=5, position=0), "head 5 is not"),
+        (lambda glass: glass.patch("the", "the", head=[0, 0.5], position=0), "is not \\(layer, number\\)"),
+        (lambda glass: glass.patch("the", "the", head=(0, 0), position=1.5), "position must be the place of a token"),
+        (lambda glass: glass.patch("the", "the", head=(0, 0), position=0, source=9), "no token 9"),
     ],
 )
 def test_a_mistake_gets_a_sentence(glass, ask, sentence):
@@ -200,7 +263,8 @@ def test_a_model_of_hugging_face_has_no_steps(gpt2):
 
 
 def test_a_list_of_texts_is_read_one_by_one_each_up_to_the_context_with_a_warning(glass, caplog):
-    assert len(glass.read("the model reads a text and learns").ids) == glass.gpt.config.context_length
+    long = "the model reads a text and learns"
+    assert "".join(glass.read(long).tokens) == long[-glass.gpt.config.context_length :]  # as when it writes
     assert "the model's context" in caplog.text
     without = glass.read("a text", without="head 0.0").loss  # one part needs no list
     assert glass.read(["the model", "a text"], without=iter(["head 0.0"]))[1].loss == without

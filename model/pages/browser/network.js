@@ -14,11 +14,22 @@ const NGRAM_PRIME = 2 ** 31 - 1; // as in gpt.py
 export const row = (matrix, i, width) => matrix.subarray(i * width, (i + 1) * width); // the same numbers, not a copy
 const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
 
+// The first position that the token at `position` sees: its document's, in a model that reads documents apart.
+export function documentStart({ document_start: token }, tokens, position) {
+  return token === null ? 0 : Math.max(0, tokens.subarray(0, position + 1).lastIndexOf(token));
+}
+
+// The first key that the query at `position` sees.
+export const oldestSeen = (config, tokens, position) =>
+  Math.max(documentStart(config, tokens, position), config.window ? position - config.window + 1 : 0);
+
 // The rows of the n-gram tables for the token at `position`; compare NgramEmbedding in gpt.py.
-function ngramRows({ ngram_sizes: sizes, ngram_buckets: buckets, ngram_factors, vocab_size }, tokens, position) {
+function ngramRows(config, tokens, position) {
+  const { ngram_sizes: sizes, ngram_buckets: buckets, ngram_factors, vocab_size } = config;
+  const start = documentStart(config, tokens, position);
   const rows = [];
   for (let back = 0, key = 0; back < sizes.at(-1); back++) {
-    key += ngram_factors[back] * (position >= back ? tokens[position - back] : vocab_size);
+    key += ngram_factors[back] * (position - back >= start ? tokens[position - back] : vocab_size);
     const mixed = key % NGRAM_PRIME;
     if (sizes.includes(back + 1)) rows.push(((mixed ^ (mixed >> 15)) % buckets) + rows.length * buckets);
   }
@@ -169,12 +180,13 @@ export class Network {
     }
     const merged = scratch.merged.subarray(0, T * D);
     const weights = new Float32Array(start + T);
+    const oldest = Array.from({ length: T }, (_, t) => oldestSeen(config, cache.tokens, start + t));
     for (let head = 0; head < H; head++) {
       const first = this.groupOf(head) * K;
       const rows = { keys: cache.keys[layer], values: cache.values[layer], first, stride: kv * K };
       for (let t = 0; t < T; t++) {
         const [query, out] = [row(row(qkv, t, qkvWidth), head, K), row(merged, t * H + head, K)];
-        attend(query, rows, start + t, config.window, weights, out);
+        attend(query, rows, start + t, oldest[t], weights, out);
         trace?.weights[layer * H + head].set(weights.subarray(0, start + t + 1), triangle(start + t));
       }
     }
@@ -280,11 +292,10 @@ export function rotate(vector, position, table, sign = 1) {
   }
 }
 
-// One query's weights of the keys 0..position, and in `out` the mean of the values with these weights. `first` is where
-// the head's key begins in a row of `stride`.
-function attend(query, { keys, values, first, stride }, position, window, weights, out) {
+// One query's weights of the keys oldest..position, and in `out` the mean of the values with these weights. `first` is
+// where the head's key begins in a row of `stride`.
+function attend(query, { keys, values, first, stride }, position, oldest, weights, out) {
   const K = query.length;
-  const oldest = window ? Math.max(0, position - window + 1) : 0;
   const scale = 1 / Math.sqrt(K);
   let largest = -Infinity;
   for (let key = oldest; key <= position; key++) {

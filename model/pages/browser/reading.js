@@ -2,7 +2,7 @@
 // attribution.py measure in Python. What was read of an earlier text stays where the new one begins alike: a typed
 // letter costs one token.
 
-import { Cache, CHUNK, moments, rotate, row, Trace } from "browser/network.js";
+import { Cache, CHUNK, moments, oldestSeen, rotate, row, Trace } from "browser/network.js";
 import { likeliest } from "browser/sampling.js";
 import { triangle } from "browser/weights.js";
 
@@ -174,10 +174,10 @@ export class Reading {
   // its logit] of those that the value by itself raises most, as `attribution` counts.
   *square({ layer, head, query, key }) {
     const { cache, trace, network } = this;
-    const { D, H, kv, K, V, config: { window } } = network;
+    const { D, H, kv, K, V, config } = network;
     const rowOf = (rows, position) => row(rows[layer], position * kv + network.groupOf(head), K);
     const asked = row(trace.queries[layer], query * H + head, K);
-    const first = window ? Math.max(0, query + 1 - window) : 0;
+    const first = oldestSeen(config, cache.tokens, query);
     const scores = Array.from({ length: query + 1 - first }, (_, i) =>
       dot(asked, rowOf(cache.keys, first + i)) / Math.sqrt(K));
     const weights = [...trace.weights[layer * H + head].subarray(triangle(query) + first, triangle(query + 1))];

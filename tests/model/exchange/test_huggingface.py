@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.tokenizers import byte_level
+from data.tokenizers import Tokenizer, byte_level, train_bpe
 from model.attention import CausalSelfAttention
 from model.checks import Mistake
-from model.exchange.huggingface import from_huggingface, read_options, to_huggingface
+from model.exchange.huggingface import GPT2_ACTIVATIONS, from_huggingface, read_options, to_huggingface
 from model.generation import generate
-from model.gpt import GPT, GPTConfig
+from model.gpt import ACTIVATIONS, GPT, GPTConfig
 from tests import gpts, programs
 from tests.attentions import ALIBI, with_scores
 from tests.gpts import random_gpt
@@ -26,8 +26,9 @@ GPT2 = {**SIZES, **gpts.GPT2}
 OURS = {"value_embeddings": True, "ngram_sizes": [2, 3], "ngram_buckets": 64, "window": 5, "activation": "swiglu"}
 GPTS = [
     ("GPT2LMHeadModel", GPT2),
-    ("GPT2LMHeadModel", {**GPT2, "activation": "gelu_exact", "tie_embeddings": False, "feed_forward_dim": 48}),
-    ("GPT2LMHeadModel", {**GPT2, "activation": "relu2", "dropout": 0.2}),
+    ("GPT2LMHeadModel", {**GPT2, "activation": "gelu_exact", "tie_embeddings": False, "dropout": 0.2}),
+    ("GlassGPTForCausalLM", {**GPT2, "feed_forward_dim": 48}),  # these two llama.cpp would take for GPT-2's own
+    ("GlassGPTForCausalLM", {**GPT2, "activation": "relu2"}),
     ("GlassGPTForCausalLM", {**SIZES, "num_kv_heads": 2, "tie_embeddings": True, "logit_soft_cap": None}),
     ("GlassGPTForCausalLM", {**SIZES, **OURS}),
     ("GlassGPTForCausalLM", {**GPT2, "bias": False, "logit_soft_cap": 20.0}),
@@ -79,6 +80,59 @@ def test_an_exported_folder_computes_the_same_and_comes_back_bit_for_bit(class_n
     assert same_weights(from_huggingface(peer), gpt)
 
 
+def pairs_of_tokens(tokens, lengths):
+    """The tokens and targets of each text of a batch that is padded on the left."""
+    texts = [row[None, -length:] for row, length in zip(tokens, lengths, strict=True)]
+    return [(text[:, :-1], text[:, 1:]) for text in texts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [GPT2, {**SIZES, **OURS}], ids=["GPT-2", "our own source"])
+def test_a_pipeline_writes_to_the_end_of_the_context(options, transformers, tmp_path):
+    """By itself it writes 256 tokens, here with a context of 64."""
+    to_huggingface(gpt_of(options), tmp_path / "model", byte_level())
+    write = transformers.pipeline("text-generation", model=str(tmp_path / "model"), trust_remote_code=True)
+    (written,) = write("def", suppress_tokens=[256], return_tensors=True)
+    assert len(written["generated_token_ids"]) == 64
+    assert write.tokenizer.model_max_length == 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [GPT2, {**SIZES, **OURS}], ids=["GPT-2", "our own source"])
+def test_a_model_that_transformers_has_saved_again_comes_back(options, transformers, tmp_path):
+    gpt = gpt_of(options)
+    for tokenizer in (byte_level(), train_bpe([Path(__file__).read_text()], 260)):
+        first, second = tmp_path / tokenizer.name, tmp_path / f"{tokenizer.name} again"
+        to_huggingface(gpt, first, tokenizer)
+        peer = transformers.AutoModelForCausalLM.from_pretrained(first, trust_remote_code=True)
+        their_tokenizer = transformers.AutoTokenizer.from_pretrained(first, trust_remote_code=True)
+        their_tokenizer.pad_token = their_tokenizer.eos_token
+        their_tokenizer(["a text", "another"], padding=True, truncation=True, max_length=3)  # which it remembers
+        for saved in (peer, their_tokenizer):
+            saved.save_pretrained(second)
+        assert same_weights(from_huggingface(second), gpt)
+        assert Tokenizer.from_folder(second).to_dict() == tokenizer.to_dict()
+
+
+def test_every_name_that_transformers_has_for_an_activation_is_read(transformers):
+    x = torch.linspace(-20, 20, 1001, dtype=torch.float64)
+    named = {name: transformers.activations.ACT2FN[name].double() for name in transformers.activations.ACT2CLS}
+    for name, theirs in named.items():
+        if name in GPT2_ACTIVATIONS:
+            ours = read_options(GPT2_OPTIONS | {"activation_function": name}).activation
+            torch.testing.assert_close(ACTIVATIONS[ours](x), theirs(x), atol=1e-6, rtol=0)
+        else:  # none of those that are refused is one of ours under another name
+            same = [torch.allclose(ours(x), theirs(x), atol=1e-6) for ours in ACTIVATIONS.values()]
+            assert not any(same) or name in ("silu", "swish"), name  # which ours has behind a gate only
+
+
+def test_llama_cpp_finds_what_it_reads_under_its_name(tmp_path):
+    """Its convert_hf_to_gguf.py reads these for a GPT2LMHeadModel; the hidden layer it takes for 4 D."""
+    options = json.loads((folder_of(tmp_path / "model") / "config.json").read_text())
+    read = {"n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 3, "layer_norm_epsilon": 1e-5, "n_inner": 128}
+    assert read.items() <= options.items()
+
+
 @pytest.mark.slow
 def test_padded_texts_have_the_logits_that_each_has_alone(transformers, tmp_path):
     """In a folder with our network; GPT-2's padding is transformers' own."""
@@ -93,9 +147,20 @@ def test_padded_texts_have_the_logits_that_each_has_alone(transformers, tmp_path
     with torch.no_grad():
         padded = peer(tokens, attention_mask=attends).logits
         assert torch.equal(peer(tokens, attention_mask=attends, **asked).logits, padded)
+        losses = [gpt.loss(*pair, reduction="sum") for pair in pairs_of_tokens(tokens, lengths)]
+        loss, logits = peer(tokens, attention_mask=attends, labels=tokens, return_dict=False)
+        assert torch.equal(logits, padded)
+        torch.testing.assert_close(loss, sum(losses) / (sum(lengths) - 3), atol=1e-5, rtol=0)
     for refused in ({"position_ids": torch.arange(20)}, {"past_key_values": ()}, {"output_attentions": True}):
         with pytest.raises(ValueError, match=next(iter(refused))):
             peer(tokens, attention_mask=attends, **refused)
+    for refused in ("output_attentions", "output_hidden_states"):
+        with pytest.raises(ValueError, match=refused):
+            peer.generate(tokens, max_new_tokens=2, return_dict_in_generate=True, **{refused: True}, **NO_END)
+    peer.config.output_hidden_states = True
+    with pytest.raises(ValueError, match="output_hidden_states"):
+        peer(tokens)
+    peer.config.output_hidden_states = False
     written = peer.generate(tokens, attention_mask=attends, max_new_tokens=10, do_sample=False, **NO_END)
     for row, length in enumerate(lengths):
         alone = tokens[row : row + 1, -length:]

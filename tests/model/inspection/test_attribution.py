@@ -1,11 +1,11 @@
 """The parts of a logit are what each part writes, by hand, and their sum is the model's own logit."""
 
-from dataclasses import replace
+import math
 
+import pytest
 import torch
 
-from model.inspection.attribution import attribution
-from model.inspection.trace import trace
+from model.inspection.reading import read
 from tests.by_hand import ByHand
 from tests.gpts import CONFIGS, TOKENS, random_gpt
 
@@ -24,14 +24,19 @@ def parts_by_hand(gpt):
 
 @torch.no_grad()
 def test_the_parts_are_what_each_writes_and_add_up_to_the_models_own_logit(each_gpt):
-    parts, error = attribution(each_gpt, trace(each_gpt, TOKENS))
-    found = {part: of_part[:-1].double() for part, of_part in parts.items()}
-    torch.testing.assert_close(found, parts_by_hand(each_gpt), atol=1e-5, rtol=0)
-    logits = each_gpt(TOKENS[None])[0, :-1].double().gather(1, TOKENS[1:, None])[:, 0]
-    cap = each_gpt.config.logit_soft_cap
-    total, logits = sum(parts.values()), logits if cap is None else cap * torch.atanh(logits / cap)
-    assert 0 < error <= 1e-5 and total[-1].isnan()
-    torch.testing.assert_close(total[:-1], logits, atol=1e-5, rtol=0)
+    found = read(each_gpt, TOKENS)
+    expected, told = parts_by_hand(each_gpt), found.to_json()
+    for at in range(len(TOKENS) - 1):
+        parts = found.attribution(at)
+        assert parts == pytest.approx({name: part[at].item() for name, part in expected.items()}, abs=1e-5)
+        rounded = dict(zip(told["parts"], [part[at] for part in told["attribution"]], strict=True))
+        assert rounded == pytest.approx(parts, rel=6e-4, abs=1e-9)
+    cap, target = each_gpt.config.logit_soft_cap, 7
+    for at in (0, -1):
+        logit = found.logits[at, target].item()
+        total = sum(found.attribution(at, of=target).values())
+        assert total == pytest.approx(logit if cap is None else cap * math.atanh(logit / cap), abs=1e-5)
+    assert 0 < told["attribution_error"] <= 1e-5 and told["attribution"][0][-1] is None
 
 
 @torch.no_grad()
@@ -40,7 +45,5 @@ def test_the_error_is_relative_to_large_logits():
     gpt, errors = random_gpt(CONFIGS["modern"]), []
     for _ in range(2):
         gpt.head.weight *= 2**12
-        traced = trace(gpt, TOKENS)
-        errors.append(attribution(gpt, traced)[1])
+        errors.append(read(gpt, TOKENS).to_json()["attribution_error"])
     assert errors[0] == errors[1] <= 1e-5
-    assert attribution(gpt, replace(traced, heads=0 * traced.heads))[1] > 0.01  # parts that are missing

@@ -11,9 +11,9 @@ import torch
 from data.tokenizers import byte_level, train_bpe
 from model.gpt import GPT, GPTConfig
 from model.inspection import experiments
-from model.inspection.ablation import part_means, replaced
 from model.inspection.experiments import try_all
-from model.inspection.probes import text_windows
+from model.inspection.parts import part_means, replaced
+from model.inspection.texts import Texts, spread_starts
 from scripts.inspect_attention import experiments_table
 from tests.gpts import GPT2, random_gpt, repeating_gpt
 
@@ -22,7 +22,10 @@ CODE = Path(experiments.__file__).read_text(encoding="utf-8")
 
 
 def windows(text: str, tokenizer=BYTES, length: int = 64):
-    return text_windows(tokenizer.encode(text), length, tokenizer.label)
+    tokens = tokenizer.encode(text)
+    length = min(length, len(tokens))
+    rows = [tokens[start : start + length] for start in spread_starts(len(tokens), length)]
+    return Texts.of(rows, tokenizer.label)
 
 
 def repeated_letters() -> str:
@@ -33,7 +36,7 @@ def repeated_letters() -> str:
 
 def found_in(gpt: GPT, tokenizer=BYTES, text: str | None = None):
     recorded = windows(text or repeated_letters(), tokenizer, gpt.config.context_length)
-    return try_all(gpt, tokenizer, recorded, part_means(gpt, torch.tensor([recorded[0].tokens])))
+    return try_all(gpt, tokenizer, recorded, part_means(gpt, recorded.pieces(1)[0]))
 
 
 def shares(gpt: GPT, trial, text: str) -> float:
@@ -57,8 +60,7 @@ def test_what_a_model_does_is_found_with_the_head_that_does_it_and_the_figures_t
     assert "no such texts" in tried["A quote closes as it opened"] + tried["A colon indents the next line"]
     falls = [effect.usual[0] - effect.usual[1] for effect in effects]
     assert falls == sorted(falls, reverse=True)
-    tokens = torch.tensor([windows(repeated_letters())[0].tokens])
-    means = part_means(gpt, tokens)
+    means = part_means(gpt, windows(repeated_letters()).pieces(1)[0])
     for effect in effects:
         assert effect.shares[0] == pytest.approx(shares(gpt, effect.trial, effect.trial.text), abs=1e-5)
         with replaced(gpt, {name: means[name] for name in effect.off}):
@@ -86,7 +88,7 @@ def test_a_context_may_be_shorter_than_the_texts(context):
 
 def test_made_up_words_are_told_by_their_first_copy_and_may_be_out_of_reach():
     text = " ".join(f"def {name}(self):" for name in re.findall(r"[a-z]{4,9}", Path(re.__file__).read_text())[:2000])
-    texts = experiments.Texts(BYTES, windows(text, length=128), 128)
+    texts = experiments.Material(BYTES, windows(text, length=128), 128)
     for trial in experiments.EXPERIMENTS["A made-up word, twice"].propose(texts):
         word = trial.text[: trial.text.index(" ", 1)]
         assert (trial.text + trial.answer).replace(word, "", 1) in word and word[trial.source] == trial.answer
@@ -98,7 +100,7 @@ def test_made_up_words_are_told_by_their_first_copy_and_may_be_out_of_reach():
 def test_quotes_brackets_and_colons_are_told_by_their_source(tokens):
     tokenizer = train_bpe([CODE], tokens) if tokens else BYTES
     words = "".join(f"{a}{b}{c} " for a in "abcdefgh" for b in "ijkl" for c in "mnop")
-    texts = experiments.Texts(tokenizer, windows(words, tokenizer), 128)
+    texts = experiments.Material(tokenizer, windows(words, tokenizer), 128)
     found = {title: list(experiments.EXPERIMENTS[title].propose(texts)) for title in experiments.EXPERIMENTS}
     pairs = {"A quote closes as it opened": ("''", '""'), "Brackets close in order": ("()", "[]")}
     for title, kinds in pairs.items():

@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.inspection import heads
-from model.inspection.probes import Probe
-from tests.measurements import causal_softmax, survey_maps
+from model.inspection.texts import Texts
+from tests.measurements import causal_softmax, heads_of, text_of, uniform_maps
 
 TEXT = ["def", " f", "(", "x", "):", "\n    ", "return", " x", "\n", "print", "(", "f", "(", "1", "))", "\n\n"]
 TEXT += ["x", " +", "y"]
 
 
-def probes_of(period: int, first: int, labels=TEXT) -> dict[str, Probe]:
+def probes_of(period: int, first: int, labels=TEXT) -> dict[str, Texts]:
     """Ordinary text, and `period` distinct tokens that are repeated, with or without one token before them."""
     tokens = [99] * first + 2 * list(range(period))
     return {
-        "text": Probe([labels.index(label) for label in labels], labels),
-        "repeated": Probe(tokens, [f"r{token}" for token in tokens], period),
+        "text": text_of([labels.index(label) for label in labels], labels),
+        "repeated": text_of(tokens, [f"r{token}" for token in tokens], "repeated"),
     }
 
 
@@ -41,7 +41,7 @@ def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, perio
     noise = {"text": torch.randn(2, 3, length, length, generator=generator)}
     noise["repeated"] = torch.randn(2, 3, repeated_length, repeated_length, generator=generator)
     maps = {name: causal_softmax(temperature * values) for name, values in noise.items()}
-    scores = survey_maps({name: total * of_probe for name, of_probe in maps.items()}, probes).scores
+    scores = heads_of({name: total * of_probe for name, of_probe in maps.items()}, probes).scores
     assert {(score.shape, score.dtype) for score in scores.values()} == {((2, 3), np.dtype(np.float32))}
     signs = [q for q in range(length) if TEXT[q] in {"(", "):", "\n    ", "\n", "))", "\n\n", " +"}]
     starts = {q: max((s for s in (6, 9, 16) if s < q), default=None) for q in range(length) if q not in (6, 9, 16)}
@@ -68,8 +68,8 @@ def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, perio
 
 def test_a_pattern_that_a_text_cannot_show_has_a_uniform_value_of_zero():
     probes = probes_of(2, 0, ["a", "b", "c"])
-    maps = {name: heads.uniform_attention(len(probe.tokens))[None, None] for name, probe in probes.items()}
-    found = survey_maps(maps, probes)
+    maps = {name: uniform_maps(probe.length)[None, None] for name, probe in probes.items()}
+    found = heads_of(maps, probes)
     assert found.uniform == pytest.approx({name: score.item() for name, score in found.scores.items()})
     assert not any(formed.any() for formed in found.formed.values())
     assert found.uniform["delimiter"] == found.uniform["line_start"] == found.uniform["recent"] == 0

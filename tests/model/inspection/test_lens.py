@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from model.gpt import GPT
-from model.inspection import lens
-from model.inspection.lens import predictions
-from model.inspection.trace import trace
+from model.inspection import reading
+from model.inspection.reading import read
 from tests.by_hand import ByHand
 from tests.gpts import MODERN, TOKENS, random_gpt
 from tests.watching import before_call
@@ -21,17 +20,19 @@ def test_surprise_and_lens_are_those_of_the_forward_pass_by_hand(each_gpt):
     """The lens reads the sum of what was added so far."""
     exact = ByHand(each_gpt, TOKENS.tolist())
     streams = [layer[f"stream after {part}"] for layer in exact.layers for part in ("attention", "the block")]
-    found = predictions(each_gpt, trace(each_gpt, TOKENS))
+    found = read(each_gpt, TOKENS)
     rows = [exact.read(stream).double().log_softmax(-1) for stream in (exact.stops["residual stream"], *streams)]
     logs, final = torch.stack(rows), rows[-1].expand(len(rows), -1, -1)
     true, top = logs[:, range(len(TOKENS) - 1), TOKENS[1:]], rows[-1].exp().topk(5)
-    torch.testing.assert_close(found["bits"][:-1].double(), -true[-1] / math.log(2), atol=1e-5, rtol=0)
-    assert found["rank"] == [*(rows[-1][:-1] > true[-1][:, None]).sum(1).tolist(), None]
-    assert found["bits"][-1].isnan()
-    assert found["top"] == top.indices.tolist()
-    torch.testing.assert_close(found["top_probability"].double(), top.values, **TOLERANCE)
+    torch.testing.assert_close(found.surprise.double(), -true[-1] / math.log(2), atol=1e-5, rtol=0)
+    told = found.to_json()
+    assert told["rank"] == [*(rows[-1][:-1] > true[-1][:, None]).sum(1).tolist(), None]
+    assert told["top"] == top.indices.tolist() and told["bits"][-1] is None
+    for place, probabilities in enumerate(top.values):
+        assert [str(id) for id in top.indices[place].tolist()] == [token for token, _ in found.top(place)]
+        torch.testing.assert_close(torch.tensor([p for _, p in found.top(place)]).double(), probabilities, **TOLERANCE)
     divergence = F.kl_div(logs, final, log_target=True, reduction="none").sum(-1) / math.log(2)
-    lens = found["lens"]
+    lens = found.lens
     assert lens["token"] == logs.argmax(-1).tolist()
     torch.testing.assert_close(lens["probability"][:, :-1].double(), true.exp(), atol=2e-5, rtol=0)
     torch.testing.assert_close(lens["divergence"].double(), divergence, atol=2e-5, rtol=0)
@@ -39,16 +40,15 @@ def test_surprise_and_lens_are_those_of_the_forward_pass_by_hand(each_gpt):
 
 def test_a_large_vocabulary_is_read_in_small_pieces(monkeypatch):
     gpt, sizes = random_gpt(replace(MODERN, vocab_size=100_000, embed_dim=8)), []
-    traced = trace(gpt, TOKENS)
-    whole = predictions(gpt, traced)
-    monkeypatch.setattr(lens, "MAX_LOGITS", 500_000)
+    found = read(gpt, TOKENS)
+    whole = found.lens
+    monkeypatch.setattr(reading, "LOGITS_AT_ONCE", 500_000)
     before_call(monkeypatch.setattr, GPT, "unembed", lambda _, x: sizes.append(x.shape[0] * 100_000))
-    found = predictions(gpt, traced)
-    assert max(sizes) == 500_000 and found["top"] == whole["top"] and found["rank"] == whole["rank"]
-    assert found["lens"]["token"] == whole["lens"]["token"]
-    torch.testing.assert_close(found["lens"]["divergence"], whole["lens"]["divergence"], **TOLERANCE)
+    pieces = found.lens
+    assert max(sizes) == 500_000 and pieces["token"] == whole["token"]
+    torch.testing.assert_close(pieces["divergence"], whole["divergence"], **TOLERANCE)
 
 
 def test_fewer_tokens_than_are_shown():
-    found = predictions(gpt := random_gpt(replace(MODERN, vocab_size=3)), trace(gpt, torch.tensor([1])))
-    assert found["top_probability"].shape == (1, 3) and found["rank"] == [None]
+    told = read(random_gpt(replace(MODERN, vocab_size=3)), [1]).to_json()
+    assert len(told["top"][0]) == len(told["top_probability"][0]) == 3 and told["rank"] == [None]

@@ -10,12 +10,10 @@ import pytest
 
 from model.checks import Missing, Mistake
 from model.inspection.heads import SCORES, threshold
-from model.inspection.probes import Probe
-from model.inspection.recorder import measure_losses
-from model.inspection.recording import Recording
+from model.inspection.recording import Recording, losses_on
 from tests.gpts import random_gpt
-from tests.measurements import snapshot_with
-from tests.model.inspection.test_recorder import GROUPED, TEXT, new_recording, record
+from tests.measurements import snapshot_with, text_of
+from tests.model.inspection.test_reading import GROUPED, TEXT, new_recording, record
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +89,9 @@ def test_an_interrupted_snapshot_does_not_count_and_is_made_again(recorded, tmp_
 DAMAGED = {  # another content, or so many bytes of what was there
     "probe.json": [
         b"{",
-        b'{"version": 2, "tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": []}}}',
+        b'{"version": 3, "tokenizer": "x", "probes": {"text": {"tokens": [[1]], "labels": [[]]}}}',
         b"[]",
-        b'{"version": 2, "tokenizer": "x", "probes": {"text": {"tokens": [1], "labels": ["a"]}}}',
+        b'{"version": 3, "tokenizer": "x", "probes": {"text": {"tokens": [[1]], "labels": [["a"]]}}}',
     ],
     "scores.jsonl": [b'{"step": 0}\n', b"\xff\xfe\n"],
     "step_00000000.json": [b"{", b"[]", b"{}"],
@@ -108,20 +106,21 @@ def test_damaged_files_are_named(recorded, name, damage):
     path.write_bytes(damage if isinstance(damage, bytes) else path.read_bytes()[:damage])
     with pytest.raises(Mistake, match=rf"{name}.*damaged"):
         recording = Recording.open(recorded)
-        recording.maps(0)
-        recording.details(0)
+        recording.readings(0)
 
 
 def test_maps_and_scores_of_another_shape_and_details_of_other_probes_are_named(recorded):
     recording = Recording.open(recorded)
+    maps = recording.path(0).read_bytes()
     np.savez(recording.path(0), text=np.zeros((1, 1, 3, 3)), repeated=np.zeros((1, 1, 3, 3)))
     with pytest.raises(Mistake, match=r"\(1, 1, 3, 3\) .*float64.* \(3, 4, 12, 12\) .*float16"):
         recording.maps(0)
+    recording.path(0).write_bytes(maps)
     details, line = (json.loads((recorded / name).read_text()) for name in ("step_00000000.json", "scores.jsonl"))
-    del details["probes"]["repeated"]
+    del details["repeated"]
     recording.path(0, ".json").write_text(json.dumps(details))
     with pytest.raises(Mistake, match=r"step_00000000\.json is damaged"):
-        recording.details(0)
+        recording.readings(0)
     text = line["ablation"]["text"]
     for field, value in (
         ("scores", line["scores"] | {"sink": [[0.5]]}),
@@ -150,7 +149,7 @@ def test_losses_can_be_added_to_the_last_step_and_removed_files_leave_its_scores
     gpt = random_gpt(GROUPED)
     recording = record(recorded, gpt, 4)
     assert recording.at(4).ablation is None
-    loss, ablation = measure_losses(gpt, recording.windows)
+    loss, ablation = losses_on(gpt, recording.windows)
     recording.append(replace(recording.at(4), loss=loss, ablation=ablation))
     found = Recording.open(recorded)
     assert record(recorded, gpt, 6).at(6).loss is Recording.open(recorded).at(6).loss is None
@@ -162,7 +161,7 @@ def test_losses_can_be_added_to_the_last_step_and_removed_files_leave_its_scores
         found.maps(4)
 
 
-PROBES = {"text": Probe([*range(10)], ["x"] * 10), "repeated": Probe([0] + 2 * [1, 2, 3, 4], ["x"] * 9, 4)}
+PROBES = {"text": text_of(range(10)), "repeated": text_of([0] + 2 * [1, 2, 3, 4], kind="repeated")}
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,13 @@ import torch
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
-from model.inspection.probes import Probe
-from model.inspection.recorder import take_snapshot
-from model.inspection.recording import Recording
+from model.inspection.recording import Recording, take_snapshot
 from model.inspection.verdicts import new_warnings, verdicts, warnings
 from tests.attentions import UNIFORM, with_scores
 from tests.gpts import random_gpt
-from tests.measurements import snapshot_with
+from tests.measurements import snapshot_with, text_of
 
-PROBES = {"text": Probe([*range(9)], ["x"] * 9), "repeated": Probe([1, 2, 3, 1, 2, 3], ["x"] * 6, 3)}
+PROBES = {"text": text_of(range(9)), "repeated": text_of([1, 2, 3, 1, 2, 3], kind="repeated")}
 CONFIG = GPTConfig(vocab_size=30, context_length=40, num_layers=2, num_heads=2, embed_dim=32)
 GOOD = snapshot_with({"sink": np.zeros((2, 2))}, PROBES)
 
@@ -32,8 +30,8 @@ def taken(gpt, probes=PROBES, **options):
     return take_snapshot(gpt, 5, Recording(probes), **options)
 
 
-LEAK = changed(8, {"future": [0.0, 0.4]}, causality=7.13, replaced=31)
-UNFAITHFUL = changed(9, {"fidelity": [0.5, 0.2]}, fidelity=0.5, replaced=3)
+LEAK = changed(8, {"future": [0.0, 0.4]}, causality=7.13, changed_token=31)
+UNFAITHFUL = changed(9, {"fidelity": [0.5, 0.2]}, fidelity=0.5, changed_token=3)
 
 
 def test_a_warning_names_layers_token_and_figures_and_is_new_once():
@@ -125,11 +123,11 @@ def in_blocks_of_eight(scores):
 @pytest.mark.parametrize("length", [17, 33])  # where the two tokens that are replaced begin a block
 @pytest.mark.parametrize("make", [random_gpt, GPT])
 def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(length, make, monkeypatch):
-    probes = {name: Probe([*range(length // 2)] * 2 + [0], ["x"] * length, length // 2) for name in PROBES}
+    probes = {name: text_of([*range(length // 2)] * 2 + [0], kind=name) for name in PROBES}
     monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
     snapshot = taken(make(CONFIG), probes)
     assert snapshot.checks.causality == 0 and not verdicts(snapshot.checks)["causal"]
-    largest = max(np.triu(of_probe, 1).max() for of_probe in snapshot.maps.values())
+    largest = max(one.maps.triu(1).max().item() for one in snapshot.readings.values())
     [sentence] = warnings([snapshot])
     assert all(part in sentence for part in ("layers 0 and 1 ", "future", f"{largest:.2g}"))
 
@@ -149,7 +147,7 @@ def test_weights_that_pages_cannot_show_are_told(share, monkeypatch):
     usual = CausalSelfAttention.attend
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: (1 + share) * usual(*x) - share * UNIFORM(*x))
     snapshot = taken(random_gpt(CONFIG))
-    weights = np.concatenate([of_probe.ravel() for of_probe in snapshot.maps.values()])
+    weights = np.concatenate([one.maps.flatten() for one in snapshot.readings.values()])
     least, most = weights.min(), weights.max()
     found = verdicts(snapshot.checks)
     assert found["faithful"] and found["causal"] and bool(share) == (least < -0.1)

@@ -7,9 +7,8 @@ import torch
 
 from data.tokenizers import byte_level
 from model.gpt import GPT, GPTConfig
-from model.inspection.probes import Probe, draw_repeated_probe
 from model.inspection.recording import Recording
-from model.inspection.survey import Windows, windows_of
+from model.inspection.texts import Texts, repeated_tokens
 from model.pages.page import run_page
 from tests.gpts import random_gpt
 
@@ -34,14 +33,16 @@ GPTS = [plain_gpt(seed) for seed in (0, 1)]
 
 
 @functools.cache
-def windows(*texts: str) -> dict[str, Windows]:
-    repeated = draw_repeated_probe(range(97, 123), 10, TOKENIZER.label)
-    return windows_of({"text": [Probe(TOKENIZER.encode(text), list(text)) for text in texts], "repeated": [repeated]})
+def windows(*texts: str) -> dict[str, Texts]:
+    return {
+        "text": Texts.of([TOKENIZER.encode(text) for text in texts], TOKENIZER.label),
+        "repeated": Texts.of(repeated_tokens(range(97, 123), 10), TOKENIZER.label, kind="repeated"),
+    }
 
 
 @functools.cache
 def page_of(*gpts: GPT, texts: tuple[str, ...] = (OPENING,)) -> str:
     """The page of GPTs at steps 0, 8 and so on, which reads the first of these texts and is measured on all."""
-    probes = {name: of.texts[0] for name, of in windows(*texts).items()}
+    probes = {kind: of.pieces(1)[0] for kind, of in windows(*texts).items()}
     models = [(8 * i, gpt) for i, gpt in enumerate(gpts)]
     return run_page("tiny", Recording(probes, windows(*texts), name="tiny"), models=models, tokenizer=TOKENIZER)

@@ -1,33 +1,32 @@
 """Sentences about heads: patterns get their names, noise gets none, and the numbers are those of the maps."""
 
 import math
+from dataclasses import replace
 from itertools import chain
 
 import pytest
 import torch
 
 from model.inspection import heads
-from model.inspection.ablation import Change
 from model.inspection.experiments import Effect, Trial
-from model.inspection.probes import Probe
+from model.inspection.losses import Change
 from model.inspection.recording import Recording
-from model.inspection.survey import windows_of
 from model.pages import describe
 from model.pages.describe import stages, visible
-from tests.measurements import causal_softmax, snapshot_of, survey_maps
+from tests.measurements import causal_softmax, heads_of, snapshot_of, text_of
 
 LABELS = ["def", " f", "(", "x", "):", "\n    ", "return", " x", " of", " y", "\n", "print", " the", " f", "(", "1"] * 4
 PERIOD = 12
 PROBES = {
-    "text": Probe([LABELS.index(label) for label in LABELS], LABELS),
-    "repeated": Probe([99, *range(PERIOD), *range(PERIOD)], [f"r{i}" for i in range(2 * PERIOD + 1)], PERIOD),
+    "text": text_of([LABELS.index(label) for label in LABELS], LABELS),
+    "repeated": text_of([99, *range(PERIOD), *range(PERIOD)], [f"r{i}" for i in range(2 * PERIOD + 1)], "repeated"),
 }
-ONE = Probe([0], ["a"])
+ONE = text_of([0], ["a"])
 
 
 def noise_maps(temperature: float, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    sizes = {name: len(probe.tokens) for name, probe in PROBES.items()}
+    sizes = {name: probe.length for name, probe in PROBES.items()}
     noise = {name: torch.randn(2, 3, size, size, generator=generator) for name, size in sizes.items()}
     return {name: causal_softmax(temperature * scores) for name, scores in noise.items()}
 
@@ -36,7 +35,7 @@ def following(pattern: str, strength: float = 6.0) -> dict[str, torch.Tensor]:
     """Noise, in which head 1.2 follows a pattern on the probe that shows it."""
     maps = noise_maps(0.5, 0)
     score = heads.SCORES[pattern]
-    keys = score.keys(PROBES[score.probe])
+    (keys,) = score.keys(PROBES[score.probe]).expand(1, -1, -1)
     maps[score.probe][1, 2] = causal_softmax(strength * keys.float())
     return maps
 
@@ -46,7 +45,7 @@ def describe_heads(maps, probes, ablation=None, effects=()):
 
 
 def opening_view(maps, probes, window=None):
-    recording = Recording(probes, windows_of(probes, window))
+    recording = Recording({kind: replace(texts, attention_window=window) for kind, texts in probes.items()})
     recording.append(snapshot_of(maps, probes))
     return describe.opening_view(recording, 0)
 
@@ -64,7 +63,7 @@ def test_a_head_that_follows_a_pattern_gets_its_name_others_none_and_the_page_op
     described = describe_heads(maps, PROBES)
     assert names(described) == [[None] * 3, [None, None, pattern]]
     assert [head["patterns"] for head in chain(*described)] == [[]] * 5 + [[pattern]]
-    found = survey_maps(maps, PROBES)
+    found = heads_of(maps, PROBES)
     evidence = described[1][2]["evidence"]
     assert f"{found.scores[pattern][1, 2]:.2f} of its weight" in evidence
     assert f"uniform attention: {found.uniform[pattern]:.2f}" in evidence
@@ -72,7 +71,7 @@ def test_a_head_that_follows_a_pattern_gets_its_name_others_none_and_the_page_op
     start = "where the text repeats itself, it " if score.probe == "repeated" else ""
     assert described[1][2]["sentence"].lower().startswith(start + score.meaning)
     assert (opening["head"], opening["probe"], opening["score"]) == (5, score.probe, pattern)
-    keys = score.keys(PROBES[score.probe])[opening["token"]]
+    keys = score.keys(PROBES[score.probe]).expand(1, -1, -1)[0, opening["token"]]
     assert maps[score.probe][1, 2, opening["token"]][keys].sum() > 0.9
 
 
@@ -93,7 +92,7 @@ def test_uniform_attention_and_noise_get_no_name_and_are_told_by_how_far_they_sp
     seen = torch.ones(64, 64).tril()  # and of 60 heads whose queries look at a random key
     keys = torch.multinomial(seen, 60, replacement=True, generator=torch.Generator().manual_seed(0))  # (T, N)
     maps = {"text": torch.nn.functional.one_hot(keys.T, 64).float()[None], "repeated": torch.ones(1, 60, 1, 1)}
-    assert names(describe_heads(maps, PROBES | {"repeated": ONE})) == [[None] * 60]
+    assert names(describe_heads(maps, PROBES | {"repeated": text_of([0], ["a"], "repeated")})) == [[None] * 60]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +148,7 @@ def test_the_date_is_that_of_the_first_head_and_of_several_the_strongest():
     ("probe", "weight", "told"), [(ONE, 1, "a single token"), (PROBES["text"], math.nan, "diverged")]
 )
 def test_of_one_token_and_of_maps_without_numbers_it_is_said_why_there_is_no_pattern(probe, weight, told):
-    probes, T = PROBES | {"text": probe}, len(probe.tokens)
+    probes, T = PROBES | {"text": probe}, probe.length
     maps = following("sink") | {"text": torch.full((2, 3, T, T), weight)}
     for head in chain(*describe_heads(maps, probes)):
         assert head["name"] is None and told in head["sentence"] and head["evidence"] == ""
@@ -175,6 +174,6 @@ def test_the_page_does_not_open_with_a_pattern_whose_keys_no_query_of_its_probe_
 def test_the_page_does_not_open_with_a_head_at_rest_if_another_has_a_name(resting):
     maps = following("delimiter", strength=3.0)
     assert names(describe_heads(maps, PROBES))[1][2] == "delimiter"
-    keys = heads.SCORES[resting].keys(PROBES["text"])
+    (keys,) = heads.SCORES[resting].keys(PROBES["text"]).expand(1, -1, -1)
     maps["text"][0, 0] = causal_softmax(9.0 * keys.float())
     assert opening_view(maps, PROBES)["head"] == 5

@@ -15,12 +15,10 @@ import torch.nn.functional as F
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 from model.generation import generate
 from model.gpt import ACTIVATIONS, GPT
-from model.inspection import recorder
-from model.inspection.ablation import part_means, replaced
-from model.inspection.probes import Probe
-from model.inspection.recorder import take_snapshot
-from model.inspection.recording import Recording
-from model.inspection.trace import before_norm, edited, observed, scale_of, trace, undisturbed
+from model.inspection import reading
+from model.inspection.parts import changing, part_means, replaced
+from model.inspection.reading import Reading, read
+from model.inspection.texts import Texts
 from model.pages import template, weights
 from tests.by_hand import ByHand, turned
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
@@ -30,7 +28,7 @@ from tests.model.pages.test_views_in_node import run_node
 pytestmark = pytest.mark.slow
 
 OTHER = TOKENS.flip(0)
-PROBES = {"text": Probe(TOKENS.tolist(), ["x"] * len(TOKENS)), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
+PROBE = Texts.of(TOKENS)
 TARGET = 7  # the token whose logit patches change
 # An activation is tried here as soon as the page has it.
 NETWORK = Path(weights.__file__).with_name("browser").joinpath("network.js").read_text(encoding="utf-8")
@@ -53,7 +51,7 @@ OFF = [["head 0.0"], ["feed-forward 0", "head 0.0", "token embedding"]]
 
 def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER) -> weights.Packed:
     """The page's data of these GPTs, at steps 0, 50 and so on."""
-    return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer.to_dict(), TOKENS.tolist())
+    return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer, PROBE)
 
 
 def questions(packed: weights.Packed) -> dict:
@@ -90,7 +88,7 @@ def packed() -> dict[str, weights.Packed]:
 
 def test_node_computes_what_pytorch_computes(packed, monkeypatch):
     """With WebAssembly's SIMD and without."""
-    monkeypatch.setattr(recorder, "DETAILS_DIGITS", ".9g")
+    monkeypatch.setattr(reading, "DIGITS", ".9g")
     models = [questions(one) for one in packed.values()]
     with_simd = in_node([("models", models), ("models", [one | {"simd": False} for one in models])])
     for name, answers in zip(packed, zip(*with_simd, strict=True), strict=True):
@@ -100,14 +98,14 @@ def test_node_computes_what_pytorch_computes(packed, monkeypatch):
 @torch.no_grad()
 def check(answers: list, gpt: GPT, name: str) -> None:
     """Whether `questions` were answered as PyTorch answers them."""
-    logits, taken = gpt(TOKENS[None])[0], take_snapshot(gpt, 0, Recording(PROBES))
+    logits, taken = gpt(TOKENS[None])[0], read(gpt, TOKENS)
     changed = [without(gpt, off) for off in OFF]
     written = generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist()
     everywhere = [(head, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
     after = torch.cat([patched(gpt, layer, everywhere) for layer in range(gpt.config.num_layers)])
-    for parity, _, read, *others, write, square, patches in answers:
+    for parity, _, answered, *others, write, square, patches in answers:
         assert parity["error"] < 1e-4, name
-        for answer, expected in zip((read, *others), (logits, *changed), strict=True):
+        for answer, expected in zip((answered, *others), (logits, *changed), strict=True):
             nats = [bits * math.log(2) for bits in answer["details"]["probes"]["text"]["bits"][:-1]]
             loss = F.cross_entropy(expected[:-1], TOKENS[1:]).item()
             assert np.mean(nats) == pytest.approx(loss, abs=1e-4), name
@@ -115,9 +113,9 @@ def check(answers: list, gpt: GPT, name: str) -> None:
             assert [token for token, _ in answer["next"]] == likeliest.indices.tolist(), name
             shares = [probability for _, probability in answer["next"]]
             np.testing.assert_allclose(shares, likeliest.values, atol=1e-5, err_msg=name)
-        check_details(read, taken.details, taken.maps["text"])
+        check_details(answered, taken)
         likeliest, cap = logits[-1].max().item(), gpt.config.logit_soft_cap  # parts add up to the logit before the cap
-        added = sum(read["details"]["probes"]["text"]["attribution_of_likeliest"])
+        added = sum(answered["details"]["probes"]["text"]["attribution_of_likeliest"])
         assert added == pytest.approx(cap * math.atanh(likeliest / cap) if cap else likeliest, abs=1e-3), name
         assert write == written, name
         check_square(square, gpt, name)
@@ -126,28 +124,26 @@ def check(answers: list, gpt: GPT, name: str) -> None:
         np.testing.assert_allclose(found, np.ravel(expected), atol=1e-4, err_msg=name)
 
 
-def check_details(read: dict, expected: dict, maps: np.ndarray) -> None:
+def check_details(answered: dict, expected: Reading) -> None:
     """Maps and details are those that the recorder measures."""
     rows, columns = np.tril_indices(len(TOKENS))
-    maps = maps[:, :, rows, columns]
-    np.testing.assert_allclose(np.array(read["block"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
-    details = read["details"]
-    assert (details["parts"], details["sublayers"]) == (expected["parts"], expected["sublayers"])
-    found, measured = (of["probes"]["text"] for of in (details, expected))
+    maps = expected.maps.numpy()[:, :, rows, columns]
+    np.testing.assert_allclose(np.array(answered["block"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
+    details, measured = answered["details"], dict(expected.to_json())
+    assert all(details[name] == measured.pop(name) for name in ("parts", "sublayers"))
+    found = details["probes"]["text"]
     for name, numbers in {**measured, **measured["lens"]}.items():
-        if name not in ("lens", "attribution_error"):  # None where a number is not to be had
-            answered = np.array((found | found["lens"])[name], float)
-            np.testing.assert_allclose(answered, np.array(numbers, float), atol=1e-4, rtol=1e-4, err_msg=name)
+        if name not in ("lens", "attribution_error", "checks", "tokens"):  # None where a number is not to be had
+            told = np.array((found | found["lens"])[name], float)
+            np.testing.assert_allclose(told, np.array(numbers, float), atol=1e-4, rtol=1e-4, err_msg=name)
     assert found["attribution_error"] < 1e-3
 
 
 def check_square(square: dict, gpt: GPT, name: str) -> None:
     """Scores, softmax and what the value adds are those of the tensors that `attend` gets."""
-    traced, calls, block = trace(gpt, TOKENS), [], gpt.blocks[SQUARE["layer"]].attention
-    with undisturbed(gpt), observed([block], calls.append):
-        gpt(TOKENS[None])
-    (call,), query, key, head = calls, SQUARE["query"], SQUARE["key"], SQUARE["head"]
-    q, k, v = (tensor[0, head].double() for tensor in (call.q, call.by_head(call.k), call.by_head(call.v)))
+    traced, block = read(gpt, TOKENS), gpt.blocks[SQUARE["layer"]].attention
+    layer, query, key, head = (SQUARE[name] for name in ("layer", "query", "key", "head"))
+    q, k, v = (tensor[layer, head].double() for tensor in (traced.q, traced.k, traced.v))
     visible = slice(max(0, query + 1 - (gpt.config.window or query + 1)), query + 1)
     scores = k[visible] @ q[query] / math.sqrt(q.shape[-1])
     assert square["first"] == visible.start, name
@@ -155,12 +151,12 @@ def check_square(square: dict, gpt: GPT, name: str) -> None:
     np.testing.assert_allclose(square["weights"], scores.softmax(0), atol=1e-5, err_msg=name)
     check_sources(square, gpt, visible, q[query])
     written = block.output_proj.weight.double().unflatten(1, (gpt.config.num_heads, -1))[:, head]  # (D, K)
-    added = written @ v[key] * call.weights()[0, head, query, key]
-    given = written @ traced.heads[SQUARE["layer"]][query, head].double()
+    added = written @ v[key] * traced.maps[layer, head, query, key]
+    given = written @ traced.heads[layer, head, query].double()
     lengths = [added, given, traced.residual[2 * gpt.config.num_layers - 2][query].double()]
     np.testing.assert_allclose(square["lengths"], [one.norm() for one in lengths], rtol=1e-4, err_msg=name)
-    directions = before_norm(gpt.final_norm, gpt.head.weight.double())
-    changes = directions @ added * scale_of(gpt.final_norm, traced.residual[-1][query].double())
+    directions = reading._before_norm(gpt.final_norm, gpt.head.weight.double())
+    changes = directions @ added * reading._scale_of(gpt.final_norm, traced.residual[-1][query].double())
     largest = changes.topk(5)
     assert [token for token, _ in square["pushes"]] == largest.indices.tolist(), name
     np.testing.assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4, err_msg=name)
@@ -191,20 +187,36 @@ def test_the_error_of_the_attribution_is_relative_to_large_logits():
     gpt.head.weight.data *= 2**12
     packed = pack(gpt)
     reads = [("read", {"snapshot": 0, "tokens": TOKENS.tolist()})]
-    [[[read]]] = in_node([("models", [{"manifest": packed.manifest, "texts": packed.blocks, "asks": reads}])])
-    assert 0 < read["details"]["probes"]["text"]["attribution_error"] <= 1e-5
+    [[[answered]]] = in_node([("models", [{"manifest": packed.manifest, "texts": packed.blocks, "asks": reads}])])
+    assert 0 < answered["details"]["probes"]["text"]["attribution_error"] <= 1e-5
+
+
+def test_documents_are_read_apart_where_training_read_them_apart():
+    """The page checks itself on the recorded probe, which may hold the ends of texts."""
+    tokens = TOKENS.clone()
+    tokens[[0, 5, 9]] = TOKENIZER.end_of_text
+    ids = (tokens == TOKENIZER.end_of_text).cumsum(0)[None]
+    gpts = [random_gpt(replace(CONFIGS[name], vocab_size=257), std=0.15) for name in ("tables", "window", "gpt2")]
+    models = []
+    for gpt in gpts:
+        packed = weights.pack([(0, gpt)], TOKENIZER, Texts.of(tokens, document_ids=ids))
+        models.append({"manifest": packed.manifest, "texts": packed.blocks, "asks": [("parity", {"snapshot": 0})]})
+        together = gpt(tokens[None]) - gpt(tokens[None], document_ids=ids)
+        assert together.abs().max() > 0.01
+    for [parity] in in_node([("models", models)])[0]:
+        assert parity["error"] < 1e-4
 
 
 def without(gpt: GPT, off: list[str]) -> torch.Tensor:
     """The logits (T, V) when parts give their mean."""
-    means = part_means(gpt, TOKENS[None])
+    means = part_means(gpt, PROBE)
     with replaced(gpt, {name: means[name] for name in off}):
         return gpt(TOKENS[None])[0]
 
 
 def patched(gpt: GPT, layer: int, places: list[tuple[int, int]]) -> torch.Tensor:
     """The logits after TOKENS for each (head, position), (N, V): it gives what it gives at that position of OTHER."""
-    heads = trace(gpt, OTHER).heads[layer]  # (T, H, K)
+    heads = read(gpt, OTHER).heads[layer].transpose(0, 1)  # (T, H, K)
 
     def patch(_, merged: torch.Tensor) -> torch.Tensor:
         given = merged.clone().unflatten(-1, heads.shape[1:])
@@ -212,7 +224,7 @@ def patched(gpt: GPT, layer: int, places: list[tuple[int, int]]) -> torch.Tensor
             given[row, position, head] = heads[position, head]
         return given.flatten(-2)
 
-    with edited([gpt.blocks[layer].attention.output_proj], [], patch):
+    with changing([gpt.blocks[layer].attention.output_proj], [], patch):
         return gpt(TOKENS.expand(len(places), -1))[:, -1]
 
 

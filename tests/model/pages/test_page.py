@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from model.checks import Mistake
 from model.inspection.recording import Recording
-from model.pages.blocks import MAX_STEPS, _packed, log_spaced, pack_steps
+from model.pages.blocks import MAX_STEPS, _packed, figures_of, log_spaced, pack_steps
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import run_page
 from tests.html_pages import HOSTILE, Page
@@ -51,7 +51,7 @@ def test_the_page_has_maps_scores_verdicts_and_details_of_every_step_and_opens_w
         for name, score in snapshot.scores.items():
             np.testing.assert_allclose(shown["scores"][name], score, atol=5.1e-4)
         assert shown["faithful"] == shown["causal"] == is_good
-        assert json.loads(page.block(shown["details"])) == history.details(shown["step"])
+        assert json.loads(page.block(shown["details"])) == figures_of(history.readings(shown["step"]))
         described = json.loads(json.dumps(describe_heads(history.at(shown["step"]))))
         assert json.loads(page.block(shown["descriptions"])) == described
 
@@ -66,8 +66,8 @@ def test_of_a_run_that_has_just_begun_the_page_is_its_title_and_says_when_it_was
 
 
 def test_a_page_that_is_written_again_packs_only_what_is_new(monkeypatch):
-    history, packed, maps = learned_recording(), [], Recording.maps
-    monkeypatch.setattr(Recording, "maps", lambda self, step: packed.append(step) or maps(self, step))
+    history, packed, readings = learned_recording(), [], Recording.readings
+    monkeypatch.setattr(Recording, "readings", lambda self, step: packed.append(step) or readings(self, step))
     early = replace(history, snapshots=history.snapshots[:3])
     read(early)
     assert sorted({*packed}) == [0, 1, 2]
@@ -84,7 +84,7 @@ def test_what_was_packed_lives_as_long_as_the_recording_and_is_not_more_than_its
     history.snapshots = history.snapshots[:130]
     blocks, _ = pack_steps(history, 10**9)
     assert len(_packed) == others + len(blocks)
-    maps = weakref.ref(history.at(0).maps["text"])
+    maps = weakref.ref(history.at(0).readings["text"])
     del history
     gc.collect()
     assert maps() is None and len(_packed) == others

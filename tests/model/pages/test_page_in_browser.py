@@ -213,7 +213,7 @@ def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page):
     assert described["name"] and f"Layer {layer}, head {head}. {described['sentence']}" in says
     assert described["evidence"] in says
     weights = HISTORY.maps(32)[probe][layer, head, token].astype(float)
-    (reading,) = re.findall(f"Reading “\u2068{HISTORY.probes[probe].labels[token]}\u2069” .*", says)
+    (reading,) = re.findall(f"Reading “\u2068{HISTORY.probes[probe].labels[0][token]}\u2069” .*", says)
     np.testing.assert_allclose(shares(reading), sorted(weights[weights >= 0.1], reverse=True)[:3], atol=0.006)
     assert page.locator("#tokens .chosen").get_attribute("data-index") == str(token)
     np.testing.assert_allclose(shades(page)[token], inks(np.sqrt(weights))[token], atol=0.03)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from model.gpt import GPT
-from model.inspection.ablation import part_means, replaced
-from model.inspection.recorder import read_maps
+from model.inspection.parts import part_means, replaced
+from model.inspection.reading import read
 from tests.gpts import induction_gpt, random_gpt
 from tests.model.pages.browsing import click, in_page, number_in, place, press, settle, unnamed
 from tests.model.pages.model_pages import LETTERS, TOKENIZER, page_of, windows
@@ -42,7 +42,7 @@ def test_the_tour_shows_five_things_of_this_model_and_leaves_the_page_as_it_was(
     page = first_visit(untrained, GPT_)
     effects = in_page(page, "state", "data.experiments.effects")
     trial = next(one["trial"] for one in effects if one["title"] == "A made-up word, twice")
-    answer, mean = trial["answer"], part_means(GPT_, windows(*LETTERS)["text"].sample)["head 1.2"]
+    answer, mean = trial["answer"], part_means(GPT_, windows(*LETTERS)["text"])["head 1.2"]
     with replaced(GPT_, {"head 1.2": mean}):
         without = GPT_(torch.tensor([TOKENIZER.encode(trial["text"])]))[0, -1].softmax(-1)
     after, least = without[TOKENIZER.encode(answer)[0]].item(), without.topk(20).values[-1].item()
@@ -162,7 +162,7 @@ def test_a_square_opens_and_arcs_are_as_wide_as_the_weights(open_page):
     gpt = random_gpt(GPT_.config, 3, std=0.06)
     page = open_page(page_of(gpt, texts=LETTERS), width=1366, height=768)
     click(page.locator(".thumb").nth(5))
-    maps, _ = read_maps(gpt, torch.tensor(windows(*LETTERS)["text"].texts[0].tokens))
+    maps = read(gpt, windows(*LETTERS)["text"].tokens[0]).maps
     query, key = 5, 2
     page.mouse.click(*place(page, query, key))
     settle(page)

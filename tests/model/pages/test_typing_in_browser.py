@@ -12,11 +12,12 @@ import torch.nn.functional as F
 
 from model.generation import generate
 from model.gpt import GPT
-from model.inspection.ablation import changes, losses_without_each, part_means, replaced
 from model.inspection.experiments import LISTED, try_all
-from model.inspection.recorder import read_maps, take_snapshot
-from model.inspection.recording import Recording
-from model.inspection.trace import trace
+from model.inspection.losses import changes, losses_without_each
+from model.inspection.parts import part_means, replaced
+from model.inspection.reading import read
+from model.inspection.recording import Recording, take_snapshot
+from model.inspection.texts import Texts
 from model.pages.page import run_page
 from tests.gpts import repeating_gpt
 from tests.model.pages.browsing import click, in_page, number_in, place, press, put, settle, slide, unnamed
@@ -78,7 +79,7 @@ def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(page):
         last = page.locator(".lens tbody tr").last.locator("td")
         assert last.count() == len(text)
         assert last.last.inner_text() == page.locator("#next bdi").first.inner_text()
-        weights = read_maps(GPTS[-1], TOKENIZER.encode(text))[0]
+        weights = read(GPTS[-1], TOKENIZER.encode(text)).maps
         click(page.locator(".thumb").nth(3))
         in_map = in_page(page, "render", f"shown.panes[0].value({len(text) - 1}, 2)")
         assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
@@ -198,7 +199,7 @@ def test_any_text_can_be_typed(page):
 
 def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(page, open_page):
     tokens = torch.tensor(TOKENIZER.encode(OPENING))
-    losses = losses_without_each(GPTS[-1], tokens[None], part_means(GPTS[-1], tokens[None]))
+    losses = losses_without_each(GPTS[-1], Texts.of(tokens), part_means(GPTS[-1], Texts.of(tokens)))
     expected = {part: change.rise for part, change in changes(losses).items()}
     page.get_by_role("button", name="switch off", exact=True).click()
     for layer, head in ((0, 1), (1, 0)):
@@ -259,7 +260,7 @@ def test_a_patch_moves_the_logit(page):
     told = page.locator("#patch-note").inner_text()
     assert told.startswith("head 1.0 at token 22")
     target, tokens = int(page.locator("#patch-target").input_value()), torch.tensor(TOKENIZER.encode(OPENING))
-    given = trace(GPTS[-1], tokens.flip(0)).heads[1, -1, 0]
+    given = read(GPTS[-1], tokens.flip(0)).heads[1, 0, -1]
     plain = logits_of(GPTS[-1], OPENING)[-1]
     with replaced(GPTS[-1], {"head 1.0": given}, len(tokens) - 1):
         patched = logits_of(GPTS[-1], OPENING)[-1]
@@ -296,7 +297,7 @@ def test_the_slider_changes_the_model_that_answers(page):
 
 def test_where_a_step_has_no_weights_the_text_that_is_shown_is_the_one_that_is_pressed(open_page):
     of_kinds = windows(OPENING)
-    recording = Recording({name: of.texts[0] for name, of in of_kinds.items()}, of_kinds)
+    recording = Recording({kind: of.pieces(1)[0] for kind, of in of_kinds.items()}, of_kinds)
     recording.append(take_snapshot(GPTS[0], 4, recording, TOKENIZER.label))
     models = [(8 * i, gpt) for i, gpt in enumerate(GPTS)]
     page = open_page(run_page("tiny", recording, models=models, tokenizer=TOKENIZER))
@@ -455,7 +456,7 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
     page = open_page(page_of(untrained, gpt, texts=LETTERS))
     buttons, experiment = page.locator("#tries button"), page.locator("#experiment")
     titles = buttons.all_inner_texts()
-    effects, _ = try_all(gpt, TOKENIZER, recorded.texts, part_means(gpt, recorded.sample))
+    effects, _ = try_all(gpt, TOKENIZER, recorded, part_means(gpt, recorded))
     for effect, button in zip(effects, buttons.all(), strict=True):
         click(button)
         assert page.locator("#box").input_value() == effect.trial.text

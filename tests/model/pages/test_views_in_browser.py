@@ -9,8 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from model.inspection.ablation import Change
+from model.inspection.losses import Change
+from model.inspection.reading import Reading
 from model.inspection.recording import Recording
+from model.pages.blocks import figures_of
 from model.pages.describe import visible
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_recording
@@ -29,17 +31,19 @@ def diverged() -> Recording:
     """The snapshots with no number in their last details that is finite."""
 
     *others, last = HISTORY.snapshots
-    broken = re.sub(r"-?\d+(\.\d+(e-\d+)?|e-\d+)", "null", json.dumps(last.details["probes"]))
+    readings = {}
+    for kind, one in last.readings.items():
+        broken = re.sub(r"-?\d+(\.\d+(e-\d+)?|e-\d+)", "null", json.dumps(one.to_json()))
+        readings[kind] = Reading(one.ids, one.tokens, one.maps, one.checks, figures=json.loads(broken))
     nothing = Change(math.nan, math.nan)
     ablation = {probe: dict.fromkeys(changes, nothing) for probe, changes in last.ablation.items()}
     heads = replace(last.heads, scores=last.scores | {"sink": np.full((LAYERS, HEADS), math.nan)})
-    details = last.details | {"probes": json.loads(broken)}
-    return replace(HISTORY, snapshots=[*others, replace(last, heads=heads, ablation=ablation, details=details)])
+    return replace(HISTORY, snapshots=[*others, replace(last, heads=heads, ablation=ablation, readings=readings)])
 
 
 def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_to_pointer_tap_and_keys(open_page):
     page = open_page(HISTORY, hash_="#step=64")
-    details = HISTORY.details(64)
+    details = figures_of(HISTORY.readings(64))
     text = details["probes"]["text"]
     click(page.locator("#by-surprise"))
     depths = [colour[3] for colour in colours(page.locator("#tokens span"))]
@@ -68,7 +72,7 @@ def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_t
 
 def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbers_to_pointer_and_keys(open_page):
     page = open_page(HISTORY, hash_="#step=64")
-    details = HISTORY.details(64)
+    details = figures_of(HISTORY.readings(64))
     lens = details["probes"]["text"]["lens"]
     rows = page.locator("#lenses table").first.locator("tbody tr")
     assert rows.locator("th").all_inner_texts() == details["sublayers"]
@@ -97,7 +101,7 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbe
 
 def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     page = open_page(HISTORY, hash_="#step=16&token=4")
-    details = HISTORY.details(16)
+    details = figures_of(HISTORY.readings(16))
     logits = [row[4] for row in details["probes"]["text"]["attribution"]]
     column = dict(zip(details["parts"], logits, strict=True))
     rows = page.locator("#parts tbody tr")
@@ -164,7 +168,7 @@ def test_every_view_follows_the_slider(open_page):
 def test_two_snapshots_are_shown_side_by_side_and_every_control_and_view_has_a_name(open_page):
     page = open_page(HISTORY, hash_="#step=64&against=4&token=4&text=surprise")
     for place, step in enumerate((64, 4)):
-        bits = HISTORY.details(step)["probes"]["text"]["bits"][3]
+        bits = HISTORY.readings(step)["text"].to_json()["bits"][3]
         assert f"{bits:.1f} bits" in page.locator("#expected p").nth(place).inner_text()
     assert page.locator("#lenses table:visible").count() == 2
     assert page.locator("#lenses h3:visible").all_inner_texts() == ["A: step 64", "B: step 4"]

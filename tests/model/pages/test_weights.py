@@ -8,23 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.tokenizers import byte_level
+from data.tokenizers import Tokenizer, byte_level
 from model.attention import CausalSelfAttention
 from model.checks import Mistake
 from model.gpt import GPTConfig
-from model.inspection.ablation import part_means
-from model.inspection.probes import repeated_windows, text_windows
-from model.inspection.recorder import take_snapshot
-from model.inspection.recording import Recording
-from model.inspection.survey import windows_of
+from model.inspection.parts import part_means
+from model.inspection.recording import Recording, take_snapshot
+from model.inspection.texts import Texts, repeated_windows
 from model.pages import weights
 from model.pages.page import run_page
 from tests.attentions import with_scores
 from tests.gpts import CONFIGS, MODERN, TOKENS, random_gpt, repeating_gpt
 from tests.html_pages import Page
 
-TOKENIZER = byte_level().to_dict()
-PROBE = TOKENS.tolist()
+TOKENIZER = byte_level()
+PROBE = Texts.of(TOKENS)
 
 
 @torch.no_grad()
@@ -57,11 +55,13 @@ def test_every_part_has_a_mean_and_a_tied_head_is_stored_once():
     manifest = weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest
     tensors, means = ([tensor["name"] for tensor in manifest[kind]] for kind in ("tensors", "means"))
     assert tensors == [name for name, _ in gpt.named_parameters()] and "head.weight" not in tensors
-    assert means == list(part_means(gpt, TOKENS[None]))
+    assert means == list(part_means(gpt, PROBE))
 
 
 def test_no_text_can_end_the_elements():
-    packed = weights.pack([(0, random_gpt(MODERN))], TOKENIZER | {"pattern": "</script>"}, PROBE)
+    packed = weights.pack(
+        [(0, random_gpt(MODERN))], Tokenizer("bytes", "</script>", TOKENIZER.ranks, TOKENIZER.special_tokens), PROBE
+    )
     page = Page("".join(packed.elements()))
     assert page.json("manifest")["tokenizer"]["pattern"] == "</script>"
     assert page.scripts["weights-0"] == packed.blocks[0]
@@ -93,8 +93,8 @@ def test_another_attention_is_told_with_the_largest_difference_of_a_logit(config
 
 
 def test_an_attention_that_differs_only_beyond_the_probe_is_told(monkeypatch):
-    gpt = random_gpt(replace(MODERN, context_length=3 * len(PROBE)))
-    far = torch.ones(3 * len(PROBE), 3 * len(PROBE)).tril(-len(PROBE)).bool()
+    gpt = random_gpt(replace(MODERN, context_length=3 * PROBE.length))
+    far = torch.ones(3 * PROBE.length, 3 * PROBE.length).tril(-PROBE.length).bool()
     nearest = with_scores(lambda scores: scores.masked_fill(far[: len(scores[0, 0]), : len(scores[0, 0])], -torch.inf))
     monkeypatch.setattr(CausalSelfAttention, "attend", nearest)
     assert "this model's attend gives something else" in weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
@@ -108,9 +108,11 @@ def test_snapshots_of_different_models_are_refused():
 def recording_of(models) -> Recording:
     """Of random letters, in which repetitions come about by chance."""
     tokenizer, length, letters = byte_level(), models[0][1].config.context_length, range(97, 123)
-    texts = {"text": text_windows(letters, 26, tokenizer.label)}
-    texts |= {"repeated": repeated_windows(letters, length, tokenizer.label)}
-    recording = Recording({name: of_kind[0] for name, of_kind in texts.items()}, windows_of(texts), name="tiny")
+    windows = {
+        "text": Texts.of(list(letters), tokenizer.label),
+        "repeated": Texts.of(repeated_windows(letters, length), tokenizer.label, kind="repeated"),
+    }
+    recording = Recording({kind: texts.pieces(1)[0] for kind, texts in windows.items()}, windows, name="tiny")
     for step, model in models:
         recording.append(take_snapshot(model, step, recording))
     return recording
@@ -126,7 +128,7 @@ def test_a_page_holds_the_weights_of_some_steps_measures_what_was_not_recorded_t
     held = {shown["step"]: shown.get("weights") for shown in run["snapshots"]}
     assert held == {0: 0, 3: None, 5: 1, 8: 2} and page.json("manifest")["steps"] == [0, 5, 8]
     assert [bool(shown["ablation"]) for shown in run["snapshots"]] == [True, False, True, True]
-    assert page.data["text"] == tokenizer.decode(recording.probes["text"].tokens)
+    assert page.data["text"] == tokenizer.decode(recording.probes["text"].tokens[0].tolist())
     assert page.data["experiments"]["effects"]
 
 

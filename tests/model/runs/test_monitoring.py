@@ -1,14 +1,18 @@
 """The attention maps that a run records: on which tokens, in which precision, and after a resume."""
 
+import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from data.windows import as_batch
 from model.attention import CausalSelfAttention
-from model.inspection.probes import MAX_PROBE_TOKENS
 from model.inspection.recording import Recording
+from model.inspection.texts import MAX_TOKENS, spread_starts
 from model.runs.monitoring import AttentionMonitor
 from scripts.inspect_attention import main as inspect_attention
 from tests.attentions import LEAK
@@ -24,10 +28,10 @@ def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
         checks = [snapshot.checks for snapshot in recording.snapshots]
         assert {one.precision for one in checks} == {kernel}
         assert all(one.fidelity <= most and one.causality == 0 for one in checks)
-    assert bytes(recording.probes["text"].tokens).decode() == "the mode"  # the person's own text
+    assert bytes(recording.probes["text"].tokens[0].tolist()).decode() == "the mode"  # the person's own text
     for step in recording.steps:
-        assert recording.details(step)["probes"]["text"]["attribution_error"] <= 1e-5
-    assert recording.details(4)["tokens"][str(ord("e"))] == "e"
+        assert recording.readings(step)["text"].to_json()["attribution_error"] <= 1e-5
+    assert recording.readings(4)["text"].to_json()["tokens"][str(ord("e"))] == "e"
 
 
 def test_a_resumed_run_removes_later_maps(train):
@@ -35,55 +39,75 @@ def test_a_resumed_run_removes_later_maps(train):
     start = "runs/run/checkpoints/step_00000006.ckpt"
     assert train(f"--resume={start}", "--trainer.val_check_interval=7", "--trainer.max_steps=7") == 0
     folder = Path("runs/run/attention")
-    assert Recording.open(folder).steps == [0, 1, 2, 4, 6, 7]
-    assert len(list(folder.glob("step_*.npz"))) == 6
+    assert Recording.open(folder).steps == [0, 4, 6, 7]
+    assert len(list(folder.glob("step_*.npz"))) == 4
 
 
-def started(folder: Path, encode, length: int, is_global_zero: bool = True, context: int = 512) -> AttentionMonitor:
-    """A recording of a text whose tokens `encode` gives for a number of characters."""
-    tokenizer = SimpleNamespace(encode=encode, label=str, fingerprint="x", vocab_size=50, end_of_text=0)
-    data = SimpleNamespace(tokenizer=tokenizer, validation_text=lambda size: size)
-    trainer = SimpleNamespace(is_global_zero=is_global_zero, datamodule=data, default_root_dir=folder)
+def started(folder: Path, text: list[int], length: int, context: int = 512, masking: bool = False, **options):
+    """The recording of a run that validates on these tokens, of which 0 ends a text."""
+    tokens = np.array(text)
+    split = SimpleNamespace(read=lambda start, length: tokens[start : start + length], num_tokens=len(text))
+    tokenizer = SimpleNamespace(label=str, fingerprint="x", vocab_size=50, end_of_text=0)
+    tokenized = SimpleNamespace(validation=split)
+    data = SimpleNamespace(tokenizer=tokenizer, tokenized=tokenized, document_masking=masking)
+    trainer = SimpleNamespace(datamodule=data, default_root_dir=folder, **{"is_global_zero": True} | options)
     gpt = SimpleNamespace(config=SimpleNamespace(context_length=context, window=None))
-    recording = AttentionMonitor(probe_tokens=length)
-    recording.start(trainer, SimpleNamespace(gpt=gpt))
-    return recording
+    monitor = AttentionMonitor(probe_tokens=length)
+    monitor.start(trainer, SimpleNamespace(gpt=gpt))
+    return monitor.recording
 
 
 @pytest.mark.parametrize(
-    ("known", "drawn"), [([0, 7, 8, 9], {7, 8, 9}), ([0, 7], set(range(1, 50))), ([], set(range(1, 50)))]
+    ("known", "drawn"), [([0, 7, 8, 9], {7, 8, 9}), ([0, 7], set(range(1, 50))), ([7], set(range(1, 50)))]
 )
 def test_random_tokens_are_drawn_from_those_of_the_validation_text(tmp_path, known, drawn):
     """From all tokens if the text has fewer than two."""
-    recording = started(tmp_path, lambda size: [7, 8] * 10 if size == 16 * 20 else known, 20)
-    tokens = recording.recording.probes["repeated"].tokens
+    tokens = started(tmp_path, known * 20, 20).probes["repeated"].tokens[0].tolist()
     assert tokens[0] == 0 and set(tokens[1:]) <= drawn
     assert len(set(tokens)) == 1 + min(9, len(drawn))
 
 
 @pytest.mark.parametrize("length", [8, 20, 300])
-def test_the_text_probe_is_the_beginning_of_the_text(tmp_path, length):
-    def encode(size: int) -> list[int]:
-        return list(range(1, min(size, 1000) + 1))
-
-    recording = started(tmp_path, encode, length)
-    probes = recording.recording.probes
-    assert probes["text"].tokens == list(range(1, length + 1))
-    assert len(probes["repeated"].tokens) <= length
-    assert recording.recording.folder == tmp_path / "attention"
-    elsewhere = started(tmp_path, encode, length, is_global_zero=False)
-    assert elsewhere.recording is None
-
-
-def test_a_context_that_is_longer_than_a_probe_may_be_is_measured_on_its_beginning(tmp_path):
-    recording = started(tmp_path, lambda size: [place % 50 for place in range(size)], 20, context=10_000).recording
-    assert {kind.length for kind in recording.windows.values()} == {MAX_PROBE_TOKENS}
+@pytest.mark.parametrize("masking", [False, True])
+def test_probe_and_windows_are_pieces_of_the_validation_tokens_read_as_in_training(tmp_path, length, masking):
+    """With the ends of texts, and where training read documents apart, with the numbers that it gave them."""
+    text = [place % 50 for place in range(3000)]
+    recording = started(tmp_path, text, length, context=300, masking=masking)
+    probe, windows = recording.probes["text"], recording.windows["text"]
+    assert probe.tokens.tolist() == [text[:length]] and recording.probes["repeated"].length <= length
+    starts = spread_starts(3000, 300)
+    assert windows.tokens.tolist() == [text[start : start + 300] for start in starts] and len(starts) == 10
+    for texts in (probe, windows):
+        batch = as_batch(np.pad(texts.tokens.numpy(), ((0, 0), (0, 1))), end_of_text=0, with_documents=True)
+        assert torch.equal(texts.document_ids, batch["document_ids"]) if masking else texts.document_ids is None
+    assert recording.folder == tmp_path / "attention"
+    assert started(tmp_path, text, length, is_global_zero=False) is None
 
 
-def test_powers_of_two_and_every_so_many_steps_are_recorded():
-    steps = range(1, 40)
-    assert [s for s in steps if AttentionMonitor(early_steps=8).is_due(s)] == [1, 2, 4, 8]
-    assert [s for s in steps if AttentionMonitor(early_steps=4, every_n_steps=15).is_due(s)] == [1, 2, 4, 15, 30]
+def test_a_context_that_is_longer_than_a_text_may_be_is_measured_on_its_beginning(tmp_path):
+    recording = started(tmp_path, [place % 50 for place in range(10_000)], 20, context=10_000)
+    assert {texts.length for texts in recording.windows.values()} == {MAX_TOKENS}
+
+
+@pytest.mark.parametrize("masking", [False, True])
+def test_the_recorded_loss_is_the_validation_loss(train, tmp_path, masking):
+    """Short documents, which a model that has learned them continues only from their beginning."""
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    rows = [{"text": " ".join(words[start:] + words[:start])} for start in range(10)] * 60
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = [f"--data.files={path}", f"--data.document_masking={masking}", "--model.gpt.context_length=64"]
+    assert train("--name=run", *options, "--trainer.max_steps=150", "--trainer.val_check_interval=150") == 0
+    [recorded] = [one.loss["text"] for one in Recording.open(Path("runs/run/attention")).snapshots if one.loss]
+    [validated] = [float(row["val/loss"]) for row in csv_rows("runs/run/metrics.csv") if row["val/loss"]][-1:]
+    assert recorded == pytest.approx(validated, rel=0.25)
+
+
+def test_every_so_many_steps_are_recorded():
+    steps = range(40)
+    assert [s for s in steps if AttentionMonitor(every_n_steps=15).is_due(s)] == [0, 15, 30]
+    assert [s for s in steps if AttentionMonitor().is_due(s)] == [0]
+    assert not any(AttentionMonitor(enabled=False, every_n_steps=15).is_due(s) for s in steps)
 
 
 def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_table(train, monkeypatch, caplog, capsys):
@@ -104,11 +128,11 @@ def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_tab
 
 
 def test_losses_without_each_part_are_measured_where_weights_are_kept_and_at_the_end(train):
-    options = ["--trainer.max_steps=6", "--attention.early_steps=2", "--checkpoints.keep_steps=[3]"]
+    options = ["--trainer.max_steps=6", "--checkpoints.keep_steps=[3]"]
     assert train("--name=run", *options) == 0
     snapshots = Recording.open(Path("runs/run/attention")).snapshots
     measured = {one.step: one.ablation is not None for one in snapshots}
-    assert measured == {0: False, 1: False, 2: False, 3: True, 4: False, 6: True}
+    assert measured == {0: False, 3: True, 4: False, 6: True}
     for one in (one for one in snapshots if one.ablation):
         errors = [change.error for kind in one.ablation.values() for change in kind.values()]
         assert one.ablation.keys() == one.loss.keys() == {"text", "repeated"} and all(error >= 0 for error in errors)

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
 from model.training.optimizer import (
     POLAR_EXPRESS,
@@ -137,6 +139,60 @@ def test_every_weight_is_in_one_group_and_only_matrices_decay(algorithm, family)
     decayed = {id(weight) for group in optimizer.param_groups if group["weight_decay"] for weight in group["params"]}
     for name, parameter in gpt.named_parameters():
         assert (id(parameter) in decayed) == (parameter.ndim == 2 and "embedding" not in name), name
+
+
+class Sink(CausalSelfAttention):
+    """An attention to which a person has added a number for each head, one for each place and a matrix."""
+
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.sink = nn.Parameter(torch.zeros(self.num_heads))
+        self.gate = nn.Parameter(torch.ones(self.num_heads, 1, self.head_dim))
+        self.mix = nn.Parameter(torch.eye(self.num_heads))
+
+
+DRESSED = {"norm": "layernorm", "bias": True, "position": "learned", "value_embeddings": True}
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+def test_what_is_no_matrix_moves_at_a_rate_of_its_own(algorithm, monkeypatch):
+    """Beside Muon. AdamW's first step moves each number by its rate."""
+    monkeypatch.setattr("model.gpt.CausalSelfAttention", Sink)
+    gpt = GPT(GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8, **DRESSED))
+    rates = {"learning_rate": 0.5, "matrix_learning_rate": 0.25, "vector_learning_rate": 0.125}
+    optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm, **rates))
+    before = {name: parameter.detach().clone() for name, parameter in gpt.named_parameters()}
+    for parameter in gpt.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for name, parameter in gpt.named_parameters():
+        moved = (before[name] - parameter).detach()
+        if parameter.ndim != 2:
+            torch.testing.assert_close(moved, torch.full_like(moved, 0.125 if algorithm == "muon" else 0.5))
+        elif "embedding" in name:
+            torch.testing.assert_close(moved, torch.full_like(moved, 0.5))
+    (embeddings,) = (group["params"] for group in optimizer.param_groups if group["name"] == "embeddings")
+    expected = [gpt.token_embedding.weight, gpt.position_embedding.weight, gpt.value_embeddings["1"].weight]
+    assert {id(parameter) for parameter in embeddings} == {id(parameter) for parameter in expected}
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+def test_a_state_in_which_vectors_were_among_the_embeddings_is_that_of_each_weight(algorithm):
+    """As versions before this one saved it: one group in the order of the model's parameters."""
+    gpt = GPT(GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8, **DRESSED))
+    optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
+    gpt.loss(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long)).backward()
+    optimizer.step()
+    groups = {group["name"]: dict(group) for group in optimizer.param_groups}
+    vectors = groups.pop("vectors")["params"]
+    ids = {id(parameter) for parameter in groups["embeddings"]["params"] + vectors}
+    groups["embeddings"]["params"] = [parameter for parameter in gpt.parameters() if id(parameter) in ids]
+    old = MuonAdamW([*groups.values()], optimizer.parts, betas=(0.8, 0.95), eps=1e-8)
+    old.state.update(optimizer.state)
+    restored = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
+    restored.load_state_dict(old.state_dict())
+    for parameter in gpt.parameters():
+        torch.testing.assert_close(dict(restored.state[parameter]), dict(optimizer.state[parameter]))
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])

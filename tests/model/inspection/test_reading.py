@@ -1,8 +1,10 @@
-"""Captured maps are those that the model used, and capturing does not change the model."""
+"""A reading is of the model as it ran, of that moment; and reading changes nothing of the model."""
 
 import copy
+import gc
 import math
 import re
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -11,13 +13,13 @@ import torch
 from torch import nn
 
 from model.attention import CausalSelfAttention
+from model.checks import Mistake
 from model.gpt import GPT
-from model.inspection import recorder, trace
-from model.inspection.lens import predictions
-from model.inspection.probes import Probe, draw_repeated_probe
-from model.inspection.recorder import metrics_of, read_maps, take_snapshot
-from model.inspection.recording import Recording, as_json
-from model.inspection.survey import windows_of
+from model.inspection import losses, reading, recording
+from model.inspection.parts import observed, weights_of
+from model.inspection.reading import as_json, read
+from model.inspection.recording import Recording, metrics_of, take_snapshot
+from model.inspection.texts import Texts, repeated_tokens
 from model.inspection.verdicts import warnings
 from tests.attentions import ALIBI, LEAK, with_scores
 from tests.gpts import CONFIGS, TOKENS, random_gpt
@@ -33,9 +35,9 @@ def gpt(request) -> GPT:
 
 def new_recording(folder=None, text=TEXT) -> Recording:
     """Resumed where there is one in the folder."""
-    repeated = draw_repeated_probe(range(50), 7, lambda token: f"[{token}]", first=0)
-    probes = {"text": Probe(text, [f"<{t}>" for t in text]), "repeated": repeated}
-    windows = windows_of({"text": [probes["text"], Probe(text[::-1], ["x"] * len(text))], "repeated": repeated})
+    repeated = Texts.of(repeated_tokens(range(50), 7, first=0), kind="repeated")
+    probes = {"text": Texts.of(text), "repeated": repeated}
+    windows = {"text": Texts.of([text, text[::-1]]), "repeated": repeated}
     return Recording(probes) if folder is None else Recording.resume(folder, probes, windows, "fingerprint")
 
 
@@ -57,9 +59,9 @@ def test_fidelity_is_relative_to_large_values(monkeypatch):
     with torch.no_grad():
         for block in gpt.blocks:
             block.attention.qkv_proj.weight[-gpt.config.embed_dim :] *= 100
-    assert read_maps(gpt, TEXT, autocast=torch.bfloat16)[1].fidelity <= 1e-2
+    assert read(gpt, TEXT, autocast=torch.bfloat16).checks.fidelity <= 1e-2
     replace_attend(monkeypatch, lambda values: values + 0.1 * values.abs())
-    assert read_maps(gpt, TEXT, autocast=torch.bfloat16)[1].fidelity > 2e-2
+    assert read(gpt, TEXT, autocast=torch.bfloat16).checks.fidelity > 2e-2
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_fidelity_is_relative_to_large_values(monkeypatch):
 )
 def test_an_attend_without_weights_is_not_faithful(change, monkeypatch):
     replace_attend(monkeypatch, change)
-    _, checks = read_maps(random_gpt(CONFIGS["gpt2"]), TEXT)
+    checks = read(random_gpt(CONFIGS["gpt2"]), TEXT).checks
     assert checks.fidelity > 1e-2 and checks.causality == 0
 
 
@@ -88,18 +90,19 @@ def test_maps_are_those_of_the_attend_that_runs_whatever_it_computes(name, confi
     """Against d(output at q) / d(value at k), which autograd takes from the layer as the model runs it."""
     gpt, calls, leaks = random_gpt(replace(CONFIGS[config], dropout=0.3)), [], name.startswith("a leak")
     monkeypatch.setattr(CausalSelfAttention, "attend", REPLACED.get(name, CausalSelfAttention.attend))
-    maps, checks = read_maps(gpt.train(), TEXT)  # dropout does not change the maps
-    with trace.observed([block.attention for block in gpt.blocks], calls.append):
+    found = read(gpt.train(), TEXT)  # dropout does not change the maps
+    maps, checks = found.maps, found.checks
+    with observed(gpt, lambda *call: calls.append(call)):
         gpt.eval()(torch.tensor([TEXT]))
     assert checks.precision == "float32" and checks.fidelity <= 1e-5
     assert (checks.causality > 1e-3) if leaks else (checks.causality == 0)
     assert maps.shape == (3, 4, len(TEXT), len(TEXT)) and maps.dtype == torch.float32
     assert leaks or maps.std() > 0.05  # uniform heads would hide a mistake
-    for call, weights in zip(calls, maps, strict=True):
-        H, H_kv = call.q.shape[1], call.v.shape[1]
+    for (attend, q, k, v, _), weights in zip(calls, maps, strict=True):
+        H, H_kv = q.shape[1], v.shape[1]
         for head, query in ((0, 0), (1, 7), (3, len(TEXT) - 1)):
-            values = call.v.detach().requires_grad_()
-            attended = call.attend(call.q.detach(), call.k.detach(), values)
+            values = v.detach().requires_grad_()
+            attended = attend(q.detach(), k.detach(), values)
             attended[0, head, query, 0].backward()
             expected = values.grad[0, head * H_kv // H, :, 0]
             torch.testing.assert_close(weights[head, query], expected, atol=1e-6, rtol=1e-4)
@@ -108,35 +111,38 @@ def test_maps_are_those_of_the_attend_that_runs_whatever_it_computes(name, confi
 
 
 def test_an_attend_with_further_arguments_is_observed():
-    layer, x = random_gpt(GROUPED).blocks[0].attention, torch.ones(1, 1, 2, 3)
-    calls = []
+    gpt, x, calls = random_gpt(replace(GROUPED, num_layers=1)), torch.ones(1, 1, 2, 3), []
+    layer = gpt.blocks[0].attention
     layer.attend = lambda q, k, v, mask, shift, *, scale: scale * v + shift
-    with trace.observed([layer], calls.append):
+    with observed(gpt, lambda *call: calls.append(call)):
         layer.attend(x, x, x, None, 0.0, scale=3.0)
-    assert torch.equal(calls[0].attended, 3 * x) and torch.equal(calls[0].weights()[0, 0], 3 * torch.eye(2))
+    [(*call, attended)] = calls
+    assert torch.equal(attended, 3 * x) and torch.equal(weights_of(*call)[0, 0], 3 * torch.eye(2))
 
 
-def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(gpt, monkeypatch):
+def figures(snapshot) -> dict:
+    """Without the checks, which are of the model as it runs."""
+    return {kind: one.to_json() | {"checks": None} for kind, one in snapshot.readings.items()}
+
+
+def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(gpt):
     """In bfloat16 the parts of a logit would not add up, and the model itself must stay as it is."""
-    recording = new_recording()
-    plain = take_snapshot(gpt, 0, recording, with_losses=True)
-    coarse = take_snapshot(gpt, 0, recording, with_losses=True, autocast=torch.bfloat16)
+    measured = new_recording()
+    plain = take_snapshot(gpt, 0, measured, with_losses=True)
+    coarse = take_snapshot(gpt, 0, measured, with_losses=True, autocast=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = take_snapshot(gpt, 0, recording, with_losses=True)
-    assert plain.details == coarse.details == inside.details and plain.loss == coarse.loss == inside.loss
-    copied = []
-    monkeypatch.setattr(recorder, "in_float32", lambda gpt: copied.append(gpt) or trace.in_float32(gpt))
-    stored = take_snapshot(gpt.bfloat16(), 0, recording)
-    assert len(copied) == 1
-    assert stored.details["probes"]["text"]["attribution_error"] <= 1e-5
+        inside = take_snapshot(gpt, 0, measured, with_losses=True)
+    assert figures(plain) == figures(coarse) == figures(inside) and plain.loss == coarse.loss == inside.loss
+    stored = take_snapshot(gpt.bfloat16(), 0, measured)
+    assert stored.readings["text"].to_json()["attribution_error"] <= 1e-5
     assert {parameter.dtype for parameter in gpt.parameters()} == {torch.bfloat16}
     for checks in (coarse.checks, stored.checks):  # but the maps are those of the model as it runs
         assert checks.precision == "bfloat16" and 1e-5 < checks.fidelity <= 2e-2 and checks.causality == 0
-    for maps in (read_maps(gpt, TEXT)[0], coarse.maps["text"], plain.maps["text"]):  # of float32 all the same
+    for maps in (read(gpt, TEXT).maps, coarse.readings["text"].maps, plain.readings["text"].maps):  # of float32
         np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("failing", ["read_maps", "survey", "trace", "part_means", "losses_without_each"])
+@pytest.mark.parametrize("failing", ["_read_maps", "_compute", "measure_heads", "part_means", "losses_without_each"])
 def test_measuring_does_not_change_the_model(failing, monkeypatch):
     gpt = random_gpt(replace(GROUPED, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=31, dropout=0.3)).train()
     gpt.blocks[1].eval()  # a frozen part must stay frozen
@@ -144,7 +150,8 @@ def test_measuring_does_not_change_the_model(failing, monkeypatch):
     gpt.blocks[0].feed_forward.register_forward_hook(lambda _, args, result: result + 0 * torch.rand(1))
     modes = [module.training for module in gpt.modules()]
     weights, generator = copy.deepcopy(gpt.state_dict()), torch.get_rng_state()
-    measure = getattr(recorder, failing)
+    owner = next(one for one in (reading, losses, recording) if hasattr(one, failing))
+    measure = getattr(owner, failing)
 
     def interrupted(x):
         raise OSError("in the middle")
@@ -155,7 +162,7 @@ def test_measuring_does_not_change_the_model(failing, monkeypatch):
             return measure(*args, **options)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="in the middle"):
-        patch.setattr(recorder, failing, fails)
+        patch.setattr(owner, failing, fails)
         take_snapshot(gpt, 0, new_recording(), with_losses=True)
     take_snapshot(gpt, 0, new_recording(), with_losses=True)
     hooks = [hook for module in gpt.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
@@ -175,12 +182,12 @@ def test_a_compiled_model_is_captured_without_its_compiled_code_and_is_not_compi
         compiled.append(graph)
         return graph.forward
 
-    expected, gpt, blocks = read_maps(random_gpt(GROUPED), TEXT)[0], random_gpt(GROUPED), random_gpt(GROUPED)
+    expected, gpt, blocks = read(random_gpt(GROUPED), TEXT).maps, random_gpt(GROUPED), random_gpt(GROUPED)
     gpt.compile(backend=backend)
     for block in blocks.blocks:
         block.compile(backend=backend)
     for model in (gpt, blocks, torch.compile(random_gpt(GROUPED), backend=backend)):
-        assert torch.equal(read_maps(model, TEXT)[0], expected)
+        assert torch.equal(read(model, TEXT).maps, expected)
     assert not compiled
     gpt, tokens = random_gpt(GROUPED), torch.tensor([TEXT])
     loss = torch.compile(gpt.loss, backend=backend)
@@ -190,70 +197,64 @@ def test_a_compiled_model_is_captured_without_its_compiled_code_and_is_not_compi
     assert len(compiled) == 1
 
 
-def test_probes_of_one_and_two_tokens_are_measured():
+def test_texts_of_one_and_two_tokens_are_measured():
     gpt = random_gpt(replace(GROUPED, num_layers=1))
-    probes = {"text": Probe([7], ["a"]), "repeated": Probe([1, 2, 1, 2], ["x"] * 4, 2)}
+    probes = {"text": Texts.of([7]), "repeated": Texts.of([1, 2, 1, 2], kind="repeated")}
     snapshot = take_snapshot(gpt, 7, Recording(probes), with_losses=True)
-    assert snapshot.step == 7 and snapshot.checks.causality == 0 and (snapshot.maps["text"] == 1).all()
-    assert torch.equal(torch.from_numpy(snapshot.maps["repeated"]), read_maps(gpt, [1, 2, 1, 2])[0])
+    text, repeated = snapshot.readings.values()
+    assert snapshot.step == 7 and snapshot.checks.causality == 0 and (text.maps == 1).all()
+    assert torch.equal(repeated.maps, read(gpt, [1, 2, 1, 2]).maps)
     # One token predicts nothing that is known.
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
-    found = snapshot.details["probes"]["text"]
+    found = text.to_json()
     assert found["attribution_error"] is None and {*map(tuple, found["attribution"])} == {(None,)}
-    snapshot = take_snapshot(gpt, 7, Recording(probes | {"text": Probe([1, 2], ["a", "b"])}), with_losses=True)
-    assert snapshot.details["probes"]["text"]["bits"][0] > 0 and snapshot.ablation["repeated"]["head 0.3"].rise != 0
+    snapshot = take_snapshot(gpt, 7, Recording(probes | {"text": Texts.of([1, 2])}), with_losses=True)
+    assert snapshot.readings["text"].to_json()["bits"][0] > 0 and snapshot.ablation["repeated"]["head 0.3"].rise != 0
 
 
-def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
-    some = range(0, 100, 2)
-    probe = draw_repeated_probe(some, 10, str, first=0)
-    assert probe.period == 10 and probe.labels == [str(token) for token in probe.tokens]
-    tokens = probe.tokens
-    assert tokens[0] == 0 and tokens[1:11] == tokens[11:] and len(set(tokens)) == 11 and set(tokens) <= set(some)
-    assert draw_repeated_probe(some, 10, str, first=0) == probe
-    assert len(draw_repeated_probe(range(5), 5, str).tokens) == 10
-    few = draw_repeated_probe(range(4), 8, str, first=0)
-    assert few.period == 3 and sorted(few.tokens) == [0, 1, 1, 2, 2, 3, 3]
-
-
-def test_a_snapshot_and_its_details_can_be_read_back(tmp_path, gpt):
+def test_a_snapshot_and_its_readings_can_be_read_back(tmp_path, gpt):
     recorded = new_recording(tmp_path)
     written = take_snapshot(gpt, 8, recorded, lambda token: f"({token})", with_losses=True)
     recorded.append(written)
     found = Recording.open(tmp_path, "demo")
-    read, repeated = found.at(8), found.probes["repeated"]
+    snapshot, probe = found.at(8), found.probes["repeated"]
     assert (found.tokenizer, found.name, found.steps, found.mapped) == ("fingerprint", "demo", [8], [8])
-    assert found.probes == recorded.probes and found.windows["text"].texts[0] == found.probes["text"]
-    for name, maps in found.maps(8).items():
-        assert maps.dtype == np.float16
-        np.testing.assert_allclose(maps, read_maps(gpt, found.probes[name].tokens)[0], atol=5e-4)
+    assert found.texts() == recorded.texts()
     with torch.no_grad():  # the first token of the second copy is told by nothing
-        second_copy = gpt(torch.tensor([repeated.tokens]))[0, -7:-1]
-    loss = nn.functional.cross_entropy(second_copy, torch.tensor(repeated.tokens[-6:])).item()
-    assert read.loss["repeated"] == pytest.approx(loss, abs=1e-5)
-    assert as_json(read.to_json(), ".4f") == as_json(written.to_json(), ".4f")
-    assert read.checks.fidelity <= 1e-5 and read.checks.causality == 0 < written.checks.fidelity
+        second_copy = gpt(probe.tokens)[0, -7:-1]
+    loss = nn.functional.cross_entropy(second_copy, probe.tokens[0, -6:]).item()
+    assert snapshot.loss["repeated"] == pytest.approx(loss, abs=1e-5)
+    assert as_json(snapshot.to_json(), ".4f") == as_json(written.to_json(), ".4f")
+    assert snapshot.checks.fidelity <= 1e-5 and snapshot.checks.causality == 0 < written.checks.fidelity
     best = {(name, layer): heads.max() for name, score in written.scores.items() for layer, heads in enumerate(score)}
     expected = {f"attention/{name}/layer_{layer}": score for (name, layer), score in best.items()}
     expected |= {"attention/causality": 0, "attention/fidelity": written.checks.fidelity}
     assert metrics_of(written) == pytest.approx(expected)
-    assert read.ablation["text"].keys() == read.ablation["repeated"].keys()
-    assert all(change.error >= 0 for change in read.ablation["text"].values())
-    assert all(math.isnan(change.error) for change in read.ablation["repeated"].values())  # of a single window
-    details, shown = found.details(8), set()
-    assert details["sublayers"][:3] == ["embeddings", "attention 0", "feed-forward 0"]
-    assert {"token embedding", "head 0.0", "head 2.3", "feed-forward 2"} <= set(details["parts"])
-    for name, probe in found.probes.items():
-        measured, exact = details["probes"][name], predictions(gpt, trace.trace(gpt, torch.tensor(probe.tokens)))
-        np.testing.assert_allclose(measured["bits"][:-1], exact["bits"][:-1], rtol=6e-4)
-        assert measured["rank"] == exact["rank"] and measured["lens"]["token"] == exact["lens"]["token"]
-        for column in (measured["bits"], *measured["attribution"], *measured["lens"]["probability"]):
-            assert column[-1] is None and None not in column[:-1]
-        assert measured["attribution_error"] <= 1e-5
-        shown.update(*measured["top"], *measured["lens"]["token"])
-    assert details["tokens"] == {str(token): f"({token})" for token in shown}
-    numbers = re.findall(r"\d+\.\d+", found.path(8, ".json").read_text())
+    assert snapshot.ablation["text"].keys() == snapshot.ablation["repeated"].keys()
+    assert all(change.error >= 0 for change in snapshot.ablation["text"].values())
+    assert all(math.isnan(change.error) for change in snapshot.ablation["repeated"].values())  # of a single window
+    for kind, stored in found.readings(8).items():
+        exact = read(gpt, found.probes[kind].tokens)
+        assert found.maps(8)[kind].dtype == np.float16 and stored.tokens == found.probes[kind].labels[0]
+        torch.testing.assert_close(stored.maps, exact.maps, atol=5e-4, rtol=0)
+        check_figures(stored.to_json(), exact)
+        with pytest.raises(Mistake, match="a recording keeps maps and figures"):
+            _ = stored.logits
+    numbers = re.findall(r"\d+\.\d+", found.path(8, ".json").read_text().split('"parts"')[1])
     assert all(len(number.replace(".", "").strip("0")) <= 4 for number in numbers)
+
+
+def check_figures(told: dict, exact) -> None:
+    """Of a text whose labels are the ids in brackets."""
+    assert told["sublayers"][:3] == ["embeddings", "attention 0", "feed-forward 0"]
+    assert {"token embedding", "head 0.0", "head 2.3", "feed-forward 2"} <= set(told["parts"])
+    np.testing.assert_allclose(told["bits"][:-1], exact.surprise, rtol=6e-4)
+    assert told["lens"]["token"] == exact.lens["token"]
+    for column in (told["bits"], *told["attribution"], *told["lens"]["probability"]):
+        assert column[-1] is None and None not in column[:-1]
+    assert told["attribution_error"] <= 1e-5
+    shown = {token for row in (*told["top"], *told["lens"]["token"]) for token in row}
+    assert told["tokens"] == {str(token): f"({token})" for token in shown}
 
 
 def test_a_diverged_model_is_recorded_as_valid_json_and_told(tmp_path):
@@ -265,10 +266,70 @@ def test_a_diverged_model_is_recorded_as_valid_json_and_told(tmp_path):
     (snapshot,) = found.snapshots
     assert [sentence.endswith("the model diverged.") for sentence in warnings([snapshot])] == [True, True]
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
-    assert set(found.details(0)["probes"]["text"]["bits"]) == {None}
+    assert set(found.readings(0)["text"].to_json()["bits"]) == {None}
     shown = [name for name, uniform in snapshot.heads.uniform.items() if uniform]  # this text has no delimiters
     assert math.isnan(snapshot.checks.fidelity) and math.isnan(snapshot.checks.causality)
     # On some processors PyTorch's kernel takes a NaN in a short text for a key that may not be attended to.
     assert not any(np.nan_to_num(snapshot.scores[name]).any() for name in shown)
     assert {"previous_token", "induction", "entropy"} < set(shown)
     assert not any(formed.any() for formed in snapshot.heads.formed.values())
+
+
+# ---- what a reading holds is of its moment
+
+TENSORS = ("ids", "maps", "logits", "residual", "heads", "q", "k", "v")
+
+
+def told_by(reading_) -> dict:
+    """All that can be asked of a reading."""
+    told = {name: getattr(reading_, name) for name in (*TENSORS, "surprise", "loss", "lens")}
+    told |= {"top": reading_.top(), "json": reading_.to_json()}
+    told |= {"attribution": reading_.attribution(3), "other": reading_.attribution(-1, of=7)}
+    return as_json(told, ".17g")
+
+
+@torch.no_grad()
+def test_neither_a_change_of_the_model_nor_of_its_tensors_changes_a_reading(each_gpt):
+    expected = told_by(read(copy.deepcopy(each_gpt), TEXT))
+    found = read(each_gpt, TEXT)
+    for parameter in each_gpt.parameters():
+        parameter.normal_()
+    for name in TENSORS:
+        getattr(found, name).zero_()
+    for layer in each_gpt.blocks:
+        layer.attention.attend = lambda q, k, v, mask=None: 2 * q
+    assert told_by(found) == expected
+
+
+def test_a_hook_counts_while_the_text_is_read_and_at_no_other_time():
+    gpt = random_gpt(CONFIGS["modern"])
+    plain = read(gpt, TEXT)
+    hook = gpt.blocks[0].feed_forward.register_forward_hook(lambda _, args, result: 2 * result)
+    hooked = read(gpt, TEXT)
+    hook.remove()
+    with torch.no_grad():
+        gpt.blocks[0].feed_forward.down_proj.weight *= 2
+    torch.testing.assert_close(hooked.logits, read(gpt, TEXT).logits, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(hooked.logits, plain.logits, atol=1e-2)
+
+
+def test_readings_of_the_same_weights_share_a_copy_of_them_which_goes_with_the_last():
+    gpt = random_gpt(GROUPED)
+    first, second = read(gpt, TEXT), read(gpt, TEXT[:5])
+    assert first._readout is second._readout and first._readout.head.weight is not gpt.head.weight
+    kept = weakref.ref(first._readout)
+    del first, second
+    gc.collect()
+    assert kept() is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("config", ["gpt2", "tables", "window"])
+def test_documents_are_read_as_if_each_were_alone(config):
+    """Positions that are learned are those of the whole text; all else of a document is of its own tokens."""
+    gpt, cut = random_gpt(replace(CONFIGS[config], position="rotary")), 5
+    found = read(gpt, TEXT, document_ids=torch.arange(len(TEXT)) // cut)
+    alone = read(gpt, TEXT[cut : 2 * cut])
+    torch.testing.assert_close(found.logits[cut : 2 * cut], alone.logits, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.maps[:, :, cut : 2 * cut, cut : 2 * cut], alone.maps, atol=1e-5, rtol=1e-4)
+    assert found.maps[:, :, cut:, :cut].abs().max() == 0 and found.checks.fidelity <= 1e-5

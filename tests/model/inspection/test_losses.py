@@ -9,18 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model.inspection import ablation as module
-from model.inspection.ablation import changes, losses_without_each, part_means, replaced
+from model.inspection import losses as module
+from model.inspection.losses import changes, losses_without_each
+from model.inspection.parts import part_means, replaced
+from model.inspection.texts import Texts
 from tests.gpts import CONFIGS, TOKENS, random_gpt
 
 BATCH = torch.arange(3 * 10).view(3, 10)
-FIRST = 4
+MEASURED = Texts.of(BATCH)
 
 
 @torch.no_grad()
-def loss(gpt, tokens):
-    logits = gpt(tokens[None])[0, FIRST:-1]
-    return F.cross_entropy(logits.double(), tokens[FIRST + 1 :]).item()
+def loss(gpt, tokens, documents=None, at=slice(None)):
+    """In float64, at these positions; and within these documents."""
+    logits = gpt(tokens[None], document_ids=None if documents is None else documents[None])[0]
+    return F.cross_entropy(logits[:-1].double()[at], tokens[1:][at]).item()
 
 
 @torch.no_grad()
@@ -64,36 +67,45 @@ def without(gpt, part, layer=None, head=None):
 
 
 TEXTS = torch.stack([TOKENS, TOKENS.flip(0), (TOKENS + 3) % 40])
-COUNTED = torch.arange(len(TOKENS) - 1).expand(3, -1) >= FIRST
+DOCUMENTS = torch.tensor([[0] * 5 + [1] * 7, [0] * 12, [0] * 2 + [1] * 3 + [2] * 7])
 
 
-def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, monkeypatch):
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "documents"])
+def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, documents, monkeypatch):
     gpt = each_gpt
     # More than one forward pass, or one for each part.
-    monkeypatch.setattr(module, "MAX_TOKENS", 1 if gpt.config.num_layers == 1 else 7 * len(TOKENS))
-    found = losses_without_each(gpt, TEXTS, part_means(gpt, BATCH), COUNTED)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 1 if gpt.config.num_layers == 1 else 7 * len(TOKENS))
+    found = losses_without_each(gpt, Texts.of(TEXTS, document_ids=documents), part_means(gpt, MEASURED))
     layers, heads = range(gpt.config.num_layers), range(gpt.config.num_heads)
     parts = {f"head {layer}.{head}": ("head", layer, head) for layer in layers for head in heads}
     parts |= {f"feed-forward {layer}": ("feed-forward", layer) for layer in layers}
     parts |= {table: (table,) for table in tables_of(gpt)}
     assert found.keys() == {"nothing", *parts}
+    rows = [None] * 3 if documents is None else documents
     for name, of_texts in found.items():
         edited = gpt if name == "nothing" else without(gpt, *parts[name])
-        assert of_texts.tolist() == pytest.approx([loss(edited, text) for text in TEXTS], abs=1e-5), name
+        expected = [loss(edited, text, ids) for text, ids in zip(TEXTS, rows, strict=True)]
+        assert of_texts.tolist() == pytest.approx(expected, abs=1e-5), name
     assert max(abs(change.rise) for change in changes(found).values()) > 0.01
     assert all("forward" not in vars(block) for block in gpt.blocks)
 
 
-def test_a_text_counts_what_it_is_told_to_and_one_without_anything_is_not_known(each_gpt):
-    counted = torch.stack([COUNTED[0], ~COUNTED[1], torch.zeros_like(COUNTED[2])])
-    means = part_means(each_gpt, BATCH)
-    found = losses_without_each(each_gpt, TEXTS, means, counted)
-    together, other = losses_without_each(each_gpt, TEXTS, means, COUNTED), TEXTS.shape[1] - 1
-    every = losses_without_each(each_gpt, TEXTS, means)
-    for name, of_texts in found.items():
-        assert of_texts[0] == pytest.approx(together[name][0].item(), abs=1e-6) and of_texts[2].isnan()
-        rest = (other * every[name][1] - (other - FIRST) * together[name][1]) / FIRST
-        assert of_texts[1] == pytest.approx(rest.item(), abs=1e-4)
+def test_of_repeated_tokens_those_count_that_stood_there_before_and_a_text_without_any_is_not_known(each_gpt):
+    texts = torch.stack([torch.cat((TOKENS[:3], TOKENS[:6])), TOKENS[[0, 1, 0, 1, 0, 1, 2, 4, 6]], torch.arange(9)])
+    found = losses_without_each(each_gpt, Texts.of(texts, kind="repeated"), part_means(each_gpt, MEASURED))
+    expected = [loss(each_gpt, texts[0], at=[3, 4, 5]), loss(each_gpt, texts[1], at=[2, 3, 4, 5])]
+    assert found["nothing"][:2].tolist() == pytest.approx(expected, abs=1e-5)
+    assert all(of_texts[2].isnan() for of_texts in found.values())
+
+
+def test_means_are_over_all_texts_however_many_are_read_at_once(each_gpt, monkeypatch):
+    many = Texts.of(torch.randint(50, (7, 12)), document_ids=torch.arange(12).expand(7, -1) // 5)
+    together = part_means(each_gpt, many)
+    monkeypatch.setattr("model.inspection.parts.TOKENS_AT_ONCE", 36)
+    for name, of_part in part_means(each_gpt, many).items():
+        torch.testing.assert_close(of_part, together[name], atol=1e-6, rtol=1e-5)
+    first = part_means(each_gpt, many.pieces(3)[0])
+    assert not torch.allclose(first["token embedding"], together["token embedding"], atol=1e-3)
 
 
 def test_a_change_has_the_standard_error_of_its_mean_and_is_clear_beyond_two():
@@ -110,7 +122,7 @@ def test_a_change_has_the_standard_error_of_its_mean_and_is_clear_beyond_two():
 
 def test_a_part_replaced_at_a_token_leaves_the_others_and_shorter_texts_as_they_are():
     gpt = random_gpt(CONFIGS["tables"])
-    part, vector = next(item for item in part_means(gpt, BATCH).items() if item[0].startswith("head "))
+    part, vector = next(item for item in part_means(gpt, MEASURED).items() if item[0].startswith("head "))
     plain = gpt(TOKENS[None])
     with replaced(gpt, {part: vector + 1}, position=4):
         edited, short = gpt(TOKENS[None]), gpt(TOKENS[None, :4])

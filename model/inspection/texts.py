@@ -1,0 +1,161 @@
+"""The texts that a model is measured on."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.checks import Mistake
+from model.masks import document_mask, sliding_window_mask
+
+TEXT_WINDOWS = 16
+REPEATED_WINDOWS = 8
+PERIODS = (8 / 128, 16 / 128, 31 / 128, 50 / 128)  # of repeated tokens, as shares of a window; none is half of it
+MAX_TOKENS = 8192  # of a text that is recorded; a head's map of so many takes 128 MiB
+
+Label = Callable[[int], str]  # the text of a token
+Kind = Literal["text", "repeated"]
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """N texts of T tokens each, and how the model reads them.
+
+    A probe is one short text, whose maps people look at. Windows are many texts as long as the context, over which
+    heads and losses are measured.
+
+    tokens: (N, T), int64.
+    labels: each token as text, N lists of T.
+    kind: "text", or "repeated" for random tokens that repeat themselves.
+    document_ids: (N, T), for a model that attends within a document only; None for others.
+    attention_window: how many keys a query of the model sees at most; None for all.
+    """
+
+    tokens: Tensor
+    labels: Sequence[Sequence[str]]
+    kind: Kind = "text"
+    document_ids: Tensor | None = None
+    attention_window: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.length:
+            raise Mistake("a text to measure on has at least one token")
+        if [len(labels) for labels in self.labels] != [self.length] * len(self):
+            raise Mistake("a text to measure on has a label for each token")
+
+    @classmethod
+    def of(cls, tokens: Tensor | Sequence, label: Label = str, **options: Any) -> "Texts":
+        """Of token ids (T,) or (N, T); the options are the other fields."""
+        rows = torch.atleast_2d(torch.as_tensor(tokens, dtype=torch.long))
+        return cls(rows, [[label(token) for token in row] for row in rows.tolist()], **options)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def length(self) -> int:
+        """T"""
+        return self.tokens.shape[1]
+
+    @property
+    def period(self) -> int | None:
+        """How many tokens a single repeated text repeats; None for other texts."""
+        if self.kind == "text" or len(self) > 1:
+            return None
+        copies = (self.tokens[0] == self.tokens[0, -1]).nonzero().flatten().tolist()
+        return copies[-1] - copies[-2] if len(copies) > 1 else None
+
+    @cached_property
+    def visible(self) -> Tensor:
+        """Which keys each query sees, (N, T, T): causality, the attention window and documents."""
+        seen = sliding_window_mask(self.length, self.attention_window)
+        if self.document_ids is None:
+            return seen.expand(len(self), -1, -1)
+        return seen & document_mask(self.document_ids)[:, 0]
+
+    @cached_property
+    def begins(self) -> Tensor:
+        """The first token of each text, and of each document where the model reads them apart, (N, T)."""
+        if self.document_ids is None:
+            return (torch.arange(self.length) == 0).expand(len(self), -1)
+        return F.pad(self.document_ids.diff(dim=1) != 0, (1, 0), value=True)
+
+    @cached_property
+    def predicted(self) -> Tensor:
+        """Which next tokens count for the loss, (N, T - 1): of repeated tokens those that stood there before."""
+        if self.kind == "text":
+            return torch.ones(len(self), self.length - 1, dtype=torch.bool)
+        copies = (self.tokens[:, :, None] == self.tokens[:, None, :]).tril(-1)
+        return copies.any(-1)[:, :-1]
+
+    def pieces(self, rows: int) -> list["Texts"]:
+        """The same texts, at most so many at a time."""
+        found = []
+        for start in range(0, len(self), rows):
+            some = slice(start, start + rows)
+            documents = None if self.document_ids is None else self.document_ids[some]
+            found.append(Texts(self.tokens[some], self.labels[some], self.kind, documents, self.attention_window))
+        return found
+
+    def repeated(self, times: int) -> "Texts":
+        """The same texts so many times, all of them one after the other each time."""
+        documents = None if self.document_ids is None else self.document_ids.repeat(times, 1)
+        labels = list(self.labels) * times
+        return Texts(self.tokens.repeat(times, 1), labels, self.kind, documents, self.attention_window)
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the kind, which is the name under which it is kept."""
+        documents = None if self.document_ids is None else self.document_ids.tolist()
+        about = {"document_ids": documents, "attention_window": self.attention_window}
+        return {"tokens": self.tokens.tolist(), "labels": self.labels} | about
+
+    @classmethod
+    def from_json(cls, kind: Kind, about: Mapping[str, Any]) -> "Texts":
+        """Raises any error for what `to_json` does not write."""
+        documents = about["document_ids"]
+        ids = None if documents is None else torch.tensor(documents)
+        return cls(torch.tensor(about["tokens"]), about["labels"], kind, ids, about["attention_window"])
+
+
+def spread_starts(num_tokens: int, length: int) -> list[int]:
+    """Where TEXT_WINDOWS windows begin that lie evenly over so many tokens; fewer if there are not so many."""
+    count = max(1, min(TEXT_WINDOWS, num_tokens // length))
+    return [max(0, num_tokens - length) * i // max(1, count - 1) for i in range(count)]
+
+
+def repeated_tokens(candidates: Collection[int], period: int, *, first: int | None = None) -> list[int]:
+    """Distinct random tokens, repeated once: a probe on which heads show that look back for repetitions.
+
+    Args:
+        candidates: the token ids to draw from.
+        period: how many are drawn, if there are so many.
+        first: if given, it comes before the random tokens and is never drawn.
+    """
+    drawn = _drawn(candidates, period, torch.Generator().manual_seed(0), first)
+    return ([] if first is None else [first]) + 2 * drawn
+
+
+def repeated_windows(candidates: Collection[int], length: int, *, first: int | None = None) -> list[list[int]]:
+    """REPEATED_WINDOWS windows of random tokens that repeat themselves over and over, at several periods.
+
+    candidates, first: as in `repeated_tokens`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    windows = []
+    for number in range(REPEATED_WINDOWS):
+        period = max(1, round(PERIODS[number % len(PERIODS)] * length))
+        drawn = _drawn(candidates, period, generator, first)
+        tokens = [] if first is None else [first]
+        tokens += [drawn[place % len(drawn)] for place in range(length - len(tokens))]
+        windows.append(tokens)
+    return windows
+
+
+def _drawn(candidates: Collection[int], count: int, generator: torch.Generator, first: int | None) -> list[int]:
+    known = sorted(set(candidates) - {first})
+    order = torch.randperm(len(known), generator=generator)
+    return [known[place] for place in order[:count].tolist()]

@@ -1,0 +1,67 @@
+"""The texts that a model is measured on: evenly spread windows, random tokens that repeat, and what a model sees."""
+
+import numpy as np
+import pytest
+import torch
+
+from model.inspection.texts import PERIODS, Texts, repeated_tokens, repeated_windows, spread_starts
+
+
+def test_windows_are_spread_over_the_text():
+    starts = spread_starts(1000, 50)
+    assert starts[0] == 0 and starts[-1] == 950 and len(starts) == 16
+    assert max(np.diff(starts)) - min(np.diff(starts)) <= 1
+    assert spread_starts(7, 50) == spread_starts(50, 50) == [0] and spread_starts(120, 50) == [0, 70]
+
+
+def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
+    some = range(0, 100, 2)
+    tokens = repeated_tokens(some, 10, first=0)
+    assert tokens[0] == 0 and tokens[1:11] == tokens[11:] and len(set(tokens)) == 11 and set(tokens) <= set(some)
+    assert repeated_tokens(some, 10, first=0) == tokens and len(repeated_tokens(range(5), 5)) == 10
+    assert Texts.of(tokens, kind="repeated").period == 10 and Texts.of(tokens).period is None
+    assert sorted(repeated_tokens(range(4), 8, first=0)) == [0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("length", [24, 128, 1024])
+def test_repeated_windows_have_several_periods_and_none_is_half_a_window(length):
+    windows = repeated_windows(range(5000), length, first=0)
+    assert repeated_windows(range(5000), length, first=0) == windows != repeated_windows(range(5000), length)
+    periods = set()
+    for window in windows:
+        tokens = window[1:]
+        period = next(p for p in range(1, length) if tokens[p:] == tokens[:-p])
+        assert window[0] == 0 and len(window) == length and len(set(tokens)) == period
+        periods.add(period)
+    assert len(periods) == len(PERIODS) and all(abs(period - length / 2) >= 2 for period in periods)
+    assert max(periods) < length / 2
+
+
+def test_losses_count_every_next_token_of_text_and_those_that_a_repetition_tells():
+    rows = torch.randint(9, (3, 12))
+    assert Texts.of(rows).predicted.all() and Texts.of(rows).predicted.shape == (3, 11)
+    for row, counted in zip(rows.tolist(), Texts.of(rows, kind="repeated").predicted.tolist(), strict=True):
+        assert counted == [row[at] in row[:at] for at in range(11)]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 2, 2, 2]])])
+def test_a_query_sees_the_earlier_keys_of_its_document_within_the_window(window, documents):
+    texts = Texts.of(torch.zeros(2, 7), document_ids=documents, attention_window=window)
+    numbers = [[0] * 7] * 2 if documents is None else documents.tolist()
+    for row, of_row in enumerate(numbers):
+        for query in range(7):
+            seen = [k for k in range(query + 1) if of_row[k] == of_row[query] and query - k < (window or 99)]
+            assert texts.visible[row, query].nonzero().flatten().tolist() == seen
+            assert texts.begins[row, query] == (query == 0 or of_row[query] != of_row[query - 1])
+
+
+def test_pieces_and_json_are_the_same_texts():
+    texts = Texts.of(torch.arange(15).view(5, 3), document_ids=torch.arange(15).view(5, 3) % 2, attention_window=2)
+    pieces = texts.pieces(2)
+    assert [len(piece) for piece in pieces] == [2, 2, 1]
+    again = Texts.from_json("text", texts.to_json())
+    assert again.to_json() == texts.to_json()
+    for name in ("tokens", "document_ids"):
+        assert torch.equal(torch.cat([getattr(piece, name) for piece in pieces]), getattr(texts, name))
+    assert [label for piece in pieces for label in piece.labels] == texts.labels
