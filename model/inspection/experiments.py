@@ -161,7 +161,7 @@ class Material:
     finding="finds what followed in the first copy of a made-up word",
     switches=True,
 )
-def word_twice(texts: Material) -> Iterator[Trial]:
+def _word_twice(texts: Material) -> Iterator[Trial]:
     for word, again, following in texts.made_up():
         yield texts.trial(word + again, following, word + again, len(again))
 
@@ -174,7 +174,7 @@ def word_twice(texts: Material) -> Iterator[Trial]:
     "How many tokens does the model read at once (below the box), and is the first copy among them?",
     finding="finds a made-up word again that stands further up",
 )
-def far_above(texts: Material) -> Iterator[Trial]:
+def _far_above(texts: Material) -> Iterator[Trial]:
     for number, (word, again, following) in enumerate(texts.made_up() if texts.pieces else ()):
         first = number % len(texts.pieces)
         pieces = (texts.pieces[first:] + texts.pieces)[: 1 + texts.context // texts.piece]
@@ -190,7 +190,7 @@ def far_above(texts: Material) -> Iterator[Trial]:
     "The last token is the same: what does the list put on top now?",
     finding="reads the token before the last",
 )
-def token_before(texts: Material) -> Iterator[Trial]:
+def _token_before(texts: Material) -> Iterator[Trial]:
     for *tokens, following in texts.pieces:
         yield texts.trial(tokens, following, [*tokens[:-2], tokens[0], tokens[-1]], len(tokens) - 2)
 
@@ -202,9 +202,9 @@ def token_before(texts: Material) -> Iterator[Trial]:
     "Which quote do the likeliest tokens begin with now?",
     finding="finds the quote that is still open",
 )
-def quotes(texts: Material) -> Iterator[Trial]:
+def _quotes(texts: Material) -> Iterator[Trial]:
     for number, (one, other) in enumerate(texts.words(2)):
-        yield closing(texts, f"        if {one} == ", "'\""[number % 2], other)
+        yield _closing(texts, f"        if {one} == ", "'\""[number % 2], other)
 
 
 @Experiment(
@@ -214,13 +214,13 @@ def quotes(texts: Material) -> Iterator[Trial]:
     "The same characters, two of them swapped: which bracket do more of the listed tokens begin with now?",
     finding="finds the bracket that is still open",
 )
-def brackets(texts: Material) -> Iterator[Trial]:
+def _brackets(texts: Material) -> Iterator[Trial]:
     for number, (one, other, inner) in enumerate(texts.words(3)):
         sign = "(["[number % 2]
-        yield closing(texts, f"        {one} = {other}{SWAPPED[sign]}{inner}", sign, "0, 1")
+        yield _closing(texts, f"        {one} = {other}{SWAPPED[sign]}{inner}", sign, "0, 1")
 
 
-def closing(texts: Material, start: str, sign: str, inside: str) -> Trial:
+def _closing(texts: Material, start: str, sign: str, inside: str) -> Trial:
     """A text with an open quote or bracket, and with the other kind in its place; brackets of `start` swap too."""
     text = f"{start}{sign}{inside}"
     changed = "".join(SWAPPED.get(char, char) for char in text)
@@ -235,7 +235,7 @@ def closing(texts: Material, start: str, sign: str, inside: str) -> Trial:
     "How many spaces does the likeliest line break have now?",
     finding="finds how far the line is indented",
 )
-def indentation(texts: Material) -> Iterator[Trial]:
+def _indentation(texts: Material) -> Iterator[Trial]:
     for number, (name, argument, one, other) in enumerate(texts.words(4)):
         start, (depth, changed) = f"    def {name}(self, {argument}):\n", ((8, 12), (12, 8))[number % 2]
         text, moved = (f"{start}{' ' * width}if {one} in {other}" for width in (depth, changed))

@@ -269,7 +269,7 @@ def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
     first: the number of the text that the first map is of.
     """
     some = slice(first, first + len(weights))
-    patterns = patterns_of(texts)
+    patterns = _patterns_of(texts)
     found = {name: (weights * keys[some, None]).sum(-1) for name, keys in patterns.keys.items()}  # (N, H, T)
     if texts.kind == "text":
         # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
@@ -286,7 +286,7 @@ def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
 
 
 @dataclass(frozen=True, eq=False)
-class Patterns:
+class _Patterns:
     """What some texts can show. keys: by the name of each score, (N, T, T). queries: those that count, (N, 3, T)."""
 
     keys: dict[str, Tensor]
@@ -294,7 +294,7 @@ class Patterns:
 
 
 @lru_cache(maxsize=2)  # the two kinds of texts of a run that is recorded, at each of its steps
-def patterns_of(texts: Texts) -> Patterns:
+def _patterns_of(texts: Texts) -> _Patterns:
     positions = torch.arange(texts.length)
     is_first_half = positions < texts.length // 2
     spans = torch.stack([positions >= 0, is_first_half, ~is_first_half])
@@ -305,7 +305,7 @@ def patterns_of(texts: Texts) -> Patterns:
         if score.keys and score.probe == texts.kind:
             keys[name] = score.keys(texts).expand(len(texts), -1, -1)
             queries[name] = choosing(keys[name], texts)
-    return Patterns(keys, {name: counted[:, None] & spans for name, counted in queries.items()})
+    return _Patterns(keys, {name: counted[:, None] & spans for name, counted in queries.items()})
 
 
 def choosing(keys: Tensor, texts: Texts) -> Tensor:
@@ -314,7 +314,7 @@ def choosing(keys: Tensor, texts: Texts) -> Tensor:
 
 
 @lru_cache(maxsize=2)
-def uniform_figures(texts: Texts) -> Figures:
+def _uniform_figures(texts: Texts) -> Figures:
     """The figures of uniform attention, (N, 3, 1): every key that a query sees gets the same."""
     visible = texts.visible.float()
     return figures_of((visible / visible.sum(-1, keepdim=True))[:, None], texts)
@@ -326,7 +326,7 @@ def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> H
     for name, score in SCORES.items():
         texts = windows[score.probe]
         figures = measured[score.probe][name]
-        shown = patterns_of(texts).queries[name].any(-1)  # (N, 3): the spans of each window in which a query counts
+        shown = _patterns_of(texts).queries[name].any(-1)  # (N, 3): the spans of each window in which a query counts
         shows = shown.any(0)[:, None]
         counts[name] = count = int(shown[:, 0].sum())
         means = figures.nanmean(1)  # (L, 3, H)
@@ -335,7 +335,7 @@ def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> H
         errors[name] = (
             (variance / (count - 1)).sqrt().numpy() if count > 1 else np.full(means[:, 0].shape, np.nan, np.float32)
         )
-        uniform[name] = uniform_figures(texts)[name][:, 0].nanmean().nan_to_num().clamp(0, 1).item()
+        uniform[name] = _uniform_figures(texts)[name][:, 0].nanmean().nan_to_num().clamp(0, 1).item()
         clear = (means > threshold(uniform[name])) | ~shows
         formed[name] = (clear.all(1) & shows.any() & torch.tensor(score.is_pattern)).numpy()
     reach = measured["text"]["reach"][:, :, 0].nanmean(1).numpy()

@@ -54,10 +54,14 @@ class Change(NamedTuple):
         return abs(self.rise) > ERRORS * self.error
 
 
-def measure_losses(gpt: GPT, texts: Texts) -> tuple[float, dict[str, Change]]:
-    """The mean loss on these texts in nats per token, and how it changes without each part."""
-    losses = losses_without_each(gpt, texts, part_means(gpt, texts))
-    return losses["nothing"].mean().item(), changes(losses)
+def measure_losses(gpt: GPT, windows: Mapping[str, Texts]) -> tuple[dict[str, float], dict[str, dict[str, Change]]]:
+    """By the kind of the windows the mean loss, in nats per token, and how it changes without each part."""
+    loss, without = {}, {}
+    for kind, texts in windows.items():
+        losses = losses_without_each(gpt, texts, part_means(gpt, texts))
+        loss[kind] = losses["nothing"].mean().item()
+        without[kind] = changes(losses)
+    return loss, without
 
 
 def changes(losses: Mapping[str, Tensor]) -> dict[str, Change]:

@@ -18,7 +18,8 @@ import math
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -107,55 +108,44 @@ class Computed:
     logits: Tensor
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Reading:
     """What a model made of one text at one moment: no later change of the model changes it.
 
     Its tensors are on the CPU, in float32. Each time one is asked for it is a copy, which may be written to.
 
-    ids: (T,), a copy too. tokens: T texts. title: what read the text, and what was changed in it. checks: whether the
-    maps can be trusted. replacing, position, document_ids: as `read` got them.
+    text_ids, weights: what `ids` and `maps` are copies of. tokens: T texts. checks: whether the maps can be trusted.
+    computed, readout: the forward pass, and the model's weights of that moment; None in a recording, which has what
+    `to_json` tells, `figures`, in their place.
+    label: the text of a token id. title: what read the text, and what was changed in it. page: what shows it.
+    replacing, position: as `read` got them.
     """
 
-    def __init__(
-        self,
-        ids: Tensor,
-        tokens: Sequence[str],
-        maps: Tensor,
-        checks: Checks,
-        *,
-        computed: Computed | None = None,
-        readout: GPT | None = None,
-        figures: dict[str, Any] | None = None,
-        label: Label = str,
-        title: str = "",
-        replacing: Vectors | None = None,
-        position: int | None = None,
-        document_ids: Tensor | None = None,
-        page: Callable[["Reading"], str] | None = None,
-    ) -> None:
-        """computed, readout: see `read`; without them, figures: what `to_json` tells of a recorded reading."""
-        self.tokens = list(tokens)
-        self.checks = checks
-        self.title = title
-        self.replacing = dict(replacing or {})
-        self.position = position
-        self.document_ids = document_ids
-        self._ids, self._maps = ids, maps
-        self._computed, self._readout, self._figures = computed, readout, figures
-        self._label, self._page = label, page
+    text_ids: Tensor
+    tokens: list[str]
+    weights: Tensor
+    checks: Checks
+    computed: Computed | None = None
+    readout: GPT | None = None
+    figures: dict[str, Any] | None = None
+    label: Label = str
+    title: str = ""
+    replacing: Vectors = field(default_factory=dict)
+    position: int | None = None
+    page: Callable[["Reading"], str] | None = None
 
     def __repr__(self) -> str:
         return f"Reading({self.title or 'one text'}, {len(self.tokens)} tokens)"
 
     def _repr_html_(self) -> str | None:
-        return None if self._page is None else self._page(self)
+        return None if self.page is None else self.page(self)
 
     # What was computed.
 
     @property
     def ids(self) -> Tensor:
         """(T,), int64."""
-        return self._ids.clone()
+        return self.text_ids.clone()
 
     @property
     def maps(self) -> Tensor:
@@ -163,7 +153,7 @@ class Reading:
 
         TransformerLens calls it pattern.
         """
-        return _own(self._maps)
+        return _own(self.weights)
 
     @property
     def logits(self) -> Tensor:
@@ -200,16 +190,16 @@ class Reading:
 
     @property
     def _all(self) -> Computed:
-        if self._computed is None:
+        if self.computed is None:
             raise Mistake("a recording keeps maps and figures of a text, no tensors: open_run(...).read(text) has them")
-        return self._computed
+        return self.computed
 
     # What is told next.
 
     @property
     def surprise(self) -> Tensor:
         """(T - 1,): what each next token costs, in bits."""
-        return F.cross_entropy(self.logits[:-1], self._ids[1:], reduction="none") / math.log(2)
+        return F.cross_entropy(self.logits[:-1], self.text_ids[1:], reduction="none") / math.log(2)
 
     @property
     def loss(self) -> float:
@@ -221,7 +211,7 @@ class Reading:
         place = self._place(at)
         count = min(_integer("count", count, 1), self._all.logits.shape[-1])
         probabilities, ids = self.logits[place].softmax(-1).topk(count)
-        return list(zip(map(self._label, ids.tolist()), probabilities.tolist(), strict=True))
+        return list(zip(map(self.label, ids.tolist()), probabilities.tolist(), strict=True))
 
     @property
     def lens(self) -> dict[str, Any]:
@@ -235,9 +225,9 @@ class Reading:
         (2L + 1, T), of the true next token; NaN after the last. divergence: (2L + 1, T), of this prediction from the
         final one, in bits (Kullback-Leibler).
         """
-        computed, readout = self._all, self._readout
+        computed, readout = self._all, self.readout
         device = readout.head.weight.device
-        targets = F.pad(self._ids[1:], (0, 1)).to(device)[:, None]
+        targets = F.pad(self.text_ids[1:], (0, 1)).to(device)[:, None]
         pieces = []
         with torch.no_grad(), undisturbed(readout):
             for positions in torch.arange(len(targets)).split(max(1, LOGITS_AT_ONCE // computed.logits.shape[-1])):
@@ -250,7 +240,7 @@ class Reading:
                 pieces.append([torch.stack(of_rows) for of_rows in zip(*rows, strict=True)])
         token, probability, divergence = (torch.cat(parts, dim=-1).cpu() for parts in zip(*pieces, strict=True))
         probability[:, -1] = math.nan
-        layers = [f"{part} {layer}" for layer in range(len(self._maps)) for part in ("attention", "feed-forward")]
+        layers = [f"{part} {layer}" for layer in range(len(self.weights)) for part in ("attention", "feed-forward")]
         names = ["embeddings", *layers]
         return {"part": names, "token": token.tolist(), "probability": probability, "divergence": divergence}
 
@@ -263,8 +253,8 @@ class Reading:
         """
         place, vocabulary = self._place(at), self._all.logits.shape[-1]
         if of is None:
-            is_last = place == len(self._ids) - 1
-            target = self._all.logits[-1].argmax() if is_last else self._ids[place + 1]
+            is_last = place == len(self.text_ids) - 1
+            target = self._all.logits[-1].argmax() if is_last else self.text_ids[place + 1]
         else:
             target = torch.tensor(_integer("of, the id of a token,", of, 0, vocabulary - 1))
         parts, _ = self._attributed(slice(place, place + 1), target[None])
@@ -282,7 +272,7 @@ class Reading:
         Also returned is the largest difference between the sum of the parts and the model's own logit, divided by the
         largest of these logits where that is above 1, because rounding errors grow with them; NaN without any target.
         """
-        computed, gpt = self._all, self._readout
+        computed, gpt = self._all, self.readout
         rows = gpt.head.weight[targets.to(gpt.head.weight.device)].detach().cpu()
         # (N, D): what features, the residual stream and what the embedding norm gets are multiplied with.
         of_features = rows.double()
@@ -320,7 +310,7 @@ class Reading:
 
     def _place(self, at: int) -> int:
         """A token's place from 0. Raises a `Mistake` where there is no such token."""
-        count = len(self._ids)
+        count = len(self.text_ids)
         return _integer("at, the place of a token in this text,", at, -count, count - 1) % count
 
     # What a page draws beside the maps, and a recording keeps.
@@ -336,15 +326,14 @@ class Reading:
         lens: token, probability and divergence, see there.
         attribution: (P, T), to the logit of the true next token; attribution_error: how far their sum is from it.
         """
-        if self._figures is None:
-            self._figures = as_json(self._measured(), DIGITS)
-        return self._figures
+        return self.figures or as_json(self._measured, DIGITS)
 
+    @cached_property
     def _measured(self) -> dict[str, Any]:
-        T, lens = len(self._ids), self.lens
-        parts, error = self._attributed(slice(T - 1), self._ids[1:])
+        T, lens = len(self.text_ids), self.lens
+        parts, error = self._attributed(slice(T - 1), self.text_ids[1:])
         logits = self._all.logits.float()
-        wanted = logits[:-1].gather(-1, self._ids[1:, None])
+        wanted = logits[:-1].gather(-1, self.text_ids[1:, None])
         bits = F.pad(self.surprise, (0, 1), value=math.nan)
         rank = [*(logits[:-1] > wanted).sum(-1).tolist(), None]
         top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
@@ -353,7 +342,7 @@ class Reading:
             "checks": asdict(self.checks),
             "parts": list(parts),
             "sublayers": lens.pop("part"),
-            "tokens": {str(id): self._label(id) for id in sorted(shown)},
+            "tokens": {str(id): self.label(id) for id in sorted(shown)},
             "bits": bits,
             "rank": [place if bit.isfinite() else None for place, bit in zip(rank, bits, strict=True)],
             "top": top.indices,
@@ -397,21 +386,8 @@ def read(
     with replaced(exact, edits, position):
         computed = _compute(exact, sequence, documents)
     ids = sequence[0].cpu().clone()
-    texts = [label(token) for token in ids.tolist()]
-    return Reading(
-        ids,
-        texts,
-        maps,
-        checks,
-        computed=computed,
-        readout=_readout(exact),
-        label=label,
-        title=title,
-        replacing=edits,
-        position=position,
-        document_ids=document_ids,
-        page=page,
-    )
+    about = (computed, _readout(exact), None, label, title, edits, position, page)
+    return Reading(ids, [label(token) for token in ids.tolist()], maps, checks, *about)
 
 
 def one_sequence(tokens: Tensor | Sequence[int]) -> Tensor:

@@ -68,6 +68,15 @@ class Snapshot:
         """(L, H)"""
         return self.heads.reach.shape
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is logged: attention/fidelity, attention/causality, and attention/SCORE/layer_N, a layer's best head."""
+        logged = {"attention/fidelity": self.checks.fidelity, "attention/causality": self.checks.causality}
+        for name, score in self.scores.items():
+            for layer, heads in enumerate(score):
+                logged[f"attention/{name}/layer_{layer}"] = float(heads.max())
+        return logged
+
     def to_json(self) -> dict[str, Any]:
         """As JSON has it, without the readings; figures rounded to SCORE_DIGITS."""
         measured = vars(self.heads) | {"loss": self.loss, "ablation": self.ablation}
@@ -234,7 +243,9 @@ class Recording:
                 if np.array(of_probe["attribution"], float).shape != shape:
                     raise ValueError(f"its measurements of the probe {kind} are not of its parts and tokens")
                 ids, weights = probe.tokens[0], torch.from_numpy(maps[kind])
-                found[kind] = Reading(ids, probe.labels[0], weights, _checks(of_probe["checks"]), figures=of_probe)
+                found[kind] = Reading(
+                    ids, list(probe.labels[0]), weights, _checks(of_probe["checks"]), figures=of_probe
+                )
         return found
 
     def append(self, snapshot: Snapshot) -> None:
@@ -296,26 +307,9 @@ def take_snapshot(
     exact = in_float32(gpt)
     with replaced(exact, edits):
         heads = measure_heads(exact, recording.windows)
-        loss, ablation = losses_on(exact, recording.windows) if with_losses else (None, None)
+        loss, ablation = measure_losses(exact, recording.windows) if with_losses else (None, None)
     checks = Checks.worst([one.checks for one in readings.values()])
     return Snapshot(step, checks, heads, loss, ablation, readings)
-
-
-def losses_on(gpt: GPT, windows: Mapping[str, Texts]) -> tuple[dict[str, float], dict[str, dict[str, Change]]]:
-    """`Snapshot.loss` and `Snapshot.ablation` of a model."""
-    measured = {kind: measure_losses(gpt, texts) for kind, texts in windows.items()}
-    losses = {kind: loss for kind, (loss, _) in measured.items()}
-    return losses, {kind: changes for kind, (_, changes) in measured.items()}
-
-
-def metrics_of(snapshot: Snapshot) -> dict[str, float]:
-    """What is logged: attention/fidelity, attention/causality, and attention/SCORE/layer_N, a layer's best head."""
-    best = {
-        f"attention/{name}/layer_{layer}": float(heads.max())
-        for name, score in snapshot.scores.items()
-        for layer, heads in enumerate(score)
-    }
-    return {"attention/fidelity": snapshot.checks.fidelity, "attention/causality": snapshot.checks.causality, **best}
 
 
 def _arrays(value: Any) -> Any:

@@ -20,7 +20,7 @@ EXACT = 1e-5  # in any other type; of a weight, in all types
 PAGE_ERROR = 0.004  # of a weight that a page and its pictures show
 
 
-def fidelity_limit(checks: Checks) -> float:
+def _fidelity_limit(checks: Checks) -> float:
     return FIDELITY_LIMITS.get(checks.precision, EXACT)
 
 
@@ -64,7 +64,7 @@ def _problems(checks: Checks) -> dict[str, str]:
 
 
 def _noise(checks: Checks) -> str | None:
-    layers = [layer for layer, error in enumerate(checks.by_layer["random"]) if error > fidelity_limit(checks)]
+    layers = [layer for layer, error in enumerate(checks.by_layer["random"]) if error > _fidelity_limit(checks)]
     if not (layers or _moves(checks, checks.noise)):
         return None
     who = f"attention of {_layers(layers)}" if layers else "the model"
@@ -80,7 +80,7 @@ def _leak(checks: Checks) -> str | None:
     # Only two tokens are changed, and no leak reaches the logits of a new model whose last matrices are zero. A weight
     # on a later token shows both. Layers that are not faithful have no maps and are left out.
     layers = enumerate(zip(checks.by_layer["future"], checks.by_layer["fidelity"], strict=True))
-    leaking = [layer for layer, (weight, error) in layers if weight > EXACT and error <= fidelity_limit(checks)]
+    leaking = [layer for layer, (weight, error) in layers if weight > EXACT and error <= _fidelity_limit(checks)]
     if _moves(checks, checks.causality):
         shown = f"changing token {checks.changed_token} moves the logits before it by {checks.causality:.2g}"
     elif leaking:
@@ -92,7 +92,7 @@ def _leak(checks: Checks) -> str | None:
 
 
 def _unfaithful(checks: Checks) -> str | None:
-    limit = fidelity_limit(checks)
+    limit = _fidelity_limit(checks)
     if math.isnan(checks.fidelity):
         return "the attention maps are not numbers: the model diverged"
     if checks.fidelity <= limit:

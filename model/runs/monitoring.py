@@ -14,8 +14,9 @@ from data.windows import document_ids
 from model.checks import Mistake, check_range
 from model.files import append
 from model.generation import generate
+from model.inspection.losses import measure_losses
 from model.inspection.parts import in_float32
-from model.inspection.recording import Recording, losses_on, metrics_of, take_snapshot
+from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import MAX_TOKENS, Kind, Texts, repeated_tokens, repeated_windows, spread_starts
 from model.inspection.verdicts import new_warnings, warnings
 from model.runs.folder import ATTENTION, SAMPLES
@@ -107,7 +108,7 @@ class AttentionMonitor:
         autocast = AUTOCAST_TYPES.get(str(trainer.precision))
         snapshot = take_snapshot(module.gpt, step, recording, label, with_losses=with_losses, autocast=autocast)
         recording.append(snapshot)
-        log_metrics(trainer, metrics_of(snapshot))
+        log_metrics(trainer, snapshot.metrics)
         for sentence in new_warnings(recording.snapshots):
             log.warning("%s", sentence)
         for logger in trainer.loggers:
@@ -120,7 +121,7 @@ class AttentionMonitor:
             return
         last = self.recording.snapshots[-1]
         if last.step == trainer.global_step and last.ablation is None:
-            loss, ablation = losses_on(in_float32(module.gpt), self.recording.windows)
+            loss, ablation = measure_losses(in_float32(module.gpt), self.recording.windows)
             self.recording.append(replace(last, loss=loss, ablation=ablation))
         for sentence in warnings(self.recording.snapshots):
             log.warning("%s", sentence)

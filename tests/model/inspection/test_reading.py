@@ -18,7 +18,7 @@ from model.gpt import GPT
 from model.inspection import losses, reading, recording
 from model.inspection.parts import observed, weights_of
 from model.inspection.reading import as_json, read
-from model.inspection.recording import Recording, metrics_of, take_snapshot
+from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts, repeated_tokens
 from model.inspection.verdicts import warnings
 from tests.attentions import ALIBI, LEAK, with_scores
@@ -229,7 +229,7 @@ def test_a_snapshot_and_its_readings_can_be_read_back(tmp_path, gpt):
     best = {(name, layer): heads.max() for name, score in written.scores.items() for layer, heads in enumerate(score)}
     expected = {f"attention/{name}/layer_{layer}": score for (name, layer), score in best.items()}
     expected |= {"attention/causality": 0, "attention/fidelity": written.checks.fidelity}
-    assert metrics_of(written) == pytest.approx(expected)
+    assert written.metrics == pytest.approx(expected)
     assert snapshot.ablation["text"].keys() == snapshot.ablation["repeated"].keys()
     assert all(change.error >= 0 for change in snapshot.ablation["text"].values())
     assert all(math.isnan(change.error) for change in snapshot.ablation["repeated"].values())  # of a single window
@@ -316,8 +316,8 @@ def test_a_hook_counts_while_the_text_is_read_and_at_no_other_time():
 def test_readings_of_the_same_weights_share_a_copy_of_them_which_goes_with_the_last():
     gpt = random_gpt(GROUPED)
     first, second = read(gpt, TEXT), read(gpt, TEXT[:5])
-    assert first._readout is second._readout and first._readout.head.weight is not gpt.head.weight
-    kept = weakref.ref(first._readout)
+    assert first.readout is second.readout and first.readout.head.weight is not gpt.head.weight
+    kept = weakref.ref(first.readout)
     del first, second
     gc.collect()
     assert kept() is None

@@ -10,7 +10,8 @@ import pytest
 
 from model.checks import Missing, Mistake
 from model.inspection.heads import SCORES, threshold
-from model.inspection.recording import Recording, losses_on
+from model.inspection.losses import measure_losses
+from model.inspection.recording import Recording
 from tests.gpts import random_gpt
 from tests.measurements import snapshot_with, text_of
 from tests.model.inspection.test_reading import GROUPED, TEXT, new_recording, record
@@ -149,7 +150,7 @@ def test_losses_can_be_added_to_the_last_step_and_removed_files_leave_its_scores
     gpt = random_gpt(GROUPED)
     recording = record(recorded, gpt, 4)
     assert recording.at(4).ablation is None
-    loss, ablation = losses_on(gpt, recording.windows)
+    loss, ablation = measure_losses(gpt, recording.windows)
     recording.append(replace(recording.at(4), loss=loss, ablation=ablation))
     found = Recording.open(recorded)
     assert record(recorded, gpt, 6).at(6).loss is Recording.open(recorded).at(6).loss is None
