@@ -8,16 +8,10 @@ python train.py --resume runs/NAME                          continues that run w
 python train.py --help                                      every option
 """
 
-import gc
-import os
 import signal
 import sys
 import traceback
 from pathlib import Path
-
-if __name__ == "__main__":  # Ctrl-C during the imports, which take seconds; nothing needs cleaning up
-    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
-    gc.disable()  # imports leave next to nothing to collect
 
 from model.checks import Mistake  # first: model/ says how threads wait, which torch reads when it is loaded
 
@@ -29,13 +23,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 
 from data.datamodule import TextDataModule
 from model.kernels import keep_freed_memory
-from model.runs.command_line import as_list, quiet, read_options
-from model.runs.folder import RUNS, how_to_resume
+from model.runs.command_line import as_list, check_callbacks, quiet, read_options
 from model.runs.metrics import CSVLogger
-from model.runs.mistakes import checking_options, exit_status, explain_machine
+from model.runs.mistakes import exit_status, explain_machine
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress, ending, say
 from model.runs.results import finish
+from model.runs.run import RUNS, Run
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.sequence import RunSequence, TrainingInterrupted
 from model.runs.starting import RunFolder, new_run_dir
@@ -81,18 +75,22 @@ class TrainingCLI(LightningCLI):
         self.sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints)
         own_loggers = [CSVLogger(run_dir), WandbLogger(run_dir, config.wandb)]
         callbacks = [RunFolder(saved, is_new), self.sequence, *as_list(parts.trainer.callbacks)]
+        check_callbacks(callbacks)
         has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
         if config.trainer.enable_progress_bar is not False and not has_bar:
             callbacks.append(Progress())
-        # Those of the config come after this project's own, but for the sequence, which Lightning runs last.
-        trainer = super().instantiate_trainer(
-            default_root_dir=run_dir,
-            callbacks=callbacks,
-            logger=[*own_loggers, *as_list(parts.trainer.logger)],
-            plugins=[AtomicCheckpointIO(), *as_list(parts.trainer.plugins)],
-            # A trained model is measured before its first step, on all of the validation split.
-            num_sanity_val_steps=-1 if config.model.init_from else config.trainer.num_sanity_val_steps,
-        )
+        try:
+            # Those of the config come after this project's own, but for the sequence, which Lightning runs last.
+            trainer = super().instantiate_trainer(
+                default_root_dir=run_dir,
+                callbacks=callbacks,
+                logger=[*own_loggers, *as_list(parts.trainer.logger)],
+                plugins=[AtomicCheckpointIO(), *as_list(parts.trainer.plugins)],
+                # A trained model is measured before its first step, on all of the validation split.
+                num_sanity_val_steps=-1 if config.model.init_from else config.trainer.num_sanity_val_steps,
+            )
+        except ValueError as error:  # of names that are none of its strategies or accelerators
+            raise Mistake(str(error)) from error
         for logger in own_loggers:
             logger.trainer = trainer
         if isinstance(parts.trainer.profiler, str):
@@ -105,7 +103,7 @@ def main(args: list[str] | None = None) -> int:
     """Returns the exit status: 0, 1 after an error in code, 2 after a mistake, 128 + the signal that stopped it."""
     quiet()
     keep_freed_memory()
-    with checking_options():
+    try:
         cli = TrainingCLI(
             GPTModule,
             TextDataModule,
@@ -117,6 +115,14 @@ def main(args: list[str] | None = None) -> int:
             load_from_checkpoint_support=False,
             parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "usage": __doc__, "description": None},
         )
+    except Mistake:
+        raise
+    except Exception as error:
+        # jsonargparse wraps what a class of the options raises. Lightning's own is of options that do not go together.
+        cause = error.__cause__ or error
+        if isinstance(cause, MisconfigurationException):
+            raise Mistake(str(cause)) from error
+        raise cause from None
     trainer, checkpoint, run_dir = cli.trainer, cli.options.checkpoint, Path(cli.trainer.default_root_dir)
     if checkpoint is not None:
         check_resumed(checkpoint, cli.model.gpt_config)
@@ -127,22 +133,22 @@ def main(args: list[str] | None = None) -> int:
         if trainer.is_global_zero and not trainer.fast_dev_run:
             say("\n".join(filter(None, [finish(run_dir), ending(trainer)])))
     except TrainingInterrupted as stop:
-        print(f"{stop}, and saved; {how_to_resume(run_dir)}", file=sys.stderr)
+        print(f"{stop}, and saved; {Run(run_dir).how_to_resume}", file=sys.stderr)
         return 128 + stop.signum
     except SIGTERMException:  # Lightning's, for a signal that came before the run listens; its own status would be 0
         return 128 + signal.SIGTERM
-    except (Mistake, MisconfigurationException) as error:  # Lightning's is of options that do not go together
+    except MisconfigurationException as error:
         raise Mistake(str(error)) from error
+    except Mistake:
+        raise
     except Exception:
         traceback.print_exc()
-        print(f"train.py: this was {cli.sequence.doing}; {how_to_resume(run_dir)}", file=sys.stderr)
+        print(f"train.py: this was {cli.sequence.doing}; {Run(run_dir).how_to_resume}", file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    gc.freeze()  # what was imported stays, so that nothing looks at all of it again, above all when the program ends
-    gc.enable()
     # A signal before the first step. Later the run saves first, see model/runs/sequence.py.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, lambda signum, _: sys.exit(128 + signum))

@@ -38,7 +38,7 @@ from model.inspection.reading import Reading, one_sequence, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
 from model.pages.page import run_page
-from model.runs.folder import ATTENTION, RUNS, find_checkpoint, find_kept, kept_steps, run_of
+from model.runs.run import ATTENTION, RUNS, Run
 
 log = logging.getLogger(__name__)
 PERIOD = 32  # distinct tokens of the repeated probe, in a context that has room for twice as many
@@ -68,7 +68,8 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
         check_tokenizer(gpt, tokenizer)
         return Glass(gpt.to(device), tokenizer, str(source), document_masking=masks_documents(folder))
     path = None if source is None else Path(source)
-    checkpoint = find_checkpoint(path) if step is None else find_kept(path, [step])[0]
+    run = Run.open(path)
+    checkpoint = run.checkpoint if step is None else run.at(step)
     about = read_checkpoint(checkpoint)
     gpt = build_gpt(checkpoint, about).to(device).eval()
     try:
@@ -117,7 +118,8 @@ class Glass:
     @property
     def run(self) -> Path | None:
         """The folder of the run, None if it is not of one."""
-        return None if self.checkpoint is None else run_of(self.checkpoint)
+        run = self.checkpoint and Run.open(self.checkpoint)
+        return run.folder if run and run.is_run else None
 
     @property
     def name(self) -> str:
@@ -127,7 +129,7 @@ class Glass:
     @property
     def steps(self) -> list[int]:
         """The steps whose checkpoints the run has kept besides the best and the last, in ascending order."""
-        return kept_steps(self.run) if self.run else []
+        return Run.open(self.checkpoint).kept_steps if self.run else []
 
     def at(self, step: int) -> Glass:
         """The model after this many updates, one of `steps`, the best's or the last's. A `Mistake` for others."""

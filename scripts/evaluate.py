@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs 
 
 from model.checks import Mistake
 from model.runs.configs import read_config
-from model.runs.folder import CONFIG
 from model.runs.mistakes import exit_status, parse
+from model.runs.run import CONFIG
 from scripts.parser import DEFAULTS, add_model_options, choose_device, whole_number
 
 if TYPE_CHECKING:

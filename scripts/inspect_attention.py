@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.checks import Mistake, listed
-from model.runs.folder import ATTENTION, HEAD_SCORES, REPORT, find_kept, find_run
 from model.runs.mistakes import exit_status
+from model.runs.run import ATTENTION, HEAD_SCORES, REPORT, Run
 from scripts.parser import Parser, prompt_text
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def of_run(path: Path | None) -> Shown:
     from model.runs.results import report_html
 
     hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
-    run = find_run(path, HEAD_SCORES, hint=hint)
+    run = Run.open(path, HEAD_SCORES, hint=hint).folder
     recording = Recording.open(run / ATTENTION, run.resolve().name)
     return recording, functools.partial(report_html, run, recording=recording), run / REPORT
 
@@ -162,7 +162,7 @@ def of_prompt(arguments: argparse.Namespace) -> Shown:
     from model.pages.page import run_page
 
     path, steps, prompt = arguments.checkpoint, arguments.steps, prompt_text(arguments.prompt)
-    opened = [open_run(checkpoint) for checkpoint in (find_kept(path, steps) if steps else [path])]
+    opened = [open_run(checkpoint) for checkpoint in ([Run.open(path).at(step) for step in steps] if steps else [path])]
     tokenizer, context = opened[0].tokenizer, opened[0].gpt.config.context_length
     tokens = tokenizer.encode(prompt)
     if not 2 <= len(tokens) <= context:

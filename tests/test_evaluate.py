@@ -159,7 +159,7 @@ MISTAKES = {
     "--device toaster": "--device toaster",
     "--data.files nothing/*.txt": "'nothing/*.txt'",
     "--data.files tests": "'tests/**/*.txt'",
-    "--data.fils x": "--data.fils data.files",
+    "--data.fils x": "--data.fils",
     "--data.tokenizer gpt2": "--data.tokenizer",
     "--data.validation_fraction 2": "data.validation_fraction 2.0",
     "--split all --data.validation_fraction 0.2": "--data.validation_fraction --split",

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Timer
 
 from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt, read_checkpoint
-from model.runs.folder import resume_point
+from model.runs.run import Run
 from model.training.module import GPTModule
 from tests import programs
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
@@ -230,7 +230,7 @@ def test_a_run_that_is_resumed_at_an_earlier_step_forgets_what_came_after_it(tra
     later = {f"step_{step:08d}": step for step in (0, 3, 4, 8, 12) if step <= kept} | {"last": kept}
     assert steps_of("runs/run") == later
     assert max(int(row["step"]) for row in metrics("runs/run")) <= kept
-    assert resume_point(Path("runs/run"))[1].name == "last.ckpt"
+    assert Run(Path("runs/run")).resumed.name == "last.ckpt"
     assert train("--resume=runs/run") == 0
     assert steps_of("runs/run") == steps_of(whole)
     assert_same_run(whole, "runs/run")
@@ -283,7 +283,10 @@ def test_options_of_lightnings_train(train):
     [run] = Path("runs").iterdir()
     assert run.name.startswith("debug-")  # after its config
     assert (run / "report.html").exists() and "run_training_batch" in (run / "fit-profile.txt").read_text()
+    before = sorted(Path().rglob("*"))
     assert train("--trainer.fast_dev_run=true") == 0
+    assert sorted(Path().rglob("*")) == before  # no run that a script would take for the newest
+    assert train(f"--resume={run}", "--trainer.fast_dev_run=true") == 2
 
 
 @pytest.mark.parametrize("config", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda path: path.stem)

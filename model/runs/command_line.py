@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 
 from data.tokenizers import NoTokenizer, Tokenizer
 from model.checkpoint import read_checkpoint
 from model.checks import Mistake, check_range, listed
 from model.exchange.huggingface import local_folder
 from model.runs.configs import plain_config, read_config
-from model.runs.folder import CONFIG, find_model, resume_point
 from model.runs.mistakes import parse
+from model.runs.run import CONFIG, Run, model_of
 from model.training.hardware import fast_precision
 from model.training.initial import initial_config, place_of
 
@@ -55,7 +56,8 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
         for other in ("name", "model.init_from"):
             if typed.get(other) is not None:
                 raise Mistake(f"--resume continues a run in its own folder, with its own weights: leave out --{other}")
-        run_dir, checkpoint = resume_point(Path(typed["resume"]))
+        run = Run.open(Path(typed["resume"]), CONFIG)
+        run_dir, checkpoint = run.folder, run.resumed
         args = [f"--config={plain_config(run_dir / CONFIG, typed)}", *args, f"--resume={run_dir}"]
     elif "config" not in typed:
         args = [f"--config={default_config}", *args]
@@ -64,6 +66,8 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
         raise Mistake(f"{missing[0].rpartition('.')[0]} must hold options; leave it out for the defaults")
     check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
     check_trainer(config.trainer)
+    if checkpoint is not None and config.trainer.fast_dev_run:
+        raise Mistake("trainer.fast_dev_run leaves nothing, so it cannot continue a run: leave out --resume")
     if config.model.init_from is not None and checkpoint is None:
         init_tokenizer = take_over_model(config, typed)
     if config.trainer.precision is None:
@@ -78,7 +82,7 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
         if is_model(config.data.tokenizer) and "data.tokenizer" not in typed:
             config.data.tokenizer = str(checkpoint)  # whatever has become of the model that it is of
     if is_model(config.data.tokenizer):
-        config.data.tokenizer = tokenizer_of(find_model(config.data.tokenizer))
+        config.data.tokenizer = tokenizer_of(model_of(config.data.tokenizer))
     return Options(config, text, checkpoint, init_tokenizer)
 
 
@@ -94,7 +98,7 @@ def take_over_model(config: Namespace, typed: Collection[str]) -> dict[str, Any]
 
     Returns the model's tokenizer; None for a model without one, of which the person has named the tokenizer.
     """
-    source = config.model.init_from = find_model(config.model.init_from)
+    source = config.model.init_from = model_of(config.model.init_from)
     names_tokenizer = "data.tokenizer" in typed
     given = [name.removeprefix("model.gpt.") for name in typed if name.startswith("model.gpt.")]
     network = initial_config(source, config.model.gpt, given)
@@ -129,6 +133,10 @@ def check_trainer(options: Namespace) -> None:
     check_range("trainer.accumulate_grad_batches", accumulate, 1)
     repeats = str(options.limit_train_batches) not in ("None", "1.0")  # and the number 1, which is one batch
     is_whole = isinstance(interval, int) and interval > 0 and interval % accumulate == 0
+    if options.min_epochs or options.min_steps:
+        raise Mistake(
+            "trainer.min_steps and min_epochs: of text without an end no epoch ends, so no run would stop early"
+        )
     if options.max_epochs not in (None, -1) and not options.fast_dev_run:
         raise Mistake("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
     if repeats and not (options.overfit_batches or options.fast_dev_run):
@@ -140,6 +148,16 @@ def check_trainer(options: Namespace) -> None:
     for monitor in (callback.get("init_args.monitor") for callback in as_list(options.callbacks)):
         if monitor not in (None, "step", *VALIDATION_METRICS):
             raise Mistake(f"trainer.callbacks: monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")
+
+
+def check_callbacks(callbacks: list) -> None:
+    """Raises a `Mistake` for callbacks that train steps which are not of the run."""
+    for callback in callbacks:
+        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
+            raise Mistake(
+                f"trainer.callbacks: {type(callback).__name__} would train on other batches before the run: try sizes "
+                "and rates by runs of a few trainer.max_steps"
+            )
 
 
 def as_list(value: Any) -> list:

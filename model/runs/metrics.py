@@ -14,8 +14,8 @@ from torch import Tensor
 
 from model.checks import Mistake
 from model.files import append, write_atomically
-from model.runs.folder import METRICS
 from model.runs.results import read_metrics
+from model.runs.run import METRICS
 from model.training.hardware import peak_flops
 
 # Every run has these, in this order; what else is logged (head scores) comes after them.

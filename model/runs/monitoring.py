@@ -19,8 +19,8 @@ from model.inspection.parts import in_float32
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import MAX_TOKENS, Kind, Texts, repeated_tokens, repeated_windows, spread_starts
 from model.inspection.verdicts import new_warnings, warnings
-from model.runs.folder import ATTENTION, SAMPLES
 from model.runs.metrics import log_metrics
+from model.runs.run import ATTENTION, SAMPLES
 from model.runs.wandb_logger import WandbLogger
 
 log = logging.getLogger(__name__)

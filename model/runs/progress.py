@@ -9,8 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
-from model.runs.folder import REPORT
 from model.runs.mistakes import output_is_closed
+from model.runs.run import REPORT
 
 
 class Progress(TQDMProgressBar):

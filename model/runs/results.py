@@ -15,15 +15,14 @@ from model.pages.learning import learning
 from model.pages.page import run_page
 from model.pages.weights import Models
 from model.runs.configs import read_config
-from model.runs.folder import (
+from model.runs.run import (
     ATTENTION,
     CONFIG,
     HEAD_SCORES,
     METRICS,
     REPORT,
     SAMPLES,
-    has_checkpoint,
-    resume_command,
+    Run,
 )
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
     told = learning(read_metrics(run_dir / METRICS), read_samples(run_dir / SAMPLES), config, settings)
     models: Models = ()
     tokenizer = None
-    if recording and state in (None, "ended") and has_checkpoint(run_dir):
+    if recording and state in (None, "ended") and Run(run_dir).checkpoint:
         from model.glass import open_run  # imports what only these pages need
 
         glass = open_run(run_dir)
@@ -115,7 +114,7 @@ def finish(run_dir: Path) -> str:
 everything is in {run_dir}/
 
   python scripts/generate.py --checkpoint {shlex.quote(str(run_dir))}           generate text
-  {resume_command(run_dir)} --trainer.max_steps N    train it further
+  {Run(run_dir).resume_command} --trainer.max_steps N    train it further
 
 to see what it learned, and to type to it, open {run_dir / REPORT} in a browser"""
 

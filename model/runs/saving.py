@@ -16,9 +16,9 @@ from lightning.pytorch import Trainer
 from model.checkpoint import read_checkpoint
 from model.checks import Mistake, check_range, listed
 from model.files import atomic_file, write_atomically
-from model.runs.folder import BEST, LAST, METRICS, SAMPLES, kept_checkpoint, kept_steps
 from model.runs.metrics import check_finite, write_metrics
 from model.runs.results import read_metrics, read_samples
+from model.runs.run import BEST, LAST, METRICS, SAMPLES, Run
 
 log = logging.getLogger(__name__)
 RESUMED = ("callbacks", "counted", "loops", "loss_sums", "lr_schedulers", "optimizer_states", "random_states")
@@ -76,7 +76,7 @@ class Checkpoints:
         check_finite(torch.stack(largest).max().item(), "the largest weight")
         run_dir, step = Path(trainer.default_root_dir), trainer.global_step
         files = [run_dir / BEST] if is_best else []
-        files += [kept_checkpoint(run_dir, step)] if step in self.keep_steps else []
+        files += [Run(run_dir).kept(step)] if step in self.keep_steps else []
         first, *others = *files, run_dir / LAST
         trainer.save_checkpoint(first)
         for other in others if trainer.is_global_zero else ():
@@ -94,7 +94,8 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     metrics, samples, best, last = (run_dir / name for name in (METRICS, SAMPLES, BEST, LAST))
     rows = [row for row in read_metrics(metrics) if row["step"] <= step]
     num_samples = sum(sample["step"] <= step for sample in read_samples(samples))
-    later = [kept_checkpoint(run_dir, kept) for kept in kept_steps(run_dir) if kept > step]
+    run = Run(run_dir)
+    later = [run.kept(kept) for kept in run.kept_steps if kept > step]
     with suppress(Mistake):  # the step of a damaged checkpoint cannot be read: it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
             later.append(best)

@@ -11,11 +11,11 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from model.runs.folder import SAMPLES
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics, write_rows
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import opening, tell, validated
 from model.runs.results import read_samples, write_report
+from model.runs.run import SAMPLES
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 from model.runs.wandb_logger import WandbLogger
 

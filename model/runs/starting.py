@@ -1,6 +1,9 @@
 """How a run begins: its folder is made with its config, and locked."""
 
+import atexit
 import os
+import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -9,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from model.checks import Mistake, writing
 from model.files import write_atomically
-from model.runs.folder import CONFIG, how_to_resume
+from model.runs.run import CONFIG, Run
 
 if os.name == "posix":
     import fcntl
@@ -20,11 +23,17 @@ RUN_NAME = "GLASSGPT_RUN_NAME"  # the variable by which the first process of a r
 def new_run_dir(options: Namespace) -> Path:
     """The folder for a new run, not created yet: --name, by default the last --config's name and the time.
 
+    One of trainer.fast_dev_run leaves nothing.
+
     A process that Lightning starts for another device gets the name that the first one has found.
 
     Raises a `Mistake` if a run has this name.
     """
     runs = Path(options.trainer.default_root_dir)
+    if options.trainer.fast_dev_run:
+        folder = tempfile.mkdtemp()
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder, "fast_dev_run")
     if options.name is None and RUN_NAME in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
         return runs / os.environ[RUN_NAME]
     name = f"{Path(str(options.config[-1])).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -34,7 +43,7 @@ def new_run_dir(options: Namespace) -> Path:
     if run_dir.resolve() == runs.resolve():
         raise Mistake(f"--name is {options.name!r}: write the name of a folder under {runs}/")
     if run_dir.exists():
-        raise Mistake(f"{run_dir} exists: choose another --name, or remove it; {how_to_resume(run_dir)}")
+        raise Mistake(f"{run_dir} exists: choose another --name, or remove it; {Run(run_dir).how_to_resume}")
     os.environ[RUN_NAME] = run_dir.name
     return run_dir
 

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_only
 from model.inspection.recording import Recording
 from model.pages.images import mosaic_pixels, score_pixels
 from model.runs.configs import read_config
-from model.runs.folder import CONFIG
 from model.runs.metrics import StepLogger
+from model.runs.run import CONFIG
 
 log = logging.getLogger(__name__)
 WandbMode = Literal["auto", "online", "offline", "disabled"]

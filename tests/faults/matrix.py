@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_leaves
 from data.datamodule import TextDataModule
 from model.checkpoint import read_checkpoint
 from model.inspection.recording import Recording
-from model.runs.folder import resume_point
 from model.runs.results import read_metrics, read_samples
+from model.runs.run import Run
 from model.training.module import GPTModule
 from scripts import generate, inspect_attention
 from tests import programs
@@ -101,7 +101,7 @@ def go_on(run, options: list[str]) -> tuple[list[str], int]:
     if (RUN / "attention/scores.jsonl").exists():
         maps()
     if checkpoints:
-        return RESUME, checkpoints[resume_point(RUN)[1].name]["global_step"]
+        return RESUME, checkpoints[Run(RUN).resumed.name]["global_step"]
     if RUN.exists():
         run(RESUME, 2)
         shutil.rmtree(RUN)

@@ -116,7 +116,7 @@ def test_only_what_every_start_says_is_hidden():
 
 USUAL = {"max_epochs": -1, "fast_dev_run": False, "limit_train_batches": 1.0, "overfit_batches": 0.0}
 USUAL |= {"val_check_interval": 10, "accumulate_grad_batches": 1, "log_every_n_steps": 1}
-USUAL |= {"strategy": "auto", "callbacks": None}
+USUAL |= {"strategy": "auto", "callbacks": None, "min_epochs": None, "min_steps": None}
 
 
 def callback(name, **options):

@@ -11,7 +11,10 @@ from model.runs.starting import RunFolder, new_run_dir
 
 def test_a_new_run_is_called_after_its_config_and_the_time_and_takes_no_folder_of_another(tmp_path, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda _: "now")
-    options = {"config": ["other.yaml", "configs/own.yaml"], "trainer": Namespace(default_root_dir=str(tmp_path))}
+    options = {
+        "config": ["other.yaml", "configs/own.yaml"],
+        "trainer": Namespace(default_root_dir=str(tmp_path), fast_dev_run=False),
+    }
     for expected in ("own-now", "own-now-2", "own-now-3"):
         run_dir = new_run_dir(Namespace(**options, name=None))
         assert run_dir == tmp_path / expected

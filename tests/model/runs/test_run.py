@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model.gpt import GPTConfig
-from model.runs import folder
+from model.runs.run import CONFIG, METRICS, Run
 from tests.gpts import random_gpt, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -29,12 +29,12 @@ def test_the_newest_run_and_its_best_checkpoint_are_found():
     for age, name in enumerate(["new/checkpoints/last.ckpt", "new/checkpoints/best.ckpt", "old/checkpoints/best.ckpt"]):
         write(f"runs/{name}", age)
     Path("runs/empty").mkdir()
-    assert folder.find_checkpoint() == Path("runs/new/checkpoints/best.ckpt")
+    assert Run.open().checkpoint == Path("runs/new/checkpoints/best.ckpt")
     for path in ("runs/old", "runs/old/checkpoints"):
-        assert folder.find_checkpoint(Path(path)) == Path("runs/old/checkpoints/best.ckpt")
-    assert folder.find_checkpoint(Path("runs/new/checkpoints/last.ckpt")).name == "last.ckpt"
+        assert Run.open(Path(path)).checkpoint == Path("runs/old/checkpoints/best.ckpt")
+    assert Run.open(Path("runs/new/checkpoints/last.ckpt")).checkpoint.name == "last.ckpt"
     Path("runs/new/checkpoints/best.ckpt").unlink()
-    assert folder.find_checkpoint(Path("runs/new")).name == "last.ckpt"
+    assert Run.open(Path("runs/new")).checkpoint.name == "last.ckpt"
 
 
 def test_a_run_is_found_by_anything_in_it_or_as_the_newest(monkeypatch):
@@ -42,33 +42,38 @@ def test_a_run_is_found_by_anything_in_it_or_as_the_newest(monkeypatch):
     write("runs/old/metrics.csv", age=2)
     write("runs/old/attention/probe.json")
     write("runs/without/config.yaml")
-    assert folder.find_run(None, folder.METRICS) == Path("runs/new")
+    assert Run.open(None, METRICS).folder == Path("runs/new")
     for path in ("runs/old", "runs/old/metrics.csv", "runs/old/attention", "runs/old/attention/probe.json"):
-        assert folder.find_run(Path(path), folder.METRICS) == Path("runs/old")
+        assert Run.open(Path(path), METRICS).folder == Path("runs/old")
     monkeypatch.chdir("runs/old/attention")
-    assert folder.find_run(Path("probe.json"), folder.METRICS) == Path.cwd().parent
+    assert Run.open(Path("probe.json"), METRICS).folder == Path.cwd().parent
 
 
 def test_files_outside_the_given_folder_are_never_taken():
     for name in ("checkpoints/best.ckpt", "config.yaml", "runs/config.yaml"):
         write(name)
     Path("runs/empty").mkdir()
-    for find in (folder.find_checkpoint, folder.resume_point):
+    for needed in ([], [CONFIG]):
         with pytest.raises(FileNotFoundError, match="runs/empty"):
-            find(Path("runs/empty"))
+            Run.open(Path("runs/empty"), *needed)
+
+
+def resume_point(path: Path) -> tuple[Path, Path]:
+    run = Run.open(path, CONFIG)
+    return run.folder, run.resumed
 
 
 def test_a_run_is_resumed_from_its_last_checkpoint_or_the_one_that_is_named():
     with pytest.raises(ValueError, match="runs/a"):
-        folder.resume_point(Path("runs/a"))
+        resume_point(Path("runs/a"))
     write("runs/a/config.yaml")
     with pytest.raises(ValueError, match="runs/a has no checkpoint"):
-        folder.resume_point(Path("runs/a"))
+        resume_point(Path("runs/a"))
     best = write("runs/a/checkpoints/best.ckpt")
-    assert folder.resume_point(Path("runs/a")) == (Path("runs/a"), best)
+    assert resume_point(Path("runs/a")) == (Path("runs/a"), best)
     last = write("runs/a/checkpoints/last.ckpt")
-    assert folder.resume_point(Path("runs/a")) == folder.resume_point(last) == (Path("runs/a"), last)
-    assert folder.resume_point(best) == (Path("runs/a"), best)
+    assert resume_point(Path("runs/a")) == resume_point(last) == (Path("runs/a"), last)
+    assert resume_point(best) == (Path("runs/a"), best)
 
 
 def test_checkpoints_that_are_kept_elsewhere_are_those_of_a_run_that_is_named():
@@ -76,15 +81,15 @@ def test_checkpoints_that_are_kept_elsewhere_are_those_of_a_run_that_is_named():
     elsewhere = write("elsewhere/last.ckpt").parent
     Path("runs/a/checkpoints").symlink_to(elsewhere.absolute())
     last = Path("runs/a/checkpoints/last.ckpt")
-    assert folder.resume_point(Path("runs/a")) == (Path("runs/a"), last) and folder.find_checkpoint(last) == last
-    assert folder.find_checkpoint(Path("runs/a")) == last
+    assert resume_point(Path("runs/a")) == (Path("runs/a"), last) and Run.open(last).checkpoint == last
+    assert Run.open(Path("runs/a")).checkpoint == last
     with pytest.raises(ValueError, match="runs/a/checkpoints is a link"):
-        folder.find_checkpoint()
+        Run.open()
     for name in ("config.yaml", "checkpoints/best.ckpt", "attention"):
         Path("runs/a", name).unlink(missing_ok=True)
         Path("runs/a", name).symlink_to(Path("elsewhere/last.ckpt").absolute())
         with pytest.raises(ValueError, match=f"runs/a/{name} is a link"):
-            folder.find_checkpoint(Path("runs/a"))
+            Run.open(Path("runs/a"))
         Path("runs/a", name).unlink()
 
 
@@ -93,22 +98,24 @@ def test_checkpoints_are_found_by_their_steps():
     best, last = (run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
     save_checkpoint(last, gpt, 40)
     with pytest.raises(FileNotFoundError, match=r"runs/a .*step 5, .*40.*--checkpoints\.keep_steps"):
-        folder.find_kept(run, [5, 7])
-    kept = [folder.kept_checkpoint(run, step) for step in (100, 20, 3)]
+        Run.open(run).at(5)
+    kept = [Run(run).kept(step) for step in (100, 20, 3)]
     for path in kept:
         write(str(path))
     write("runs/a/checkpoints/step_old.ckpt")
-    assert folder.kept_steps(run) == [3, 20, 100]
-    assert folder.find_kept(run, [100, 3]) == [kept[0], kept[2]]
+    assert Run(run).kept_steps == [3, 20, 100]
+    assert [Run.open(run).at(step) for step in (100, 3)] == [kept[0], kept[2]]
     save_checkpoint(best, gpt, 30)
-    assert folder.find_kept(run, [30, 20, 40]) == folder.find_kept(best, [30, 20, 40]) == [best, kept[1], last]
+    for path in (run, best):
+        assert [Run.open(path).at(step) for step in (30, 20, 40)] == [best, kept[1], last]
     with pytest.raises(FileNotFoundError, match=r"step 4, .*3, 20, 30, 40 and 100"):
-        folder.find_kept(None, [3, 4])
+        Run.open().at(4)
     best.write_bytes(best.read_bytes()[:100])
-    assert folder.find_kept(run, [100, 20]) == [kept[0], kept[1]]
+    assert Run.open(run).at(100) == kept[0]
     with pytest.raises(ValueError, match=r"best\.ckpt is damaged"):
-        folder.find_kept(run, [30])
+        Run.open(run).at(30)
     save_checkpoint(Path("loose.ckpt"), gpt, 6)
-    assert folder.find_kept(Path("loose.ckpt"), [6]) == [Path("loose.ckpt")]
+    loose = Run.open(Path("loose.ckpt"))
+    assert loose.at(6) == loose.checkpoint == Path("loose.ckpt") and not loose.is_run and not loose.kept_steps
     with pytest.raises(FileNotFoundError, match=r"loose\.ckpt .*step 5, .*6"):
-        folder.find_kept(Path("loose.ckpt"), [5])
+        loose.at(5)
