@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import multiprocessing
 import signal
 import weakref
@@ -22,7 +23,7 @@ from data import corpora, tokenizers
 from data.corpora import CorpusOptions
 from data.token_cache import CorpusCache, TokenizedCorpus
 from data.tokenizers import Tokenizer
-from data.windows import TrainingWindows, ValidationWindows, WindowSampler, as_batch
+from data.windows import Repeats, TrainingWindows, ValidationWindows, WindowSampler, as_batch
 from model.checks import Mistake, check_range
 
 _log = logging.getLogger(__name__)
@@ -52,6 +53,10 @@ class TextDataModule(lightning.LightningDataModule):
         repeat_fraction: share of the training windows that repeat their own first tokens over and over. The period is
             random, between 8 and T/2, so a model must look back for the same token to predict the next one, which
             makes induction heads form early. Not together with document_masking.
+        repeat_from, repeat_until: the windows that a run has read when this begins and when it ends (default: from the
+            first to the last). A model that learns until the end that text repeats itself writes such text.
+        random_repeat_fraction: share of the training windows, until the end, that repeat random tokens in the same
+            way. A few keep induction heads, and as they are no text, they change little in what a model writes.
         document_masking: also yield "document_ids" (B, T), which tell tokens of different documents apart.
         seed: of the order of the training windows.
         num_workers: loader processes; 0 is right unless a profile says otherwise.
@@ -72,6 +77,9 @@ class TextDataModule(lightning.LightningDataModule):
         batch_size: int = 16,
         validation_batch_size: int | None = None,
         repeat_fraction: float = 0.0,
+        repeat_from: int = 0,
+        repeat_until: int | None = None,
+        random_repeat_fraction: float = 0.0,
         document_masking: bool = False,
         seed: int = 1337,
         num_workers: int = 0,
@@ -90,6 +98,9 @@ class TextDataModule(lightning.LightningDataModule):
         check_range("data.num_threads", num_threads, 1)
         check_range("data.validation_fraction", options.validation_fraction, 0, 1, low_open=True, high_open=True)
         check_range("data.repeat_fraction", repeat_fraction, 0, 1)
+        check_range("data.repeat_from", repeat_from, 0)
+        check_range("data.repeat_until", repeat_until, repeat_from)
+        check_range("data.random_repeat_fraction", random_repeat_fraction, 0, 1)
         if repeat_fraction and document_masking:
             raise Mistake(
                 "data.repeat_fraction repeats text across the ends of documents, and data.document_masking hides what "
@@ -108,7 +119,8 @@ class TextDataModule(lightning.LightningDataModule):
         self.context_length = context_length
         self.batch_size = batch_size
         self.validation_batch_size = validation_batch_size or batch_size
-        self.repeat_fraction = repeat_fraction
+        repeat_until = math.inf if repeat_until is None else repeat_until
+        self.repeats = Repeats(repeat_fraction, repeat_from, repeat_until, random_repeat_fraction)
         self.document_masking = document_masking
         self.seed = seed
         self.num_workers = num_workers
@@ -163,8 +175,9 @@ class TextDataModule(lightning.LightningDataModule):
             raise Mistake("a run with trainer.overfit_batches cannot be resumed: start a new one")
         place = self._place("batch_size")
         sampler = self._sampler()
+        vocabulary = [token for token in range(self.tokenizer.vocab_size) if token != self.tokenizer.end_of_text]
         windows = TrainingWindows(
-            self.tokenized.train, sampler, self.windows_read, self.repeat_fraction, self.batch_size, *place
+            self.tokenized.train, sampler, self.windows_read, self.repeats, vocabulary, self.batch_size, *place
         )
         return self._loader(windows)
 

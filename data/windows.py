@@ -7,7 +7,8 @@ Letters: B windows in a batch over all ranks, T tokens in a window, N windows in
 """
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,20 @@ SHORTEST_PERIOD = 8  # tokens; below it, the few tokens just before are enough t
 _BATCHES_DRAWN = 256  # at once, to amortise the cost
 _ROUNDS = 8
 _MASK64 = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Which training windows are their own first tokens over and over.
+
+    fraction: share of the windows with a number from `begin` to below `end` that repeat their own text.
+    random_fraction: share of all windows that repeat random tokens. A window that would do both does this.
+    """
+
+    fraction: float = 0.0
+    begin: int = 0
+    end: float = math.inf
+    random_fraction: float = 0.0
 
 
 class WindowSampler:
@@ -57,12 +72,12 @@ class WindowSampler:
             starts[here] = windows * self.context_length + _mix(key) % self._offsets
         return starts
 
-    def periods(self, numbers: np.ndarray, fraction: float) -> np.ndarray:
+    def periods(self, numbers: np.ndarray, fraction: float | np.ndarray) -> np.ndarray:
         """After how many tokens each window of `starts` begins again: int64, shaped like `numbers`.
 
-        `fraction` of the windows, evenly spread, repeat themselves after p tokens, p log-uniform in 8..T/2 (or T/2
-        where that is less): where a few distances return often, a model learns these instead of looking for the same
-        token. The others have a period of T + 1, their whole length with the last target.
+        `fraction` of the windows (one number, or one for each), evenly spread, repeat themselves after p tokens, p
+        log-uniform in 8..T/2 (or T/2 where that is less): where a few distances return often, a model learns these
+        instead of looking for the same token. The others have a period of T + 1, all of them with the last target.
         """
         is_repeated = np.floor((numbers + 1) * fraction) > np.floor(numbers * fraction)
         uniform = _mix_array(numbers.astype(np.uint64) ^ np.uint64(_mix(~self.seed & _MASK64))) / 2.0**64
@@ -71,35 +86,50 @@ class WindowSampler:
         periods = shortest * ((longest + 1) / shortest) ** uniform
         return np.where(is_repeated, np.minimum(periods.astype(np.int64), longest), self.context_length + 1)
 
+    def draw(self, number: int, size: int) -> np.ndarray:
+        """Random tokens for the window of this number: as many different ones of range(size) as it can hold."""
+        key = _mix(_mix((self.seed + 1) & _MASK64) ^ int(number))
+        return permute(np.arange(min(self.context_length, size)), size, key)
+
 
 @dataclass(eq=False)
 class TrainingWindows(IterableDataset):
     """Windows (B / world_size, T + 1) of each batch from window `first_window` on, without end.
 
     The shares of all ranks, concatenated, are the batch of a single device. Loader workers take turns.
-    `repeat_fraction` of the windows are their own first p tokens over and over, with the p of `WindowSampler.periods`.
+    A window that `repeats` is its first p tokens over and over, with the p of `WindowSampler.periods`.
+
+    vocabulary: the ids that random tokens are drawn from.
     """
 
     tokens: TokenStore
     sampler: WindowSampler
     first_window: int
-    repeat_fraction: float
+    repeats: Repeats
+    vocabulary: Sequence[int]
     batch_size: int
     rank: int
     world_size: int
 
     def __iter__(self) -> Iterator[np.ndarray]:
         worker, num_workers = _loader_worker()
+        vocabulary = np.asarray(self.vocabulary)
         length = self.sampler.context_length + 1
         share = self.batch_size // self.world_size
         first_batch = self.first_window + self.rank * share + np.arange(share)
         for first in itertools.count(worker, num_workers * _BATCHES_DRAWN):
             batches = first + num_workers * np.arange(_BATCHES_DRAWN)
             numbers = batches[:, None] * self.batch_size + first_batch
-            all_starts = self.sampler.starts(numbers)
-            all_periods = self.sampler.periods(numbers, self.repeat_fraction)
-            for starts, periods in zip(all_starts, all_periods, strict=True):
+            repeats = self.repeats
+            repeat_text = (repeats.begin <= numbers) & (numbers < repeats.end)
+            text_periods = self.sampler.periods(numbers, np.where(repeat_text, repeats.fraction, 0.0))
+            random_periods = self.sampler.periods(numbers, repeats.random_fraction)
+            for batch, starts in enumerate(self.sampler.starts(numbers)):
                 windows = self.tokens.gather(starts, length)
+                for place in np.flatnonzero(random_periods[batch] < length):
+                    drawn = self.sampler.draw(numbers[batch, place], len(self.vocabulary))
+                    windows[place, : len(drawn)] = vocabulary[drawn]
+                periods = np.minimum(text_periods[batch], random_periods[batch])
                 yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
 
 

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # options that say which text
 # Options of the data that only training has. The tokenizer is the model's.
-OF_TRAINING = {"tokenizer", "vocab_size", "context_length", "batch_size", "validation_batch_size", "repeat_fraction"}
+OF_TRAINING = {"tokenizer", "vocab_size", "context_length", "batch_size", "validation_batch_size"}
+OF_TRAINING |= {"repeat_fraction", "repeat_from", "repeat_until", "random_repeat_fraction"}
 OF_TRAINING |= {"seed", "num_workers", "num_threads", "cache_dir"}
 
 

@@ -91,6 +91,7 @@ DATA_OPTIONS = {
     "corpus": {"corpus": "files", "files": "words.txt"}, "files": "other.txt", "validation_files": "other.txt",
     "validation_fraction": 0.3, "max_tokens": 2000, "tokenizer": "bpe", "vocab_size": 290,
     "context_length": 20, "batch_size": 5, "validation_batch_size": 7, "repeat_fraction": 0.9,
+    "repeat_from": 2, "repeat_until": 2, "random_repeat_fraction": 0.9,
     "document_masking": True, "seed": 3,
     # For tables and data sets of the Hub; tests/data reads those.
     "dataset": FOLDER, "dataset_config": "x", "dataset_split": "test", "dataset_validation_split": "test",
@@ -104,6 +105,8 @@ NEEDED_DATA = {
     "vocab_size": {"tokenizer": "bpe", "vocab_size": 270},
     "text_column": FOLDER,
     "quotes": {"files": "quoted.csv"},
+    "repeat_from": {"repeat_fraction": 0.9},
+    "repeat_until": {"repeat_fraction": 0.9},
     "streaming": FOLDER | {"max_tokens": 100},
     **{name: FOLDER for name in DATA_OPTIONS if name.startswith("dataset_")},
 }

@@ -69,8 +69,18 @@ def _text_in_words(data: Mapping) -> str:
     else:
         text = CORPORA.get(corpus, f"the corpus {corpus}") if corpus else "a text"
     if repeated := data.get("repeat_fraction"):
-        text += f"; {100 * repeated:.3g}% of its windows repeat themselves"
+        text += f"; {100 * repeated:.3g}% of its windows{repeated_range(data)} repeat themselves"
+    if repeated := data.get("random_repeat_fraction"):
+        text += f"; {100 * repeated:.3g}% of all windows are random tokens that repeat themselves"
     return text
+
+
+def repeated_range(data: Mapping) -> str:
+    """The windows of which some repeat their text, where these are not all."""
+    first, last = data.get("repeat_from") or 0, data.get("repeat_until")
+    if last is not None:
+        return f" {first:,} to {last:,}"
+    return f" from {first:,} on" if first else ""
 
 
 def facts(rows: Rows) -> list[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.windows import TrainingWindows, WindowSampler, _mix, permute
+from data.windows import Repeats, TrainingWindows, WindowSampler, _mix, permute
 from model.checks import Mistake
 
 
@@ -100,10 +100,50 @@ def test_the_shares_of_all_devices_are_the_batch_of_one_and_a_place_in_the_text_
         WindowSampler(9000, 8, 3),
     )
     expected = sampler.starts(np.arange(20, 20 + 3 * 12))
-    ranks = [TrainingWindows(tokens, sampler, 20, 0.0, 12, rank, world_size) for rank in range(world_size)]
+    more = Repeats(), np.arange(9), 12
+    ranks = [TrainingWindows(tokens, sampler, 20, *more, rank, world_size) for rank in range(world_size)]
     batches = zip(*ranks, strict=True)
     found = [share[:, 0] for _, shares in zip(range(3), batches, strict=False) for share in shares]
     assert np.concatenate(found).tolist() == expected.tolist()
+
+
+def windows_from(first: int, repeats: Repeats, context_length: int = 32) -> np.ndarray:
+    """96 training windows of a text in which token n is 1,000 + n; random tokens are multiples of 3 below 300."""
+    tokens = SimpleNamespace(gather=lambda starts, length: 1000 + starts[:, None] + np.arange(length))
+    sampler = WindowSampler(50_000, context_length, seed=5)
+    batches = iter(TrainingWindows(tokens, sampler, first, repeats, np.arange(0, 300, 3), 8, 0, 1))
+    return np.concatenate([next(batches) for _ in range(12)])
+
+
+def test_text_repeats_between_two_windows_and_random_tokens_do_all_the_time():
+    """A random window repeats different tokens of the vocabulary, others than the one before."""
+    windows, plain = windows_from(0, Repeats(0.5, 16, 48, 0.125)), windows_from(0, Repeats())
+    random = np.arange(96) % 8 == 7
+    text = (np.arange(96) % 2 == 1) & (np.arange(96) >= 16) & (np.arange(96) < 48) & ~random
+    assert np.array_equal(windows[~random & ~text], plain[~random & ~text])
+    for number in np.flatnonzero(random | text):
+        [period, *_] = [p for p in range(8, 34) if np.array_equal(windows[number], np.resize(windows[number][:p], 33))]
+        first = windows[number][:period]
+        assert period <= 16 and len(set(first)) == period
+        if text[number]:
+            assert np.array_equal(first, plain[number][:period])
+        else:
+            assert (first < 300).all() and (first % 3 == 0).all()
+    firsts = windows[random][:, 0]
+    assert len(set(firsts)) > len(firsts) / 2
+
+
+def test_a_run_that_goes_on_reads_the_same_repeated_windows():
+    repeats = Repeats(0.3, 10, 90, 0.2)
+    assert np.array_equal(windows_from(0, repeats)[40:], windows_from(40, repeats)[:56])
+
+
+def test_a_vocabulary_may_be_smaller_than_a_period():
+    tokens = SimpleNamespace(gather=lambda starts, length: np.full((len(starts), length), 7))
+    windows = next(
+        iter(TrainingWindows(tokens, WindowSampler(9000, 64, 0), 0, Repeats(random_fraction=1), np.arange(3), 50, 0, 1))
+    )
+    assert (np.sort(windows[:, :3], axis=1) == np.arange(3)).all()
 
 
 def test_too_short_a_stream_names_both_numbers():

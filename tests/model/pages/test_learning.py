@@ -39,6 +39,12 @@ TOLD = [
     ({"data": {"corpus": "files", "files": ["a.txt", "b.txt"]}}, "a.txt, b.txt"),
     ({"data": {"corpus": "stdlib", "dataset": "some/set"}}, "some/set"),
     ({"data": {"corpus": "another"}}, "another"),
+    ({"data": {"repeat_fraction": 0.25}}, "25% of its windows repeat themselves"),
+    ({"data": {"repeat_fraction": 0.25, "repeat_from": 2000}}, "25% of its windows from 2,000 on repeat themselves"),
+    (
+        {"data": {"repeat_fraction": 0.25, "repeat_until": 3000, "random_repeat_fraction": 0.015}},
+        "25% of its windows 0 to 3,000 repeat themselves; 1.5% of all windows are random tokens that repeat themselves",
+    ),
 ]
 
 
