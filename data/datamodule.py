@@ -12,6 +12,7 @@ import multiprocessing
 import signal
 import weakref
 from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import lightning
@@ -29,7 +30,7 @@ from model.checks import Mistake, check_range
 _log = logging.getLogger(__name__)
 
 _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # by processes that load
-_loading: weakref.WeakSet[multiprocessing.Process] = weakref.WeakSet()  # those processes
+_loading: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # those processes
 
 
 class TextDataModule(lightning.LightningDataModule):
