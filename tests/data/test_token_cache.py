@@ -158,7 +158,7 @@ def test_ten_billion_tokens_take_no_more_memory_than_a_million(tmp_path: Path):
         tracemalloc.start()
         tokens = TokenStore(path, "uint16", num_tokens, num_tokens, checksum=0)
         assert tokens.is_whole(index=path)
-        starts = WindowSampler(tokens.num_tokens, 1024, 64, seed=1).starts(np.arange(5))
+        starts = WindowSampler(tokens.num_tokens, 1024, seed=1).starts(np.arange(320).reshape(5, 64))
         assert all(tokens.gather(row, 1025).shape == (64, 1025) for row in starts)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
