@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 96  # columns
+KEPT_SPACE = "\xa0"  # stands for a space of a token until the lines are broken
 NORMS = {
     "rmsnorm": "divided by its root mean square",
     "layernorm": "shifted to mean 0, divided by its standard deviation and scaled by learned weights",
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
         raise Mistake("standard output is closed, so the walk has nowhere to go")
     prompt = prompt_text(arguments.prompt)
     glass = open_model(arguments.checkpoint, arguments.fresh)
-    lines = walk(glass.gpt, glass.tokenizer, prompt, arguments.layer, arguments.head)
+    lines = walk(glass, prompt, arguments.layer, arguments.head)
     write_text("\n".join([str(glass), *lines, ""]))
 
 
@@ -87,51 +88,46 @@ def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
     return Glass(GPT(GPTConfig(vocab_size=tokenizer.vocab_size)).eval(), tokenizer, origin)
 
 
-def walk(gpt: GPT, tokenizer: Tokenizer, prompt: str, layer: int, head: int) -> list[str]:
+def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
     """The whole walk as lines of text. Raises Mistake for a prompt, layer or head that the model cannot take."""
-    ids, config = tokenizer.encode(prompt), gpt.config
-    if not 2 <= len(ids) <= config.context_length:
-        raise Mistake(
-            f"--prompt must be 2 to {config.context_length} tokens long, so that there is a next token and all fit "
-            f"the model's context; this one is {len(ids)}"
-        )
+    ids, config = glass.encode(prompt).tolist(), glass.gpt.config
+    if len(ids) < 2:
+        raise Mistake("--prompt must be at least 2 tokens long, so that there is a next token; this one is 1")
     for name, chosen, number in (("layer", layer, config.num_layers), ("head", head, config.num_heads)):
         if not 0 <= chosen < number:
             raise Mistake(f"--{name} must lie in 0..{number - 1} for this model, not be {chosen}")
     token = min(2, len(ids) - 1)  # in its row of a map, three keys are visible and others may be hidden
-    kv_head = head * config.num_kv_heads // config.num_heads
-    place = {"B": 0, "T": token, "H": head, "H_kv": kv_head}
-    first = {"H_kv*K": kv_head * config.head_dim, "(H+2*H_kv)*K": head * config.head_dim}  # the queries come first
+    place = {"B": 0, "T": token, "H": head, "H_kv": head * config.num_kv_heads // config.num_heads}
     lines = [
         f"B = 1 text, T = S = {len(ids)} tokens, D = {config.embed_dim} wide, H = {config.num_heads} heads of "
         f"K = {config.head_dim}, V = {config.vocab_size:,} known tokens.",
-        f"Values are those of token {token}, {quoted(tokenizer, ids[token])}, and of head {head} where heads differ.",
+        f"Values are those of token {token}, {quoted(glass.tokenizer, ids[token])}, and of head {head} where heads "
+        "have an axis.",
     ]
     number = 0
-    for stop in lesson(gpt, tokenizer, ids, layer, token):
-        number += isinstance(stop, Stop)
-        lines += ["", *(show(number, stop, place, first) if isinstance(stop, Stop) else [stop.upper()])]
-    return lines
+    for stop in lesson(glass.gpt, glass.tokenizer, ids, layer, token):
+        if isinstance(stop, Stop):
+            number += 1
+            lines += ["", *show(number, stop, place)]
+        else:
+            lines += ["", stop.upper()]
+    return [line.replace(KEPT_SPACE, " ") for line in lines]
 
 
-def show(number: int, stop: Stop, place: dict[str, int], first: dict[str, int]) -> list[str]:
-    """One stop as text.
-
-    place: the index that is shown of an axis, by its letter.
-    first: where the five values along the last axis begin, if not at 0.
-    """
-    *leading, last = stop.letters[1:-1].split(", ")
-    values, at = stop.value.reshape(-1), ""
-    if last:
-        index, start = [place[letter] for letter in leading], first.get(last, 0)
-        values = stop.value[tuple(index)][start : start + 5]
-        at = f"[{', '.join(map(str, index))}{', ' if index else ''}{start}:{start + 5}]  "
-    shown = "  ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values.tolist())
+def show(number: int, stop: Stop, place: dict[str, int]) -> list[str]:
+    """One stop as text. place: the index that is shown of an axis, by its letter; of the last axis the first five."""
+    axes = stop.letters[1:-1].split(", ")[:-1]
+    index = [place[letter] for letter in axes]
+    values, at = stop.value, ""
+    if stop.value.ndim:
+        values = values[tuple(index)][:5]
+        at = f"[{', '.join(map(str, [*index, '0:5']))}]  "
+    shown = "  ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values.view(-1).tolist())
     title, where = f"{number:2}. {stop.name}", place_of(stop.function)
     return [
         f"{title}{where:>{WIDTH - len(title)}}",
         f"    {stop.letters} = {tuple(stop.value.shape)}   {at}{shown}",
-        *textwrap.wrap(stop.why, WIDTH, initial_indent="    ", subsequent_indent="    "),
+        *textwrap.wrap(inspect.cleandoc(stop.why), WIDTH, initial_indent="    ", subsequent_indent="    "),
     ]
 
 
@@ -157,7 +153,8 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     from model.attention import CausalSelfAttention
     from model.checks import listed
     from model.gpt import GPT, Block, FeedForward, NgramEmbedding
-    from model.inspection.parts import by_head, hooked, observed, undisturbed, weights_of
+    from model.inspection.parts import hooked, undisturbed
+    from model.inspection.reading import read
     from model.inspection.verdicts import EXACT
     from model.masks import causal_mask, sliding_window_mask
     from model.multihead import scaled_dot_product_attention
@@ -166,135 +163,193 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     config, block = gpt.config, gpt.blocks[layer]
     attention, feed_forward = block.attention, block.feed_forward
     D, H, H_kv, K, V = config.embed_dim, config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size
-    T, norm = len(ids), NORMS[config.norm]
+    T, norm, group = len(ids), NORMS[config.norm], H // H_kv
     tokens, targets = torch.tensor([ids]), torch.tensor([[*ids[1:], IGNORED]])
-    calls: list[tuple] = []
-    with torch.no_grad(), undisturbed(gpt):
-        with hooked(gpt.modules()) as (inputs, outputs), observed(gpt, lambda *call: calls.append(call)):
-            gpt(tokens)
+
+    # What every module gets and gives, and what attention did in between, each with its axis of one text.
+    reading = read(gpt, ids)
+    with torch.no_grad(), undisturbed(gpt), hooked(gpt.modules()) as (inputs, outputs):
+        gpt(tokens)
         loss = gpt.loss(tokens, targets)
-        surprise = F.cross_entropy(outputs[gpt][0], targets[0], reduction="none")
         queries, _, _ = attention.project(inputs[attention])  # before rotary turns them
-        attend, q, k, v, attended = calls[layer]
-        weights, every_k, every_v = weights_of(attend, q, k, v), by_head(k, q), by_head(v, q)
-        mask = sliding_window_mask(T, config.window)
-        _, formula = scaled_dot_product_attention(q, every_k, every_v, mask, need_weights=True)
-        difference = (weights - formula).abs().max().item()
-        agrees = difference <= EXACT or math.isnan(difference)  # it is NaN for a model that diverged
-        apart = (weights @ every_v - attended).abs().max().item()
-        linear = apart <= EXACT * max(1.0, v.abs().max().item()) or math.isnan(apart)
+    q, k, v, weights, mixed = (
+        of_layers[layer][None] for of_layers in (reading.q, reading.k, reading.v, reading.maps, reading.heads)
+    )
+    mask = sliding_window_mask(T, config.window)
+    _, formula = scaled_dot_product_attention(q, k, v, mask, need_weights=True)
+    difference = (weights - formula).abs().max().item()
+    is_formula = not difference > EXACT  # of a model that diverged it is NaN
+    error, future = (reading.checks.by_layer[check][layer] for check in ("fidelity", "future"))
 
     yield "From text to vectors"
-    pieces = textwrap.shorten(" ".join(quoted(tokenizer, id) for id in ids), 3 * WIDTH, placeholder=" ...")
-    yield Stop("ids", "(B, T)", tokens, tokenizer.encode,
-               "The tokenizer cuts the text into pieces that it knows and gives their numbers; the network sees "
-               f"nothing else of the text. Here: {pieces}")
-    yield Stop("token embedding", "(B, T, D)", outputs[gpt.token_embedding], GPT.features,
-               f"Each id picks its row of a learned table with {V:,} rows: a token becomes a vector of {D} numbers.")
+    pieces = " ".join(quoted(tokenizer, id) for id in ids[:50]) + " ..." * (T > 50)
+    yield Stop("ids", "(B, T)",
+               tokens, tokenizer.encode, f"""
+               The tokenizer cuts the text into pieces that it knows and gives their numbers; the network sees nothing
+               else of the text. Here: {pieces}
+               """)
+    yield Stop("token embedding", "(B, T, D)",
+               outputs[gpt.token_embedding], GPT.features, f"""
+               Each id picks its row of a learned table with {V:,} rows: a token becomes a vector of {D} numbers.
+               """)
     if gpt.ngram_embedding is not None:
         sizes = listed([str(size) for size in config.ngram_sizes])
-        yield Stop("n-gram embedding", "(B, T, D)", outputs[gpt.ngram_embedding], NgramEmbedding.rows,
-                   f"Further tables add a vector for the last {sizes} tokens together, so that what is common is known "
-                   f"before any attention. All n-grams of a size share {config.ngram_buckets:,} rows by hashing.")
+        yield Stop("n-gram embedding", "(B, T, D)",
+                   outputs[gpt.ngram_embedding], NgramEmbedding.rows, f"""
+                   Further tables add a vector for the last {sizes} tokens together, so that what is common is known
+                   before any attention. All n-grams of a size share {config.ngram_buckets:,} rows by hashing.
+                   """)
     if gpt.position_embedding is not None:
-        yield Stop("position embedding", "(T, D)", outputs[gpt.position_embedding], GPT.features,
-                   "Attention alone cannot tell the order of its keys, so every place adds a learned vector.")
-    yield Stop("residual stream", "(B, T, D)", outputs[gpt.dropout], GPT.features,
-               f"What the blocks start from{', each vector ' + norm if config.embedding_norm else ''}. Every layer "
-               "reads this stream and adds to it.")
+        yield Stop("position embedding", "(T, D)",
+                   outputs[gpt.position_embedding], GPT.features, """
+                   Attention alone cannot tell the order of its keys, so every place adds a learned vector.
+                   """)
+    normed = f", each vector {norm}" if config.embedding_norm else ""
+    yield Stop("residual stream", "(B, T, D)",
+               outputs[gpt.dropout], GPT.features, f"""
+               What the blocks start from{normed}. Every layer reads this stream and adds to it.
+               """)
 
     yield f"Block {layer}, attention: tokens read each other"
     if layer:
-        yield Stop("stream into the block", "(B, T, D)", inputs[block], GPT.features,
-                   f"What the blocks below have made of the stream so far: {layer} of {config.num_layers}.")
-    yield Stop("attention norm", "(B, T, D)", outputs[block.attention_norm], Block.forward,
-               f"Each token's vector is {norm}, so that the layer works at one scale however long the stream has "
-               "grown.")
-    yield Stop("queries, keys, values", "(B, T, (H+2*H_kv)*K)", outputs[attention.qkv_proj],
-               CausalSelfAttention.project,
-               f"One matrix makes them for all heads; then they are cut into heads of {K} channels. A query is what a "
-               "token looks for, a key what it can be found by, a value what it hands on.")
-    normed = (" Queries and keys are divided by their root mean square (QK-norm): no score can then exceed "
-              f"sqrt({K}) = {math.sqrt(K):.3g}, which keeps training stable." if config.qk_norm else "")
-    yield Stop("queries, normalised" if normed else "queries", "(B, H, T, K)", queries, CausalSelfAttention.project,
-               f"What each token looks for, in each of {H} heads.{normed}")
-    if rotary := config.position == "rotary":
-        yield Stop("queries, turned", "(B, H, T, K)", q, apply_rotary,
-                   "Rotary positions: pairs of channels turn by an angle that grows with the place, in queries and "
-                   "keys alike. Their product then depends on how far apart two tokens are, not on where they stand.")
-    yield Stop("keys", "(B, H_kv, T, K)", k, CausalSelfAttention.project,
-               "What each token can be found by, made in the same way."
-               + (f" Every {H // H_kv} neighbouring heads share their keys and values." if H_kv < H else ""))
+        yield Stop("stream into the block", "(B, T, D)",
+                   inputs[block], GPT.features, f"""
+                   What the blocks below have made of the stream so far: {layer} of {config.num_layers}.
+                   """)
+    yield Stop("attention norm", "(B, T, D)",
+               outputs[block.attention_norm], Block.forward, f"""
+               Each token's vector is {norm}, so that the layer works at one scale however long the stream has grown.
+               """)
+    yield Stop("queries, keys, values", "(B, T, (H+2*H_kv)*K)",
+               outputs[attention.qkv_proj], CausalSelfAttention.project, f"""
+               One matrix makes them for all heads; then they are cut into heads of {K} channels. A query is what a
+               token looks for, a key what it can be found by, a value what it hands on.
+               """)
+    name, normed = "queries", ""
+    if config.qk_norm:
+        name = "queries, normalised"
+        normed = (f" Queries and keys are divided by their root mean square (QK-norm): no score can then exceed "
+                  f"sqrt({K}) = {math.sqrt(K):.3g}, which keeps training stable.")
+    yield Stop(name, "(B, H, T, K)",
+               queries, CausalSelfAttention.project, f"""
+               What each token looks for, in each of {H} heads.{normed}
+               """)
+    not_turned = ""
+    if config.position == "rotary":
+        not_turned = " Values are not turned."
+        yield Stop("queries, turned", "(B, H, T, K)",
+                   q, apply_rotary, """
+                   Rotary positions: pairs of channels turn by an angle that grows with the place, in queries and keys
+                   alike. Their product then depends on how far apart two tokens are, not on where they stand.
+                   """)
+    shared = f" Every {group} neighbouring heads share their keys and values." if group > 1 else ""
+    yield Stop("keys", "(B, H_kv, T, K)",
+               k[:, ::group], CausalSelfAttention.project, f"""
+               What each token can be found by, made in the same way.{shared}
+               """)
     if str(layer) in gpt.value_embeddings:
-        yield Stop("value embedding", "(B, T, H_kv*K)", outputs[gpt.value_embeddings[str(layer)]],
-                   CausalSelfAttention.project,
-                   "A table of its own adds a vector of each token to its values, so that attention can hand on which "
-                   "token it was even where the stream no longer says so.")
-    yield Stop("values", "(B, H_kv, T, K)", v, CausalSelfAttention.project,
-               "What each token hands on to those that attend to it." + (" Values are not turned." if rotary else ""))
-    if not agrees:
-        future = linear and weights.triu(1).abs().max().item() > EXACT
-        yield Stop("weights", "(B, H, T, S)", weights, attention.attend,
-                   "How much each query (row) takes of each key's value (column): what this layer's `attend` makes of "
-                   "the identity. They are not those of softmax(query @ key^T / sqrt(K)): the largest difference is "
-                   f"{difference:.2g}."
-                   + (" Some lie on later tokens: this layer looks into the future." if future else ""))
-    else:
-        yield Stop("scores", "(B, H, T, S)", q @ every_k.mT / math.sqrt(K), scaled_dot_product_attention,
-                   f"How well each query (row) fits each key (column): their dot product, divided by sqrt({K}) = "
-                   f"{math.sqrt(K):.3g} because a sum of {K} products would grow with the width and make the softmax "
-                   "too sharp.")
+        yield Stop("value embedding", "(B, T, H_kv*K)",
+                   outputs[gpt.value_embeddings[str(layer)]], CausalSelfAttention.project, """
+                   A table of its own adds a vector of each token to its values, so that attention can hand on which
+                   token it was even where the stream no longer says so.
+                   """)
+    yield Stop("values", "(B, H_kv, T, K)",
+               v[:, ::group], CausalSelfAttention.project, f"""
+               What each token hands on to those that attend to it.{not_turned}
+               """)
+    if is_formula:
+        yield Stop("scores", "(B, H, T, S)",
+                   q @ k.mT / math.sqrt(K), scaled_dot_product_attention, f"""
+                   How well each query (row) fits each key (column): their dot product, divided by sqrt({K}) =
+                   {math.sqrt(K):.3g} because a sum of {K} products would grow with the width and make the softmax too
+                   sharp.
+                   """)
         reach = f"the nearest {config.window}, itself included" if config.window else "itself and what came before"
-        yield Stop("mask", "(T, S)", mask, sliding_window_mask if config.window else causal_mask,
-                   f"True where a query may attend: to {reach}, and never to the future. All next tokens are learned "
-                   "at once, and none may see its answer."
-                   + (" Further back it sees through the layers below." if layer and config.window else ""))
-        yield Stop("weights", "(B, H, T, S)", weights, scaled_dot_product_attention,
-                   "Softmax turns the visible scores into shares that add up to 1 in every row; hidden keys get 0. "
-                   "This is the attention map: what the layer's `attend` makes of the identity, which differs from the "
-                   f"formula by {difference:.1e}.")
-    kernel = ", in one fused kernel that never stores scores or weights" if agrees else ""
-    no_map = "" if linear else " This `attend` is not linear in the values or mixes heads, so it has no map."
-    yield Stop("mixed values", "(B, H, T, K)", attended, attention.attend,
-               f"Each query's mean of the values, by those weights{kernel}. Weights times values differ from it by "
-               f"{apart:.1e}.{no_map}")
-    yield Stop("output projection", "(B, T, D)", outputs[attention.output_proj], CausalSelfAttention.forward,
-               f"The results of all {H} heads stand side by side, as one vector a token again. A matrix combines what "
-               "they have found, and says what that adds to the stream.")
-    yield Stop("stream after attention", "(B, T, D)", inputs[block.feed_forward_norm], Block.forward,
-               "The result is added and replaces nothing: what came in is still there, and the gradient has a "
-               "straight way back.")
+        below = " Further back it sees through the layers below." if layer and config.window else ""
+        yield Stop("mask", "(T, S)",
+                   mask, sliding_window_mask if config.window else causal_mask, f"""
+                   True where a query may attend: to {reach}, and never to the future. All next tokens are learned at
+                   once, and none may see its answer.{below}
+                   """)
+        yield Stop("weights", "(B, H, T, S)",
+                   weights, scaled_dot_product_attention, f"""
+                   Softmax turns the visible scores into shares that add up to 1 in every row; hidden keys get 0. This
+                   is the attention map: what the layer's `attend` makes of the identity, which differs from the formula
+                   by {difference:.1e}.
+                   """)
+    else:
+        leak = " Some lie on later tokens: this layer looks into the future." if future > EXACT >= error else ""
+        yield Stop("weights", "(B, H, T, S)",
+                   weights, attention.attend, f"""
+                   How much each query (row) takes of each key's value (column): what this layer's `attend` makes of the
+                   identity. They are not those of softmax(query @ key^T / sqrt(K)): the largest difference is
+                   {difference:.2g}.{leak}
+                   """)
+    kernel = ", in one fused kernel that never stores scores or weights" if is_formula else ""
+    no_map = " This `attend` is not linear in the values or mixes heads, so it has no map." if error > EXACT else ""
+    yield Stop("mixed values", "(B, H, T, K)",
+               mixed, attention.attend, f"""
+               Each query's mean of the values, by those weights{kernel}. Weights times values differ from it by
+               {error:.1e}.{no_map}
+               """)
+    yield Stop("output projection", "(B, T, D)",
+               outputs[attention.output_proj], CausalSelfAttention.forward, f"""
+               The results of all {H} heads stand side by side, as one vector a token again. A matrix combines what they
+               have found, and says what that adds to the stream.
+               """)
+    yield Stop("stream after attention", "(B, T, D)",
+               inputs[block.feed_forward_norm], Block.forward, """
+               The result is added and replaces nothing: what came in is still there, and the gradient has a straight
+               way back.
+               """)
 
     yield f"Block {layer}, feed-forward: each token by itself"
-    yield Stop("feed-forward norm", "(B, T, D)", outputs[block.feed_forward_norm], Block.forward,
-               f"Brought to one scale again: {norm}.")
-    hidden, activation = inputs[feed_forward.down_proj], ACTIVATIONS.get(config.activation, config.activation)
-    gate = (f"; {activation} passes some answers on and blocks others" if feed_forward.gate_proj is None
-            else f", times a gate, {activation}, which passes its answer on or blocks it")
-    yield Stop("hidden units", "(B, T, F)", hidden, FeedForward.forward,
-               f"Each unit is a question about one token's vector{gate}. Without such a bend two matrices in a row "
-               "would be no more than one.")
-    yield Stop("feed-forward output", "(B, T, D)", outputs[feed_forward], FeedForward.forward,
-               "A second matrix says what each active unit adds to the stream.")
-    yield Stop("stream after the block", "(B, T, D)", outputs[block], Block.forward,
-               "Added again. Attention has moved information between tokens; this has worked on it in place.")
+    yield Stop("feed-forward norm", "(B, T, D)",
+               outputs[block.feed_forward_norm], Block.forward, f"""
+               Brought to one scale again: {norm}.
+               """)
+    activation = ACTIVATIONS.get(config.activation, config.activation)
+    gate = f", times a gate, {activation}, which passes its answer on or blocks it"
+    if feed_forward.gate_proj is None:
+        gate = f"; {activation} passes some answers on and blocks others"
+    yield Stop("hidden units", "(B, T, F)",
+               inputs[feed_forward.down_proj], FeedForward.forward, f"""
+               Each unit is a question about one token's vector{gate}. Without such a bend two matrices in a row would
+               be no more than one.
+               """)
+    yield Stop("feed-forward output", "(B, T, D)",
+               outputs[feed_forward], FeedForward.forward, """
+               A second matrix says what each active unit adds to the stream.
+               """)
+    yield Stop("stream after the block", "(B, T, D)",
+               outputs[block], Block.forward, """
+               Added again. Attention has moved information between tokens; this has worked on it in place.
+               """)
 
     yield "From vectors to the loss"
-    yield Stop("final norm", "(B, T, D)", outputs[gpt.final_norm], GPT.features,
-               f"All {config.num_layers} blocks, each with its own weights, have added to the stream. Each token's "
-               f"vector is {norm} once more, so that its direction decides what comes next.")
+    yield Stop("final norm", "(B, T, D)",
+               outputs[gpt.final_norm], GPT.features, f"""
+               All {config.num_layers} blocks, each with its own weights, have added to the stream. Each token's vector
+               is {norm} once more, so that its direction decides what comes next.
+               """)
     cap, logits = config.logit_soft_cap, outputs[gpt]
     bent = f", bent so that it stays between -{cap:g} and {cap:g}" if cap else ""
     matrix = "the token embedding, which is the head too" if config.tie_embeddings else "the head"
-    yield Stop("logits", "(B, T, V)", logits, GPT.unembed,
-               f"One number for each known token: the product of this vector with the token's row of {matrix}{bent}. "
-               + guesses(logits[0, token], tokenizer, ids[token : token + 2]))
-    yield Stop("surprise", "(B*T)", surprise, GPT.loss,
-               f"-ln p of the token that really came next, in nats: 0 for certainty, ln {V:,} = {math.log(V):.3f} for "
-               "a blind guess. The last token has nothing after it and does not count.")
-    yield Stop("loss", "()", loss, GPT.loss,
-               f"The mean of the {len(ids) - 1} that count. Training moves every weight above a little, in the "
-               "direction that makes it smaller.")
+    yield Stop("logits", "(B, T, V)",
+               logits, GPT.unembed, f"""
+               One number for each known token: the product of this vector with the token's row of {matrix}{bent}.
+               {guesses(logits[0, token], tokenizer, ids[token : token + 2])}
+               """)
+    yield Stop("surprise", "(B*T)",
+               F.cross_entropy(logits[0], targets[0], reduction="none"), GPT.loss, f"""
+               -ln p of the token that really came next, in nats: 0 for certainty, ln {V:,} = {math.log(V):.3f} for a
+               blind guess. The last token has nothing after it and does not count.
+               """)
+    yield Stop("loss", "()",
+               loss, GPT.loss, f"""
+               The mean of the {T - 1} that count. Training moves every weight above a little, in the direction that
+               makes it smaller.
+               """)
 # fmt: on
 
 
@@ -308,12 +363,13 @@ def guesses(logits: Tensor, tokenizer: Tokenizer, following: list[int]) -> str:
 
 
 def quoted(tokenizer: Tokenizer, id: int) -> str:
-    """A token as Python writes it: 'text', or b'bytes' where it is no whole characters."""
+    """A token as Python writes it: 'text', or b'bytes' where it is no whole characters. It is kept on one line."""
     content = tokenizer.token_bytes(id, unused=f"<{id}>")
     try:
-        return repr(content.decode())
+        text = repr(content.decode())
     except UnicodeDecodeError:
-        return repr(content)
+        text = repr(content)
+    return text.replace(" ", KEPT_SPACE)
 
 
 if __name__ == "__main__":
