@@ -5,7 +5,7 @@ to 1; of others the page says that it shows them as 0 or 1 (see `verdicts`). Wei
 causal model has none, and of another the page says that it looks into the future. The bytes of each probe and step are
 compressed by gzip, encoded in base64, and decoded when they are first shown.
 
-A further block a step, of compressed JSON, holds what was predicted and why (see `figures_of`).
+A further block a step, of compressed JSON, holds what was predicted and why (see `Reading.to_json`).
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -13,14 +13,14 @@ Shapes: L layers, H heads, T tokens.
 import base64
 import gzip
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from torch import Tensor
 
 from model.checks import Mistake
-from model.inspection.reading import Reading
 from model.inspection.recording import Recording, Snapshot
 
 MAX_STEPS = 100  # of a page: more than one looks at, and each takes time to pack
@@ -34,22 +34,25 @@ _packed: WeakKeyDictionary[Snapshot, list[str]] = WeakKeyDictionary()
 
 
 def pack_steps(recording: Recording, room: int, wanted: Collection[int] = ()) -> tuple[Blocks, list[str]]:
-    """The maps that `room` bytes hold, and a note if steps were left out.
+    """The steps that `room` bytes hold, and a note if steps were left out.
 
     They are left out evenly in the logarithm of the step, but never the first, the last, or those that are `wanted`.
 
     Raises a `Mistake` if even these do not fit.
     """
     steps = recording.mapped
-    count, size = min(len(steps), MAX_STEPS), room + 1
-    while size > room:
-        kept = sorted({*log_spaced(steps, count), *(step for step in steps if step in wanted)})
+    asked = [step for step in steps if step in wanted]
+    count = MAX_STEPS
+    while True:
+        kept = sorted({*log_spaced(steps, count), *asked})
         blocks = {step: step_blocks(recording, recording.at(step)) for step in kept}
-        size = sum(len(text) + ELEMENT for texts in blocks.values() for text in texts)
-        if size > room and count <= 2:
+        sizes = [sum(len(text) + ELEMENT for text in texts) for texts in blocks.values()]
+        if sum(sizes) <= room:
+            break
+        if count == 2:
             length = max(probe.length for probe in recording.probes.values())
             raise Mistake(f"maps of {length} tokens do not fit into a page: take a shorter text, or a .csv")
-        count = max(2, int(count * 0.9))
+        count = max(2, room // max(sizes) - len(asked))
     for snapshot in recording.snapshots:
         if snapshot.step not in blocks:
             _packed.pop(snapshot, None)
@@ -72,35 +75,24 @@ def log_spaced(steps: Sequence[int], count: int) -> list[int]:
 
 
 def step_blocks(recording: Recording, snapshot: Snapshot) -> list[str]:
-    """Each probe's maps at a step, and the details, in base64."""
+    """The maps of each reading at a step, and what they tell beside their maps, in base64."""
     if snapshot not in _packed:
         readings = recording.readings(snapshot.step)
-        maps = [_pack(one.maps.numpy()) for one in readings.values()]
-        _packed[snapshot] = [*maps, compressed(figures_of(readings))]
+        told = {kind: reading.to_json() for kind, reading in readings.items()}
+        _packed[snapshot] = [*(_pack(reading.maps) for reading in readings.values()), compressed(told)]
     return _packed[snapshot]
 
 
-def figures_of(readings: Mapping[str, Reading]) -> dict[str, Any]:
-    """What the readings of a step tell beside their maps, with what they have in common once."""
-    figures = {kind: dict(one.to_json()) for kind, one in readings.items()}
-    common: dict[str, Any] = {"tokens": {}}
-    for of_kind in figures.values():
-        del of_kind["checks"]
-        common["tokens"] |= of_kind.pop("tokens")
-        common |= {name: of_kind.pop(name) for name in ("parts", "sublayers")}
-    return common | {"probes": figures}
-
-
-def _pack(maps: np.ndarray) -> str:
+def _pack(maps: Tensor) -> str:
     rows, columns = np.tril_indices(maps.shape[-1])
-    values = np.asarray(maps, dtype=np.float32)[:, :, rows, columns]
-    values = 255 * np.sqrt(np.nan_to_num(values).clip(0, 1))
-    return _encoded(np.rint(values).astype(np.uint8).tobytes(), 4)  # a higher level helps no more
+    weights = maps.numpy()[:, :, rows, columns]
+    values = 255 * np.sqrt(np.nan_to_num(weights).clip(0, 1))
+    return _encoded(np.rint(values).astype(np.uint8).tobytes(), level=4)  # a higher one helps no more
 
 
 def compressed(value: Any) -> str:
     """`value` as JSON, in gzip and base64."""
-    return _encoded(json.dumps(value, allow_nan=False, separators=(",", ":")).encode(), 6)
+    return _encoded(json.dumps(value, allow_nan=False, separators=(",", ":")).encode(), level=6)
 
 
 def _encoded(content: bytes, level: int) -> str:

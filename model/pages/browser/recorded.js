@@ -21,8 +21,9 @@ export async function readRecorded({ textName }, at) {
   const number = RUN.probes.findIndex(({ name }) => name === textName);
   const { blocks, details: measured } = mapped[at];
   const asked = [unpacked(blocks[number], "arrayBuffer"), unpacked(measured, "json"), descriptionsOf(at)];
-  const [maps, details, descriptions] = await Promise.all(asked);
-  const { top, top_probability: probabilities } = details.probes[textName];
+  const [maps, readings, descriptions] = await Promise.all(asked);
+  const { parts, sublayers, tokens, top, top_probability: probabilities } = readings[textName];
+  const details = { parts, sublayers, tokens, probes: readings };
   const next = top.at(-1).map((id, place) => [id, probabilities.at(-1)[place]]);
   return { weights: new Uint8Array(maps), details, descriptions, labels: RUN.probes[number].labels, next };
 }
