@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from model.inspection.experiments import Effect
@@ -43,28 +42,29 @@ def describe_heads(snapshot: Snapshot, effects: Sequence[Effect] = ()) -> list[l
 
 
 def _described(snapshot: Snapshot, effects: Sequence[Effect], at: Place) -> Description:
-    nothing: Description = {"name": None, "patterns": [], "evidence": ""}
+    name, patterns, evidence = None, [], []
     if snapshot.heads.windows["text"][1] < 2:
-        return nothing | {"sentence": "The text is a single token, so there is nothing to choose from."}
-    if not np.isfinite(snapshot.scores["entropy"][at]):
-        return nothing | {"sentence": "Its weights are not numbers: the model diverged."}
-    name, on_text = followed(snapshot, at), followed(snapshot, at, "text")
-    patterns = [one for one in dict.fromkeys((name, on_text)) if one]
-    spreads = _spreads(float(snapshot.heads.reach[at]))
-    if name is None:
-        sentences, evidence = [f"Follows no pattern that has a name: it {spreads}"], []
+        sentences = ["The text is a single token, so there is nothing to choose from"]
+    elif not np.isfinite(snapshot.scores["entropy"][at]):
+        sentences = ["Its weights are not numbers: the model diverged"]
     else:
-        sentence = f"Looks {_where(name)}"
-        if SCORES[name].probe == "repeated":
-            sentence = f"Where the text repeats itself, it looks {_where(name)}"
-            sentence += f"; elsewhere {_where(on_text)}" if on_text else ""
-        sentences, evidence = [sentence], [_score(snapshot, name, at), f"On ordinary text it {spreads}"]
-    sentences += _found(effects, at)
-    for kind, changes in (snapshot.ablation or {}).items():
-        change = changes["head {}.{}".format(*at)]
-        if kind == "text" or change.is_clear:
-            evidence += without_in_words(change, kind)
-    return {"name": name, "patterns": patterns, "sentence": _text(sentences), "evidence": _text(evidence)}
+        name, on_text = followed(snapshot, at), followed(snapshot, at, "text")
+        patterns = [one for one in dict.fromkeys((name, on_text)) if one]
+        spreads = _spreads(float(snapshot.heads.reach[at]))
+        if name is None:
+            sentences = [f"Follows no pattern that has a name: it {spreads}"]
+        else:
+            sentences = [_looks(name, on_text)]
+            evidence = [_score(snapshot, name, at), f"On ordinary text it {spreads}"]
+        head = "{}.{}".format(*at)
+        found = [effect for effect in effects if effect.head == head and effect.weight]
+        sentences += [f"It {one.finding}, with {one.weight:.0%} of its weight (“{one.title}”)" for one in found]
+        for kind, changes in (snapshot.ablation or {}).items():
+            change = changes[f"head {head}"]
+            if math.isfinite(change.rise) and (kind == "text" or change.is_clear):
+                evidence.append(_without(change, PLACES[kind]))
+    told = {"sentence": _text(sentences), "evidence": _text(evidence)}
+    return {"name": name, "patterns": patterns, **told}
 
 
 def followed(snapshot: Snapshot, at: Place, kind: str | None = None) -> str | None:
@@ -85,32 +85,20 @@ def informs(snapshot: Snapshot, name: str, at: Place) -> float:
     return information(snapshot.scores[name][at].item(), snapshot.heads.uniform[name])
 
 
-def stages(recording: Recording) -> list[dict[str, Any]]:
+def first_formed(recording: Recording) -> list[dict[str, Any]]:
     """When the first head of each pattern formed, by step: {"score", "head", "step"}.
 
     Of several that formed at once it is the one that was strongest then, whatever they do later.
     """
     found = []
     for name, heads in recording.formation.items():
-        step = min(heads.values(), default=None)
-        if step is not None:
+        if heads:
+            step = min(heads.values())
             scores = recording.at(step).scores[name]
-            first = [head for head, formed in heads.items() if formed == step]
-            head = max(first, key=lambda one: scores[tuple(map(int, one.split(".")))])
+            at_once = [head for head, formed in heads.items() if formed == step]
+            head = max(at_once, key=lambda one: scores[tuple(map(int, one.split(".")))])
             found.append({"score": name, "head": head, "step": step})
-    return sorted(found, key=lambda stage: stage["step"])
-
-
-def without_in_words(change: Change, kind: str) -> list[str]:
-    """What ablation says of a part; nothing if it is not known."""
-    if not math.isfinite(change.rise):
-        return []
-    if math.isnan(change.error):
-        return [f"Without it the loss of this text changes by {change.rise:+.3f} nats per token, which may be chance"]
-    figure = f"{abs(change.rise):.3f} ± {change.error:.3f} nats per token"
-    if not change.is_clear:
-        return [f"Without it the loss {PLACES[kind]} changes by {figure}: no clear effect"]
-    return [f"Without it the loss {PLACES[kind]} {'rises' if change.rise > 0 else 'falls'} by {figure}"]
+    return sorted(found, key=lambda one: one["step"])
 
 
 def visible(label: str, length: int = LABEL_LENGTH) -> str:
@@ -130,9 +118,14 @@ def _text(sentences: Sequence[str]) -> str:
     return " ".join(f"{one}." for one in sentences)
 
 
-def _where(name: str) -> str:
-    """Such as "at the token just before"."""
-    return SCORES[name].meaning.removeprefix("looks ")
+def _looks(name: str, on_text: str | None) -> str:
+    """Such as "Looks at the token just before"."""
+    sentence = SCORES[name].meaning
+    if SCORES[name].probe == "repeated":
+        sentence = f"where the text repeats itself, it {sentence}"
+        if on_text:
+            sentence += f"; elsewhere {SCORES[on_text].meaning.removeprefix('looks ')}"
+    return sentence[0].upper() + sentence[1:]
 
 
 def _spreads(tokens: float) -> str:
@@ -148,18 +141,22 @@ def _score(snapshot: Snapshot, name: str, at: Place) -> str:
     count = snapshot.heads.counts[name]
     error = f" ± {snapshot.heads.errors[name][at]:.2f}" if count > 1 else ""
     # A pattern of lines or signs is not in every window, and only where it is can it be shown.
-    windows = "" if total == 1 else f"{count} windows of " if count == total else f"{count} of {total} windows of "
-    return (
-        f"{snapshot.scores[name][at]:.2f}{error} of its weight on {windows}{length} tokens"
-        f"{' that repeat' * (kind == 'repeated')} "
-        f"(uniform attention: {uniform:.2f}; the name needs {threshold(uniform):.2f})"
-    )
+    windows = f"{count} windows of " if count == total else f"{count} of {total} windows of "
+    if total == 1:
+        windows = ""
+    repeats = " that repeat" if kind == "repeated" else ""
+    limits = f"(uniform attention: {uniform:.2f}; the name needs {threshold(uniform):.2f})"
+    return f"{snapshot.scores[name][at]:.2f}{error} of its weight on {windows}{length} tokens{repeats} {limits}"
 
 
-def _found(effects: Sequence[Effect], at: Place) -> list[str]:
-    """What experiments found of a head that looks at what tells the next token."""
-    of_head = [effect for effect in effects if effect.head == "{}.{}".format(*at) and effect.weight]
-    return [f"It {one.finding}, with {one.weight:.0%} of its weight (“{one.title}”)" for one in of_head]
+def _without(change: Change, where: str) -> str:
+    """What the loss does without a part."""
+    if math.isnan(change.error):
+        return f"Without it the loss of this text changes by {change.rise:+.3f} nats per token, which may be chance"
+    figure = f"{abs(change.rise):.3f} ± {change.error:.3f} nats per token"
+    if not change.is_clear:
+        return f"Without it the loss {where} changes by {figure}: no clear effect"
+    return f"Without it the loss {where} {'rises' if change.rise > 0 else 'falls'} by {figure}"
 
 
 # ---- what a page opens with
@@ -181,22 +178,23 @@ def opening_view(recording: Recording, step: int) -> dict[str, Any]:
         if score.keys and score.probe in probes:
             texts = probes[score.probe]
             keys = score.keys(texts)
-            (counted_keys,) = keys & choosing(keys, texts)[:, :, None]
-            if counted_keys.any():
-                counted[name] = counted_keys
+            (of_queries,) = keys & choosing(keys, texts)[:, :, None]
+            if of_queries.any():
+                counted[name] = of_queries
     if not counted:
         return {"head": 0, "probe": "text", "token": 0, "score": next(iter(SCORES))}
 
-    def pattern(at: Place) -> tuple[int, float, str]:
+    def teaches(at: Place) -> tuple[int, float, str]:
         """How much a head teaches, and by which pattern."""
         named = [name for name in counted if snapshot.heads.formed[name][at]]
         name = max(named or counted, key=lambda name: informs(snapshot, name, at))
-        return (0 if not named else 1 if name in RESTING else 2), informs(snapshot, name, at), name
+        rank = 0 if not named else 1 if name in RESTING else 2
+        return rank, informs(snapshot, name, at), name
 
-    layer, head = at = max(np.ndindex(snapshot.shape), key=lambda at: pattern(at)[:2])
-    name = pattern(at)[2]
+    layer, head = max(np.ndindex(snapshot.shape), key=lambda at: teaches(at)[:2])
+    _, _, name = teaches((layer, head))
     probe = SCORES[name].probe
-    weights = torch.from_numpy(np.asarray(recording.maps(step)[probe][layer, head], np.float32))
+    weights = recording.readings(step)[probe].maps[layer, head]
     token = _clearest(counted[name], weights, probes[probe].labels[0])
     return {"head": layer * snapshot.shape[1] + head, "probe": probe, "token": token, "score": name}
 

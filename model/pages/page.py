@@ -18,7 +18,7 @@ from model.inspection.recording import Recording, take_snapshot
 from model.inspection.verdicts import verdicts, warnings
 from model.pages import template
 from model.pages.blocks import compressed, log_spaced, pack_steps
-from model.pages.describe import describe_heads, opening_view, stages
+from model.pages.describe import describe_heads, first_formed, opening_view
 from model.pages.weights import Models, Packed, pack
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ def _recorded(
         "uniform": uniform,
         "threshold": {name: threshold(of) for name, of in uniform.items()},
         "formation": recording.formation,
-        "stages": stages(recording),
+        "stages": first_formed(recording),
         "opening": opening_view(recording, recording.mapped[-1]),
         "snapshots": snapshots,
     }

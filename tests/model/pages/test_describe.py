@@ -12,7 +12,7 @@ from model.inspection.experiments import Effect, Trial
 from model.inspection.losses import Change
 from model.inspection.recording import Recording
 from model.pages import describe
-from model.pages.describe import stages, visible
+from model.pages.describe import first_formed, visible
 from tests.measurements import causal_softmax, heads_of, snapshot_of, text_of
 
 LABELS = ["def", " f", "(", "x", "):", "\n    ", "return", " x", " of", " y", "\n", "print", " the", " f", "(", "1"] * 4
@@ -135,13 +135,13 @@ def test_the_date_is_that_of_the_first_head_and_of_several_the_strongest():
     for step, maps in ((0, none), (200, early), (400, early), (600, both)):
         recording.append(snapshot_of(maps, PROBES, step))
     assert recording.formation["sink"] == {"0.0": 200, "1.2": 600}
-    assert [stage for stage in stages(recording) if stage["score"] == "sink"] == [
+    assert [stage for stage in first_formed(recording) if stage["score"] == "sink"] == [
         {"score": "sink", "head": "0.0", "step": 200}
     ]
     at_once = Recording(PROBES)
     at_once.append(snapshot_of(both, PROBES, 0))
-    assert [stage["head"] for stage in stages(at_once) if stage["score"] == "sink"] == ["1.2"]
-    assert "induction" not in {stage["score"] for stage in stages(recording)}
+    assert [stage["head"] for stage in first_formed(at_once) if stage["score"] == "sink"] == ["1.2"]
+    assert "induction" not in {stage["score"] for stage in first_formed(recording)}
 
 
 @pytest.mark.parametrize(

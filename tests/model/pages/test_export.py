@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 from model.inspection.recording import Recording
 from model.pages import export, images
-from tests.measurements import learned_recording, write_recording
+from tests.measurements import learned_recording, snapshot_of, write_recording
 from tests.watching import before_call
 
 LAYERS, HEADS = 2, 3
@@ -50,8 +50,8 @@ def test_every_weight_is_in_the_table_exactly_as_it_was_recorded(run, tmp_path):
 
 
 def test_a_table_has_only_the_heads_that_were_chosen_and_empty_cells_where_a_model_diverged(run, tmp_path):
-    broken = replace(run.at(4), maps={"text": np.full((LAYERS, HEADS, SIZE, SIZE), np.nan)})
-    broken = replace(run, snapshots=[broken])
+    maps = {kind: np.full_like(of_kind, np.nan) for kind, of_kind in run.maps(4).items()}
+    broken = replace(run, snapshots=[snapshot_of(maps, run.probes, 4)])
     rows = rows_of(broken, tmp_path, None, export.choose_heads(run, ["1.2", "0.1", "1.2"]))
     assert list(dict.fromkeys((row["layer"], row["head"]) for row in rows)) == [("1", "2"), ("0", "1")]
     assert {row["weight"] for row in rows} == {""}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from model.checks import Mistake
 from model.inspection.recording import Recording
-from model.pages.blocks import MAX_STEPS, _packed, figures_of, log_spaced, pack_steps
+from model.pages.blocks import MAX_STEPS, _packed, log_spaced, pack_steps
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import run_page
 from tests.html_pages import HOSTILE, Page
@@ -51,7 +51,8 @@ def test_the_page_has_maps_scores_verdicts_and_details_of_every_step_and_opens_w
         for name, score in snapshot.scores.items():
             np.testing.assert_allclose(shown["scores"][name], score, atol=5.1e-4)
         assert shown["faithful"] == shown["causal"] == is_good
-        assert json.loads(page.block(shown["details"])) == figures_of(history.readings(shown["step"]))
+        readings = {kind: one.to_json() for kind, one in history.readings(shown["step"]).items()}
+        assert json.loads(page.block(shown["details"])) == readings
         described = json.loads(json.dumps(describe_heads(history.at(shown["step"]))))
         assert json.loads(page.block(shown["descriptions"])) == described
 

@@ -12,7 +12,6 @@ import pytest
 from model.inspection.losses import Change
 from model.inspection.reading import Reading
 from model.inspection.recording import Recording
-from model.pages.blocks import figures_of
 from model.pages.describe import visible
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_recording
@@ -43,18 +42,17 @@ def diverged() -> Recording:
 
 def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_to_pointer_tap_and_keys(open_page):
     page = open_page(HISTORY, hash_="#step=64")
-    details = figures_of(HISTORY.readings(64))
-    text = details["probes"]["text"]
+    details = HISTORY.readings(64)["text"].to_json()
     click(page.locator("#by-surprise"))
     depths = [colour[3] for colour in colours(page.locator("#tokens span"))]
-    bits = np.array([0.0, *text["bits"][:-1]])
+    bits = np.array([0.0, *details["bits"][:-1]])
     np.testing.assert_allclose(depths, 0.75 * np.minimum(bits / 10, 1), atol=0.01)
 
     def check(token):
-        place, bits = text["rank"][token - 1] + 1, text["bits"][token - 1]
+        place, bits = details["rank"][token - 1] + 1, details["bits"][token - 1]
         told = page.locator("#expected p").inner_text()
         assert re.search(rf"was number {place}, {bits:.1f} bits\.$", told)
-        assert visible(details["tokens"][str(text["top"][token - 1][0])]) in told
+        assert visible(details["tokens"][str(details["top"][token - 1][0])]) in told
 
     page.locator("#tokens span").nth(9).hover()
     check(9)
@@ -65,15 +63,15 @@ def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_t
     check(3)
     assert page.locator("#expected").get_attribute("aria-live") == "polite"
     told = page.locator("#expected p").inner_text().partition("; the true")[0]
-    np.testing.assert_allclose(shares(told), text["top_probability"][2], atol=0.006)
+    np.testing.assert_allclose(shares(told), details["top_probability"][2], atol=0.006)
     click(page.locator("#tokens span").first)
     assert "first token" in page.locator("#expected p").inner_text()
 
 
 def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbers_to_pointer_and_keys(open_page):
     page = open_page(HISTORY, hash_="#step=64")
-    details = figures_of(HISTORY.readings(64))
-    lens = details["probes"]["text"]["lens"]
+    details = HISTORY.readings(64)["text"].to_json()
+    lens = details["lens"]
     rows = page.locator("#lenses table").first.locator("tbody tr")
     assert rows.locator("th").all_inner_texts() == details["sublayers"]
     for row in range(2 * LAYERS + 1):
@@ -101,8 +99,8 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbe
 
 def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     page = open_page(HISTORY, hash_="#step=16&token=4")
-    details = figures_of(HISTORY.readings(16))
-    logits = [row[4] for row in details["probes"]["text"]["attribution"]]
+    details = HISTORY.readings(16)["text"].to_json()
+    logits = [row[4] for row in details["attribution"]]
     column = dict(zip(details["parts"], logits, strict=True))
     rows = page.locator("#parts tbody tr")
     assert rows.locator("button").count() == LAYERS * HEADS  # only heads are chosen here
@@ -111,7 +109,7 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     np.testing.assert_allclose([shown[part] for part in column], list(column.values()), atol=0.006)
     total = number_in(page.locator("#parts tfoot td").last.inner_text())
     assert total == pytest.approx(sum(column.values()), abs=0.01)
-    error = f"{details['probes']['text']['attribution_error']:.0e}".replace("e-0", "e-")
+    error = f"{details['attribution_error']:.0e}".replace("e-0", "e-")
     assert error in page.locator("#attribution-badge.good").inner_text()
     click(page.locator("#parts").get_by_role("button", name="head 1.2", exact=True))
     assert "head=1.2" in page.url
