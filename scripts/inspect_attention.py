@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Shown = tuple[Recording, Callable[[], str], Path]  # with what makes its page, and the page's usual place
 
 PAGE, PICTURES, TABLE = ".html", (".png", ".svg", ".pdf"), ".csv"
-SHOWN = ("output", "prompt", "steps", "head", "open")  # options of what --experiments does not make
+ENDINGS = (PAGE, *PICTURES, TABLE)
 TITLE_CHARS = 60  # of a prompt in its page's title
 
 
@@ -46,8 +46,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.experiments:
         print(experiments_table(arguments.run or arguments.checkpoint))
         return
-    shown, page, output = of_run(arguments.run) if arguments.prompt is None else of_prompt(arguments)
-    output = arguments.output or output
+    shown, page, usual = of_run(arguments.run) if arguments.prompt is None else of_prompt(arguments)
+    output = arguments.output or usual
     write(shown, output, arguments, page)
     for sentence in warnings(shown.snapshots):
         print(f"warning: {shown.name}: {sentence[0].lower()}{sentence[1:]}", file=sys.stderr)
@@ -60,15 +60,14 @@ def main(argv: list[str] | None = None) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="inspect_attention.py", description=__doc__)
-    add, model = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
+    add, model = parser.add_argument, parser.add_mutually_exclusive_group()
     words = "run folder whose recorded maps are shown (default: the newest)"
-    model("--run", type=Path, metavar="PATH", help=words)
+    model.add_argument("--run", type=Path, metavar="PATH", help=words)
     words = "checkpoint file or run folder that reads --prompt"
-    model("--checkpoint", type=Path, metavar="PATH", help=words)
-    words = "text to read, at most a context long; - reads it from standard input"
+    model.add_argument("--checkpoint", type=Path, metavar="PATH", help=words)
+    words = "text to read, of a long one the end that fits the context; - reads it from standard input"
     add("--prompt", metavar="TEXT", help=words)
-    endings = ", ".join((PAGE, *PICTURES, TABLE))
-    words = f"file: {endings} (default: report.html in the run's folder, or attention.html for a prompt)"
+    words = f"file: {', '.join(ENDINGS)} (default: report.html in the run's folder, or attention.html for a prompt)"
     add("--output", type=Path, metavar="PATH", help=words)
     words = "training steps: with --prompt such as 0,500,1500, of which the run has a checkpoint (default: the "
     words += "best one's); for a picture or a table of recorded maps one step (default: the last)"
@@ -96,27 +95,28 @@ def ending(output: Path) -> str:
 
 def check(arguments: argparse.Namespace) -> None:
     """Finds mistakes before anything is loaded."""
-    run, checkpoint, prompt = arguments.run, arguments.checkpoint, arguments.prompt
-    suffix = PAGE if arguments.output is None else ending(arguments.output)
-    if suffix not in (PAGE, *PICTURES, TABLE):
-        raise Mistake(f"--output {arguments.output} must end in {' or '.join((PAGE, *PICTURES, TABLE))}")
-    is_page = suffix == PAGE
+    output, has_prompt = arguments.output, arguments.prompt is not None
+    is_page = output is None or ending(output) == PAGE
+    if output is not None and ending(output) not in ENDINGS:
+        raise Mistake(f"--output {output} must end in {' or '.join(ENDINGS)}")
     if arguments.live:
         raise Mistake("--live is no longer needed: leave it out, every page holds the model and can be typed to")
     if arguments.experiments:
-        if unused := [f"--{name}" for name in SHOWN if getattr(arguments, name) not in (None, False)]:
-            raise Mistake(f"--experiments prints a table of the whole model: leave out {listed(unused)}")
-        return
-    if run and prompt is not None:
+        typed = [name for name in ("output", "prompt", "steps", "head") if getattr(arguments, name) is not None]
+        typed += ["open"] * arguments.open
+        if typed:
+            unused = listed([f"--{name}" for name in typed])
+            raise Mistake(f"--experiments prints a table of the whole model: leave out {unused}")
+    elif arguments.run and has_prompt:
         raise Mistake("--run shows recorded maps and takes no prompt: write --checkpoint in its place, with --prompt")
-    if checkpoint and prompt is None:
+    elif arguments.checkpoint and not has_prompt:
         raise Mistake(
             f'--checkpoint needs a text to read, such as --prompt "def main("; '
-            f"for the maps recorded in training write --run {checkpoint}"
+            f"for the maps recorded in training write --run {arguments.checkpoint}"
         )
     if is_page and arguments.head:
-        raise Mistake(f"--head is for an --output that ends in {', '.join((*PICTURES, TABLE))}: the page has all heads")
-    if arguments.steps and is_page and prompt is None:
+        raise Mistake(f"--head is for an --output that ends in {', '.join(ENDINGS[1:])}: the page has all heads")
+    if arguments.steps and is_page and not has_prompt:
         raise Mistake("--steps is for --prompt, a picture or a table: the page has all recorded steps")
     if len(arguments.steps or ()) > 1 and not is_page:
         raise Mistake("--steps: a picture or a table shows one step: write one number")
@@ -161,38 +161,38 @@ def of_prompt(arguments: argparse.Namespace) -> Shown:
     from model.glass import open_run, recording_of
     from model.pages.page import run_page
 
-    path, steps, prompt = arguments.checkpoint, arguments.steps, prompt_text(arguments.prompt)
-    opened = [open_run(checkpoint) for checkpoint in ([Run.open(path).at(step) for step in steps] if steps else [path])]
-    tokenizer, context = opened[0].tokenizer, opened[0].gpt.config.context_length
-    tokens = tokenizer.encode(prompt)
-    if not 2 <= len(tokens) <= context:
-        raise Mistake(
-            f"a prompt must be 2 to {context} tokens long (the model's context), but this one is {len(tokens)}"
-        )
+    path, prompt = arguments.checkpoint, prompt_text(arguments.prompt)
+    checkpoints = [Run.open(path).at(step) for step in arguments.steps] if arguments.steps else [path]
+    opened = [open_run(checkpoint) for checkpoint in checkpoints]
+    tokenizer, tokens = opened[0].tokenizer, opened[0].encode(prompt)
+    if len(tokens) < 2:
+        raise Mistake("a prompt must be at least 2 tokens long, so that there is a next one; this one is 1")
     recording = recording_of([(glass, glass.read(tokens)) for glass in opened])
     models = [(glass.step or 0, glass.gpt) for glass in opened]
-    title = prompt_title(prompt, recording)
+    title = prompt_title(tokenizer.decode(tokens.tolist()), recording)
     page = functools.partial(run_page, title, recording, models=models, tokenizer=tokenizer)
     return recording, page, Path("attention.html")
 
 
-def prompt_title(prompt: str, shown: Recording) -> str:
-    """The page's: the beginning of the prompt, and what read it at which steps."""
+def prompt_title(text: str, shown: Recording) -> str:
+    """The page's: the beginning of what was read, and what read it at which steps."""
     from model.pages.describe import shortened
 
-    steps = dict.fromkeys((shown.steps[0], shown.steps[-1]))
-    read_by = f"{shown.name} at step {' to '.join(map(str, steps))}"
-    return f"“{shortened(' '.join(prompt.split()), TITLE_CHARS)}” read by {read_by}"
+    first, last = shown.steps[0], shown.steps[-1]
+    steps = f"step {first}" if first == last else f"step {first} to {last}"
+    return f"“{shortened(' '.join(text.split()), TITLE_CHARS)}” read by {shown.name} at {steps}"
 
 
 def write(shown: Recording, output: Path, arguments: argparse.Namespace, page: Callable[[], str]) -> None:
+    """Writes the kind of file that its ending says."""
     from model.files import write_atomically
     from model.pages import export
 
     if ending(output) == PAGE:
         write_atomically(output, page().encode())
         return
-    step, heads = (arguments.steps or [None])[0], export.choose_heads(shown, arguments.head)
+    step = arguments.steps[0] if arguments.steps else None
+    heads = export.choose_heads(shown, arguments.head)
     if ending(output) == TABLE:
         export.write_csv(shown, output, step, heads)
     else:

@@ -134,6 +134,11 @@ def test_a_long_prompt_is_cut_in_the_title():
         assert shown.startswith(title) and tells(shown, "one 5 9")
 
 
+def test_of_a_prompt_that_is_too_long_the_end_is_read_and_that_is_said(caplog):
+    labels = page_of("--checkpoint", "runs/first", "--prompt", "a" * 20 + "b" * 32).data["run"]["probes"][0]["labels"]
+    assert labels == ["b"] * 32 and tells(caplog.text, "52 32")
+
+
 def test_the_newest_run_is_the_default():
     assert page_of().data["title"] == "second"
     assert page_of("--prompt", "x = 1").data["title"].startswith("“x = 1” read by second")
@@ -160,8 +165,8 @@ LONG = "x" * 249  # with its ending possible for a file, but not for the tempora
 MISTAKES = [
     ("--run bare", "bare attention/scores.jsonl"),
     ("--checkpoint note.txt --prompt ab", "note.txt"),
-    ("--prompt " + "x" * 33, "prompt 32 33"),
-    ("--prompt ''", "prompt 32 0"),
+    ("--prompt x", "prompt 2 1"),
+    ("--prompt ''", "text token"),
     ("--checkpoint runs/first", "--checkpoint --prompt"),
     ("--run runs/first --prompt ab", "--run --prompt"),
     ("--output maps.jpg", "--output maps.jpg .html .png .svg"),

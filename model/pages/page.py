@@ -17,15 +17,22 @@ from model.inspection.losses import ERRORS
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.verdicts import verdicts, warnings
 from model.pages import template
-from model.pages.blocks import compressed, log_spaced, pack_steps
+from model.pages.blocks import Blocks, compressed, log_spaced, pack_steps
 from model.pages.describe import describe_heads, first_formed, opening_view
 from model.pages.weights import Models, Packed, pack
 
 log = logging.getLogger(__name__)
 MAX_MAP_BYTES = 25_000_000  # of the recorded maps and what was measured beside them
 MAX_CURVE_POINTS = 300
-NOTHING = {"layers": 0, "heads": 0, "probes": [], "formation": {}, "stages": [], "snapshots": []}
-NOTHING |= {"opening": {"head": 0, "score": next(iter(SCORES)), "probe": "", "token": 0}}
+NOTHING = {
+    "layers": 0,
+    "heads": 0,
+    "probes": [],
+    "formation": {},
+    "stages": [],
+    "snapshots": [],
+    "opening": {"head": 0, "score": next(iter(SCORES)), "probe": "", "token": 0},
+}
 
 
 def run_page(
@@ -58,17 +65,17 @@ def run_page(
         recording = _with_steps(recording, models, tokenizer)
         model, notes = _packed(models, tokenizer, recording)
         if model:
-            texts = recording.windows["text"]
-            found = [try_all(gpt, tokenizer, texts, means) for gpt, means in model.models]
-            effects = {step: holding for step, (holding, _) in zip(model.manifest["steps"], found, strict=True)}
-            holding, tried = found[-1]
-            data["experiments"] = {"effects": [asdict(effect) for effect in holding], "tried": tried}
+            for step, (gpt, means) in zip(model.manifest["steps"], model.models, strict=True):
+                effects[step], tried = try_all(gpt, tokenizer, recording.windows["text"], means)
+            data["experiments"] = {"effects": [asdict(effect) for effect in effects[step]], "tried": tried}
             data["text"] = _longest_document(recording.probes["text"].tokens[0].tolist(), tokenizer)
             elements = model.elements()
     if recording and recording.mapped:
-        data["run"], blocks, more = _recorded(recording, effects)
-        elements = [*blocks, *elements]
-        notes += [*more, *warnings(recording.snapshots)]
+        blocks, left_out = pack_steps(recording, MAX_MAP_BYTES, effects)
+        packed, places = _block_elements(recording, blocks, effects)
+        data["run"] = _about(recording, places)
+        elements = [*packed, *elements]
+        notes += [*left_out, *warnings(recording.snapshots)]
     return template.fill(data | {"notes": notes}, elements)
 
 
@@ -97,14 +104,13 @@ def _packed(models: Models, tokenizer: Any, recording: Recording) -> tuple[Packe
     return None, [f"One cannot type to this model here: {reason}."]
 
 
-def _recorded(
-    recording: Recording, effects: Mapping[int, Sequence[Effect]]
-) -> tuple[dict[str, Any], list[str], list[str]]:
-    """What the page has of a recording, the elements that hold its blocks, and what it leaves out.
+def _block_elements(
+    recording: Recording, blocks: Blocks, effects: Mapping[int, Sequence[Effect]]
+) -> tuple[list[str], dict[int, dict[str, Any]]]:
+    """The elements that hold the blocks of each step, and by step where they are.
 
     effects: what experiments found, by each step whose weights the page holds.
     """
-    blocks, notes = pack_steps(recording, MAX_MAP_BYTES, effects)
     elements: list[str] = []
     places: dict[int, dict[str, Any]] = {}
 
@@ -114,31 +120,35 @@ def _recorded(
 
     for step, texts in blocks.items():
         *maps, details = map(element, texts)
-        described = element(compressed(describe_heads(recording.at(step), effects.get(step, ()))))
-        places[step] = {"blocks": maps, "details": details, "descriptions": described}
+        described = describe_heads(recording.at(step), effects.get(step, ()))
+        places[step] = {"blocks": maps, "details": details, "descriptions": element(compressed(described))}
         if step in effects:
             places[step]["weights"] = list(effects).index(step)
+    return elements, places
+
+
+def _about(recording: Recording, places: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """What the page has of a recording beside its blocks: texts, scores and dates."""
+    layers, heads = recording.shape
     points = places.keys() | log_spaced(recording.steps, MAX_CURVE_POINTS)
     snapshots = [
         one.to_json() | verdicts(one.checks) | places.get(one.step, {})
         for one in recording.snapshots
         if one.step in points
     ]
+    probes = [{"name": kind, "labels": of.labels[0], "period": of.period} for kind, of in recording.probes.items()]
     uniform = recording.snapshots[-1].heads.uniform
-    about = {
-        "layers": recording.shape[0],
-        "heads": recording.shape[1],
-        "probes": [
-            {"name": name, "labels": of.labels[0], "period": of.period} for name, of in recording.probes.items()
-        ],
+    return {
+        "layers": layers,
+        "heads": heads,
+        "probes": probes,
         "uniform": uniform,
-        "threshold": {name: threshold(of) for name, of in uniform.items()},
+        "threshold": {name: threshold(share) for name, share in uniform.items()},
         "formation": recording.formation,
         "stages": first_formed(recording),
         "opening": opening_view(recording, recording.mapped[-1]),
         "snapshots": snapshots,
     }
-    return about, elements, notes
 
 
 def _longest_document(tokens: Sequence[int], tokenizer: Any) -> str:
@@ -149,8 +159,15 @@ def _longest_document(tokens: Sequence[int], tokenizer: Any) -> str:
 
 def legend(title: str) -> dict[str, Any]:
     """Title, colours, what the scores mean, and from how many standard errors on a change of the loss is clear."""
-    fields, scores = ("meaning", "glossary", "probe", "is_pattern"), {}
-    for name, score in SCORES.items():
-        scores[name] = {"label": name.replace("_", " "), "letter": score.letter or name[0].upper()}
-        scores[name] |= {field: getattr(score, field) for field in fields}
+    scores = {
+        name: {
+            "label": name.replace("_", " "),
+            "letter": score.letter or name[0].upper(),
+            "meaning": score.meaning,
+            "glossary": score.glossary,
+            "probe": score.probe,
+            "is_pattern": score.is_pattern,
+        }
+        for name, score in SCORES.items()
+    }
     return {"title": title, "scores": scores, "errors": ERRORS, "colours": template.PALETTES}

@@ -32,8 +32,10 @@ def diverged() -> Recording:
     *others, last = HISTORY.snapshots
     readings = {}
     for kind, one in last.readings.items():
-        broken = re.sub(r"-?\d+(\.\d+(e-\d+)?|e-\d+)", "null", json.dumps(one.to_json()))
-        readings[kind] = Reading(one.ids, one.tokens, one.maps, one.checks, figures=json.loads(broken))
+        told = one.to_json()
+        broken = json.loads(re.sub(r"-?\d+(\.\d+(e-\d+)?|e-\d+)", "null", json.dumps(told)))
+        figures = broken | {name: told[name] for name in ("parts", "sublayers", "tokens")}
+        readings[kind] = Reading(one.ids, one.tokens, one.maps, one.checks, figures=figures)
     nothing = Change(math.nan, math.nan)
     ablation = {probe: dict.fromkeys(changes, nothing) for probe, changes in last.ablation.items()}
     heads = replace(last.heads, scores=last.scores | {"sink": np.full((LAYERS, HEADS), math.nan)})
