@@ -49,15 +49,16 @@ def write_csv(recording: Recording, path: Path, step: int | None = None, heads: 
     Layers, heads and positions count from 0. A later key has a row only where it has weight.
     """
     step = choose_step(recording, step)
-    maps, labels = np.asarray(recording.maps(step)["text"], np.float32), recording.probes["text"].labels[0]
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
+    text = recording.readings(step)["text"]
+    maps = text.maps.numpy()
+    content = io.StringIO(newline="")
+    writer = csv.writer(content)
     writer.writerow(COLUMNS)
     for layer, head in heads or np.ndindex(maps.shape[:2]):
         for query, key in np.ndindex(maps.shape[2:]):
             weight = maps[layer, head, query, key]
             if key <= query or weight:
+                of_query = (recording.name, step, layer, head, query, text.tokens[query])
                 number = f"{weight:.{DIGITS}g}" if np.isfinite(weight) else ""
-                row = (recording.name, step, layer, head, query, labels[query], key, labels[key], number)
-                writer.writerow(row)
-    write_atomically(path, text.getvalue().encode(errors="backslashreplace"))  # a folder's name may be no valid text
+                writer.writerow((*of_query, key, text.tokens[key], number))
+    write_atomically(path, content.getvalue().encode(errors="backslashreplace"))  # a folder's name may be no valid text

@@ -48,7 +48,8 @@ def draw_maps(recording: Recording, path: Path, step: int | None = None, heads: 
     The ending of `path` says which kind: .png, .svg or .pdf.
     """
     step = choose_step(recording, step)
-    maps = np.asarray(recording.maps(step)["text"], np.float32)
+    text = recording.readings(step)["text"]
+    maps = text.maps.numpy()
     rows = [f"layer {layer}" for layer in range(len(maps))]
     columns = [f"head {head}" for head in range(maps.shape[1])]
     if heads is not None:
@@ -59,7 +60,7 @@ def draw_maps(recording: Recording, path: Path, step: int | None = None, heads: 
     kind = path.suffix.lower()
     content = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
-        figure = grid_figure(maps, recording.probes["text"].labels[0], title, rows, columns)
+        figure = grid_figure(maps, text.tokens, title, rows, columns)
         # The maps fill the figure. What stands around them is outside of it, and the tight box makes room for it.
         box = {"bbox_inches": "tight", "pad_inches": 12 / DPI}
         figure.savefig(content, format=kind[1:], metadata=NO_DATE[kind], **box)

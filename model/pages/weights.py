@@ -133,16 +133,18 @@ def _append(content: bytearray, name: str, kind: str, tensors: Sequence[Tensor])
 
 def _kind_that_fits(snapshots: Models) -> str:
     """How matrices are stored, by their size alone, so that no large model is packed in vain."""
-    gpt, size = snapshots[0][1], 0.0
+    gpt = snapshots[0][1]
     numbers, rows = gpt.num_parameters(), sum(map(len, gpt.parameters()))
-    for kind, matrix_bytes, limit in (("bfloat16", 2 * numbers, EXACT_BYTES), ("int8", numbers + 4 * rows, MAX_BYTES)):
-        size = len(snapshots) * matrix_bytes * 4 / 3
-        if size <= min(limit, MAX_BYTES):
-            return kind
+    in_base64 = len(snapshots) * 4 / 3
+    if 2 * numbers * in_base64 <= min(EXACT_BYTES, MAX_BYTES):
+        return "bfloat16"
+    size = (numbers + 4 * rows) * in_base64
+    if size <= MAX_BYTES:
+        return "int8"
     several = f" in each of {len(snapshots)} snapshots" if len(snapshots) > 1 else ""
     raise Mistake(
         f"a page with this model would take {size / 1e6:.0f} MB, and the limit is {MAX_BYTES / 1e6:.0f} MB: it has "
-        f"{gpt.num_parameters():,} weights{several} and a vocabulary of {gpt.head.out_features:,} tokens"
+        f"{numbers:,} weights{several} and a vocabulary of {gpt.head.out_features:,} tokens"
     )
 
 
