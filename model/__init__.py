@@ -1,4 +1,4 @@
-"""The network, and what is built around it. `open_run` is the way in for a notebook."""
+"""The network, and what is built around it. For a notebook: `open_run`, and `check_attention` of your own."""
 
 import os
 
@@ -16,4 +16,8 @@ def __getattr__(name: str):
         from model.glass import open_run
 
         return open_run
+    if name == "check_attention":
+        from model.inspection.check_attention import check_attention
+
+        return check_attention
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
