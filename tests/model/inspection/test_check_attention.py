@@ -89,7 +89,11 @@ def no_transpose(q, k, v, mask=None):
 
 def with_nan_gradients(q, k, v, mask=None):
     mask = torch.ones(5, 5, dtype=torch.bool) if mask is None else mask
-    return (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(~mask, -INF).softmax(-1).nan_to_num() @ v
+    return (q @ k.mT / math.sqrt(q.shape[-1]) + torch.where(mask, 0.0, -INF)).softmax(-1).nan_to_num() @ v
+
+
+def transposed(q, k, v, mask=None):
+    return written()(q, k, v, mask).transpose(1, 2)
 
 
 def as_view(x):
@@ -121,14 +125,11 @@ WRONG = {
     "inverted": (lambda: written(lambda s, m: s.masked_fill(m, -INF)), "inverted"),
     "hidden scores are 0": (lambda: written(lambda s, m: s * m), "takes for a score"),
     "values from keys": (lambda: written(own=lambda q, k, v: (q, k, k)), "values are made from the keys"),
-    "not transposed back": (
-        lambda: lambda q, k, v, mask=None: written()(q, k, v, mask).transpose(1, 2),
-        "shapes: (2, 5",
-    ),
+    "not transposed back": (lambda: transposed, "shapes: (2, 5, 3, 8) where (2, 3, 5, 8)"),
     "NaN in empty rows": (lambda: written(lambda s, m: s.masked_fill(~m, -INF)), "gets NaN"),
     "NaN gradients": (lambda: with_nan_gradients, "gradient"),
     "batch second": (BatchSecond, "texts of a batch mix"),
-    "PyTorch's mask": (Inverted, "depends on token"),
+    "PyTorch's mask": (Inverted, "the mask is inverted"),
 }
 
 
