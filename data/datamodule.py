@@ -209,7 +209,7 @@ class TextDataModule(lightning.LightningDataModule):
             collate_fn=partial(as_batch, end_of_text=self.tokenizer.end_of_text, with_documents=self.document_masking),
             num_workers=self.num_workers,
             worker_init_fn=_ignore_signals,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             generator=torch.Generator(),  # otherwise each new iterator would advance the global one
         )
 

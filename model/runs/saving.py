@@ -149,6 +149,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "mps": torch.mps.get_rng_state() if device.type == "mps" else None,
         "numpy": (np.asarray(keys).tolist(), *rest),
         "python": random.getstate(),
     }
@@ -159,6 +160,8 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)
+    if device.type == "mps" and state.get("mps") is not None:  # older checkpoints have none
+        torch.mps.set_rng_state(state["mps"])
     keys, *rest = state["numpy"]
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
     random.setstate(state["python"])

@@ -15,6 +15,7 @@ from lightning.pytorch import Trainer
 from model.kernels import has_fast_bfloat16
 
 log = logging.getLogger(__name__)
+TENSOR_CORES = (7, 0)  # the compute capability from which on NVIDIA's GPUs have them, and Triton compiles
 # Peak 10^12 operations a second of one GPU, by its name without the maker's: products of dense matrices in bfloat16 or
 # float16 that are summed in float32, and float32 without tensor cores. From NVIDIA's data sheets, which often print the
 # figure for sparse matrices, twice as high, and for GeForce from the whitepapers of the Ampere and Ada architectures.
@@ -60,6 +61,8 @@ def missing_compiler(device: torch.device) -> str | None:
     """What torch.compile needs for `device` and this machine does not have, or None."""
     if device.type == "cuda" and find_spec("triton") is None:
         return "triton"
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < TENSOR_CORES:
+        return "a GPU that Triton compiles for, of compute capability 7.0,"
     # GPUs need one too, for Triton's launchers.
     compilers = [os.environ.get("CXX", ""), "g++", "clang++", "gcc", "clang", "cc", "cl"]
     if not any(map(shutil.which, compilers)):
@@ -72,11 +75,16 @@ def missing_compiler(device: torch.device) -> str | None:
 def fast_precision(accelerator: str) -> str:
     """The value of trainer.precision that is fast: "bf16-mixed" where bfloat16 is faster than float32, else "32-true".
 
-    `accelerator` is the value of trainer.accelerator. Emulated bfloat16 is several times slower than float32.
+    `accelerator` is the value of trainer.accelerator. Emulated bfloat16 is several times slower than float32. NVIDIA's
+    GPUs before Ampere (T4, V100) have fast products of float16 alone: "16-mixed".
     """
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    return "bf16-mixed" if has_fast_bfloat16("cuda" if accelerator == "gpu" else accelerator) else "32-true"
+    device_type = "cuda" if accelerator == "gpu" else accelerator
+    if has_fast_bfloat16(device_type):
+        return "bf16-mixed"
+    has_fast_float16 = device_type == "cuda" and torch.cuda.get_device_capability() >= TENSOR_CORES
+    return "16-mixed" if has_fast_float16 else "32-true"
 
 
 def peak_flops(trainer: Trainer) -> float | None:

@@ -75,10 +75,12 @@ class GPTModule(LightningModule):
         self.gpt = GPT(config)
         if self.init_from is not None:
             start_from(self.gpt, self.init_from)
-        if self.compile_mode == "reduce-overhead" and self.trainer.accumulate_grad_batches > 1:
+        needs_gradients = self.trainer.accumulate_grad_batches > 1 or self.trainer.world_size > 1
+        if self.compile_mode == "reduce-overhead" and needs_gradients:
             raise Mistake(
                 "--model.compile reduce-overhead overwrites the gradients of each batch with the next one's, so they "
-                "cannot be accumulated: leave trainer.accumulate_grad_batches at 1 or write --model.compile true"
+                "can be added up neither over batches nor over devices: leave trainer.accumulate_grad_batches and "
+                "trainer.devices at 1, or write --model.compile true"
             )
         device = self.trainer.strategy.root_device
         options = compile_options(self.compile_mode, device)

@@ -21,6 +21,8 @@ from model.checks import Mistake, check_choices, check_range
 from model.gpt import GPT
 from model.kernels import has_fast_bfloat16
 
+Matrices = defaultdict[tuple[int, int], list[tuple[Tensor, Tensor]]]
+
 
 @dataclass
 class OptimizerConfig:
@@ -177,21 +179,31 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
-        directions, same_shape = [], defaultdict(list)
-        for parameter, momentum in zip(parameters, self._state("momentum", parameters), strict=True):
-            momentum.lerp_(parameter.grad, 1 - group["momentum"])
-            directions.append(parameter.grad.lerp(momentum, group["momentum"]))  # Nesterov: look one step ahead
-            for matrix in directions[-1].split(self.parts.get(parameter, parameter.shape[0])):
-                wide = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix  # both are views of the direction
-                same_shape[wide.shape].append((matrix, wide))
-        for members in same_shape.values():
-            updates = orthogonalize(torch.stack([wide for _, wide in members]))
-            for (matrix, wide), update in zip(members, updates, strict=True):
-                wide.copy_(update * math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1])))
+        """Lists of tensors are updated at once: on a GPU one launch serves them all."""
+        gradients = [parameter.grad for parameter in parameters]
+        momenta = self._state("momentum", parameters)
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        directions = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov: look one step ahead
+        # The (weight, direction) of each matrix, by the shape that it has or, if it is tall, its transpose.
+        wide: Matrices = defaultdict(list)
+        tall: Matrices = defaultdict(list)
         for parameter, direction in zip(parameters, directions, strict=True):
-            if group["weight_decay"]:
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-            parameter.add_(direction, alpha=-group["lr"])
+            rows = self.parts.get(parameter, parameter.shape[0])
+            for weight, matrix in zip(parameter.split(rows), direction.split(rows), strict=True):
+                m, n = matrix.shape
+                (tall if m > n else wide)[min(m, n), max(m, n)].append((weight, matrix))
+        weights: list[Tensor] = []
+        steps: list[Tensor] = []
+        for m, n in wide | tall:
+            as_is, turned = wide[m, n], tall[m, n]
+            stacked = torch.stack([matrix for _, matrix in as_is] + [matrix.mT for _, matrix in turned])
+            updates = orthogonalize(stacked)
+            of_turned = (updates[len(as_is) :] * math.sqrt(n / m)).mT.contiguous()
+            weights += [weight for weight, _ in as_is + turned]
+            steps += [*updates[: len(as_is)], *of_turned]
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(weights, steps, alpha=-group["lr"])
 
     def _adagrad(self, group: dict, parameters: list[Tensor]) -> None:
         for parameter, squares in zip(parameters, self._state("squares", parameters), strict=True):
@@ -200,8 +212,13 @@ class MuonAdamW(torch.optim.Optimizer):
             if gradient.is_sparse:
                 gradient = gradient.coalesce()
                 rows, gradient = gradient.indices()[0], gradient.values()
-            squares[rows] += gradient.square().mean(dim=1)
-            parameter[rows] -= group["lr"] * gradient / (squares[rows].sqrt() + group["eps"])[:, None]
+            sums = squares[rows].add_(gradient.square().mean(dim=1))
+            step = group["lr"] * gradient / (sums.sqrt() + group["eps"])[:, None]
+            if parameter.grad.is_sparse:
+                squares[rows] = sums
+                parameter[rows] -= step
+            else:  # `squares[rows]` was all of it, and an index on the left would copy the table once more
+                parameter.sub_(step)
 
     def _adamw(self, group: dict, parameters: list[Tensor]) -> None:
         gradients = [parameter.grad for parameter in parameters]

@@ -82,3 +82,9 @@ def test_the_gpus_random_state_is_restored_on_gpus_only(monkeypatch):
     assert not restored
     set_random_state(on_gpu, cuda)
     assert restored == [("the state of cuda:1", cuda)]
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: "the state of mps")
+    monkeypatch.setattr(torch.mps, "set_rng_state", restored.append)
+    mps = torch.device("mps")
+    for state in (on_cpu, random_state(mps)):
+        set_random_state(state, mps)
+    assert restored[1:] == ["the state of mps"]

@@ -52,7 +52,10 @@ AUTOMATIC = [("auto", "cuda mps", "cuda"), ("auto", "cuda", "cuda"), ("auto", "m
 def test_the_fast_precision_is_that_of_the_named_or_first_accelerator(monkeypatch, accelerator, there, asked):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in there)
-    for is_fast, precision in ((True, "bf16-mixed"), (False, "32-true")):
+    before_ampere = "16-mixed" if asked == "cuda" else "32-true"
+    found = [(True, (9, 0), "bf16-mixed"), (False, (7, 5), before_ampere), (False, (6, 1), "32-true")]
+    for is_fast, capability, precision in found:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)  # noqa: B023
         monkeypatch.setattr(hardware, "has_fast_bfloat16", lambda device: (device == asked) == is_fast)  # noqa: B023
         assert fast_precision(accelerator) == precision
 
@@ -62,6 +65,7 @@ def test_any_compiler_will_do_and_python_h_is_needed(monkeypatch, tmp_path, comp
     monkeypatch.setattr(hardware.shutil, "which", lambda name: name if name == compiler else None)
     monkeypatch.setattr(hardware.sysconfig, "get_path", lambda name: str(tmp_path / name))
     monkeypatch.setenv("CXX", "/opt/own")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert "Python.h" in missing_compiler(cpu)
     (tmp_path / "include").mkdir()
@@ -71,6 +75,9 @@ def test_any_compiler_will_do_and_python_h_is_needed(monkeypatch, tmp_path, comp
         monkeypatch.setattr(hardware, "find_spec", lambda name: spec)  # noqa: B023
         assert missing_compiler(cuda) == (None if spec else "triton")
         assert missing_compiler(cpu) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1))
+    assert "7.0" in missing_compiler(cuda) and missing_compiler(cpu) is None
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
     assert missing_compiler(cpu) == missing_compiler(cuda) == "a C++ compiler"
