@@ -256,7 +256,8 @@ def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figu
     by_layer: list[Figures] = []
 
     def see(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
-        by_layer.append(figures_of(weights_of(attend, q, k, v).float().cpu(), texts, first))
+        figures = figures_of(weights_of(attend, q, k, v).float(), texts, first)
+        by_layer.append({name: values.cpu() for name, values in figures.items()})
 
     with observed(gpt, see):
         run(gpt, piece)
@@ -264,23 +265,25 @@ def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figu
 
 
 def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
-    """The figures of one layer's maps (N, H, T, T) for each text and span, (N, 3, H).
+    """The figures of one layer's maps (N, H, T, T) for each text and span, (N, 3, H), measured where the maps are.
 
     first: the number of the text that the first map is of.
     """
     some = slice(first, first + len(weights))
     patterns = _patterns_of(texts)
-    found = {name: (weights * keys[some, None]).sum(-1) for name, keys in patterns.keys.items()}  # (N, H, T)
+    found = {
+        name: (weights * keys[some, None].to(weights.device)).sum(-1) for name, keys in patterns.keys.items()
+    }  # (N, H, T)
     if texts.kind == "text":
         # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
         shares = weights.clamp(min=0)
         nats = torch.special.entr(shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)).sum(-1)
-        seen = texts.visible[some].sum(-1)[:, None]
+        seen = texts.visible[some].sum(-1)[:, None].to(weights.device)
         found["entropy"] = nats / seen.log().clamp(min=1e-9)
         found["reach"] = nats.exp()
     figures = {}
     for name, values in found.items():
-        queries = patterns.queries[name][some].float()  # a mean over none is NaN
+        queries = patterns.queries[name][some].to(weights.device).float()  # a mean over none is NaN
         figures[name] = torch.einsum("nhq,nsq->nsh", values, queries) / queries.sum(-1, keepdim=True)
     return figures
 
