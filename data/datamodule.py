@@ -120,8 +120,8 @@ class TextDataModule(lightning.LightningDataModule):
         self.context_length = context_length
         self.batch_size = batch_size
         self.validation_batch_size = validation_batch_size or batch_size
-        repeat_until = math.inf if repeat_until is None else repeat_until
-        self.repeats = Repeats(repeat_fraction, repeat_from, repeat_until, random_repeat_fraction)
+        end = math.inf if repeat_until is None else repeat_until
+        self.repeats = Repeats(repeat_fraction, repeat_from, end, random_repeat_fraction)
         self.document_masking = document_masking
         self.seed = seed
         self.num_workers = num_workers

@@ -11,6 +11,8 @@ Shapes: B batch, T query length, S key length, D model width, H heads, K head wi
 A mask is boolean; True means *may attend*. A query that may attend to nothing gets zeros.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -136,7 +138,12 @@ def fused_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, computed in the way that is fastest here."""
-    options = {"is_causal": is_causal, "dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+    options: dict[str, Any] = {
+        "is_causal": is_causal,
+        "dropout_p": dropout_p,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+    }
     if not (q.is_cpu and q.dtype == torch.bfloat16):
         return F.scaled_dot_product_attention(q, k, v, mask, **options)
     plain = is_causal and mask is None and scale is None and not dropout_p

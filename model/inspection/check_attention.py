@@ -125,7 +125,8 @@ def _problems(layer: nn.Module, x: Tensor) -> list[str]:
     seen = list(_what_is_seen(layer, x, masked, output))
     cause = _cause(layer, x, causal, output)
     if cause is None and isinstance(layer, _LayerOf):
-        exact = _formula(*_heads(layer, x), causal if masked else None)
+        q, k, v = _heads(layer, x)
+        exact = _formula(q, k, v, causal if masked else None)
         seen.append(f"differs from the formula by {(output - merge_heads(exact)).abs().max().item():.2g}")
     return seen + ([cause] if cause else []) + list(_of_a_query_that_sees_nothing(layer, x, masked))
 
@@ -142,7 +143,11 @@ def _what_is_seen(layer: nn.Module, x: Tensor, masked: bool, output: Tensor) -> 
     is_causal = not masked and not isinstance(layer, _LayerOf)
     for allowed in cases if masked or is_causal else []:
         given = allowed if masked else None
-        moved = influence(lambda row, given=given: _call(layer, torch.stack((row, x[1])), given)[0], x[0])
+
+        def first_output(row: Tensor, given: Tensor | None = given) -> Tensor:
+            return _call(layer, torch.stack((row, x[1])), given)[0]
+
+        moved = influence(first_output, x[0])
         moves = moved > 1e-6 * moved.max()
         for query, key in (moves & ~allowed).nonzero().tolist()[:1]:
             later = "which comes later" if allowed is cases[0] else "which the mask hides"
@@ -244,7 +249,7 @@ SHAPES = {
 }
 
 
-def _heads(layer: nn.Module, x: Tensor) -> list[Tensor]:
+def _heads(layer: _LayerOf, x: Tensor) -> list[Tensor]:
     return [split_heads(part(x), HEADS) for part in (layer.query, layer.key, layer.value)]
 
 
