@@ -3,44 +3,61 @@
 
 import { $, element, track } from "browser/elements.js";
 import { addView, rendered, shown } from "browser/render.js";
+import { likeliest, probabilities } from "browser/sampling.js";
 import { box, keepText, readBox, showInBox } from "browser/text.js";
 import { decoded } from "browser/tokenizer.js";
 import { engine } from "browser/typed-text.js";
 import { percent, quote, visible } from "browser/words.js";
 
 const SHOWN = 8;
-const EXPECTED = 3; // of the whole model's, which are shown in any case
-const LEAST = 0.001; // probability that is written as such
+const EXPECTED = 3; // of the whole model's, and of the other side's, which are shown in any case
 
 // The text that a token writes, null for one that is only a part of a character, and for the end of the text.
 const textOf = (id) =>
   (shown.typing && id !== engine.tokenizer.endOfText ? decoded(engine.tokenizer.bytes(id)) : null);
-const labelOf = (id, { details }) => (shown.typing ? engine.tokenizer.label(id) : details.tokens[id]);
+const labelOf = (id, { measured }) => (shown.typing ? engine.tokenizer.label(id) : measured.tokens[id]);
+// The token after which one looks: the current one, or else the last.
+const current = () => shown.token ?? shown.labels.length - 1;
+
+// By id what comes after the current token: of a text that the page's model reads, as it would be drawn with the
+// temperature and top-k; of a recorded one the few that were recorded.
+function sharesOf(side, logits) {
+  if (shown.typing) return probabilities(logits, shown);
+  const { top, top_probability: recorded } = side.measured;
+  return Object.fromEntries(top[current()].map((id, place) => [id, recorded[current()][place]]));
+}
 
 // What is shown: { id, shares, before }: the probabilities on each side as the model is switched, and with all parts on
-// the first; `before` is undefined where all are on. A token that is not listed has less than the last one: null.
-function likeliest([first, second]) {
-  const intact = first.off?.length ? first.intact : null;
-  const [known, other, whole] = [first, second, intact].map((one) => one && new Map(one.next));
-  const always = [intact, second].flatMap((one) => one?.next.slice(0, EXPECTED) ?? []);
-  const ids = new Set([...always.map(([id]) => id), ...known.keys()]);
-  const found = [...ids].slice(0, SHOWN).map((id) => ({
-    id, shares: (other ? [known, other] : [known]).map((shares) => shares.get(id) ?? null),
-    before: whole ? whole.get(id) ?? null : undefined,
-  }));
+// the first; `before` is undefined where all are on.
+function likeliestNext(sides) {
+  const all = sides.map((side) => sharesOf(side, side.logits));
+  const [first] = sides;
+  const whole = first.off?.length ? sharesOf(first, first.whole) : null;
+  const rank = (shares, count) => (shown.typing
+    ? likeliest(shares, count)
+    : Object.keys(shares).map(Number).sort((one, two) => shares[two] - shares[one]).slice(0, count));
+  const always = [whole, all[1]].flatMap((shares) => (shares ? rank(shares, EXPECTED) : []));
+  const truth = shown.typing ? first.typed.tokens[current() + 1] : undefined;
+  const wanted = [truth, ...always, ...rank(all[0], SHOWN)].filter((id) => id !== undefined);
+  const ids = [...new Set(wanted)].slice(0, SHOWN);
+  const found = ids.map((id) => ({ id, shares: all.map((shares) => shares[id] ?? null), before: whole?.[id] }));
   return found.sort((one, two) => two.shares[0] - one.shares[0]);
 }
 
 function row({ id, shares, before }, sides) {
   const label = labelOf(id, sides[shares[0] === null && sides.length > 1 ? 1 : 0]);
-  const least = (i) => Math.max(LEAST, sides[i].next.at(-1)[1]);
-  const inWords = shares.map((one, i) => (one === null ? `<${percent(least(i))}` : percent(one)));
+  const inWords = shares.map(percent);
   const name = element("bdi", { textContent: visible(label, 24) || "∅" });
+  const isTrue = shown.labels[current() + 1] === label;
   const numbers = inWords.map((textContent) => element("span", { textContent }));
-  const button = element("button", { disabled: textOf(id) === null }, ...numbers, track(shares, before), name);
+  const isLast = current() === shown.labels.length - 1;
+  const disabled = textOf(id) === null || !isLast;
+  const className = isTrue ? "true" : "";
+  const button = element("button", { disabled, className }, ...numbers, track(shares, before), name);
   const both = sides.length > 1 ? " in B" : "";
-  const whole = before === undefined ? "" : `, with all parts ${before === null ? "less" : percent(before)}`;
-  button.ariaLabel = `${quote(label)}, probability ${inWords.join(" in A and ")}${both}${whole}; write it`;
+  const whole = before === undefined ? "" : `, with all parts ${percent(before)}`;
+  const does = isTrue ? ", the true next token" : disabled ? "" : "; write it";
+  button.ariaLabel = `${quote(label)}, probability ${inWords.join(" in A and ")}${both}${whole}${does}`;
   button.addEventListener("click", async () => {
     if (box.readOnly) return; // it writes
     const place = [...$("next").children].findIndex((item) => item.contains(document.activeElement));
@@ -54,13 +71,17 @@ function row({ id, shares, before }, sides) {
 }
 
 addView(function drawNext() {
-  const { sides } = shown;
-  const steps = sides.map(({ title }) => title).join(", ");
-  $("coming-title").textContent = `Next after “…${visible(sides[0].labels.at(-1), 8)}”`;
-  const note = sides[0].off?.length ? "mark: all on" : shown.typing ? "click to write" : "";
-  const found = likeliest(sides);
+  const { sides, labels, typing, temperature, topK } = shown;
+  const isLast = current() === labels.length - 1;
+  $("coming-title").textContent = `Next after “${isLast ? "…" : ""}${visible(labels[current()], 8)}”`;
+  const found = likeliestNext(sides);
   const rest = 1 - found.reduce((sum, { shares: [share] }) => sum + share, 0);
-  $("coming-note").textContent = sides.length > 1 ? steps : `${note}${note && "; "}others ${percent(rest)}`;
+  $("coming-note").textContent = sides.length > 1 ? sides.map(({ title }) => title).join(", ") : [
+    sides[0].off?.length && "mark: all on",
+    typing && (temperature !== 1 || topK) && `at temperature ${temperature}${topK ? `, top ${topK}` : ""}`,
+    isLast ? typing && "click to write" : `token ${current()}; frame: the true one`,
+    `others ${percent(Math.max(0, rest))}`,
+  ].filter(Boolean).join("; ");
   $("next").classList.toggle("both", sides.length > 1);
   $("next").replaceChildren(...found.map((one) => row(one, sides)));
 });

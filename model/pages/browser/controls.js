@@ -48,8 +48,7 @@ function play() {
 const goBySteps = (by) => change({ at: clamp(state.at + by, LAST) });
 
 function goByHeads(by) {
-  const order = [...$("grid").querySelectorAll(".thumb")].map((thumb) => thumbs.indexOf(thumb));
-  change({ head: order[clamp(order.indexOf(state.head) + by, order.length - 1)] });
+  change({ head: clamp(state.head + by, thumbs.length - 1), part: null });
 }
 
 // What each key does outside of a box; a view may add its own.
@@ -77,9 +76,6 @@ document.addEventListener("keydown", (event) => {
 document.title = $("title").textContent = data.title;
 for (const { label, glossary } of Object.values(SCORES))
   if (glossary) $("glossary").append(element("dt", {}, label), element("dd", {}, glossary));
-$("sort").append(...Object.entries(SCORES).map(([score, { label }]) => new Option(`by ${label}`, score)));
-$("sort").addEventListener("change", ({ target: { value: order } }) =>
-  change({ order, score: order === "layer" ? state.score : order }));
 $("controls").hidden = LAST < 1;
 for (const { slider, field } of slides)
   slider.addEventListener("input", () => change({ [field]: Number(slider.value) }));

@@ -16,6 +16,8 @@ export const TRIED_AT = [...mapped.keys()].findLast(holdsWeights); // the step a
 // An experiment, and what the page has shown of its right tokens before the change and after it, by step.
 let chosen = null; // { effect, before, after }
 
+export const PLAIN = { temperature: 1, topK: null }; // the model's own probabilities
+
 // What is typed and switched off before the change and after it.
 const stages = ({ trial, off }) => [{ typed: trial.text, off: [] }, { typed: trial.changed, off }];
 const isShown = ({ typed, off }) =>
@@ -30,11 +32,11 @@ async function show(effect, stage) {
   const token = tokensOf(typed).tokens.length - 1;
   const head = effect.head === null ? {} : { head: headNumber(effect.head) };
   const at = stage && holdsWeights(state.at) ? state.at : TRIED_AT;
-  change({ typed, off, token, probe: 0, at, other: null, direction: "to", square: null, ...head });
+  change({ typed, off, token, probe: 0, at, other: null, direction: "to", square: null, ...PLAIN, ...head });
 }
 
 // What the right tokens get of the probability, as far as they are listed.
-export const shareOf = ({ trial: { right } }, next) =>
+const shareOf = ({ trial: { right } }, next) =>
   next.reduce((sum, [id, probability]) => sum + (right.includes(id) ? probability : 0), 0);
 const rightShare = (effect) => shareOf(effect, shown.sides[0].next);
 

@@ -1,95 +1,99 @@
-// Thumbnails of all heads.
+// The model as one picture that is always in sight, and by which one finds one's way: its tables, and of each block the
+// heads, as thumbnails of their maps, and the feed-forward. What a part is stands in the help (see page.html).
 
 import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import {
-  ALL_HEADS, formation, formedBetween, HEADS, headName, LAYERS, MARKED, RUN, SCORES, shortName,
+  ALL_HEADS, formation, formedBetween, HEADS, headName, headPart, LAYERS, MARKED, RUN, SCORES, state,
 } from "browser/state.js";
-import { decimal, largestFirst } from "browser/words.js";
+import { engine } from "browser/typed-text.js";
+import { decimal } from "browser/words.js";
 
-const GAP = 2; // pixels between thumbnails
-const HEADING = 18; // of a row's or a column's number
-const BAR = 4; // below a thumbnail's map; thinner below the smallest
-const CAPTION = 17;
-const CAPTIONED = 58; // the narrowest with a caption
-const LARGEST = 190;
-const SMALLEST = matchMedia("(pointer: coarse)").matches ? 44 : 20;
+// What the help says of a word: as a tooltip where the page uses it, and of a part below the picture.
+const words = new Map([...$("words").querySelectorAll("dt")].map((word) =>
+  [word.textContent, word.nextElementSibling.textContent]));
+for (const word of document.querySelectorAll("dfn")) word.title = words.get(word.textContent.toLowerCase());
+const kindOf = (part) => part.replace(/ [\d.]+$/, "");
+export const meaningOf = (part) => words.get(kindOf(part));
 
 export const thumbs = ALL_HEADS.map((head) => {
-  const caption = element("span", { className: "caption" }, element("span"), element("span"));
   const [marks, without] = ["marks", "without"].map((className) => element("span", { className }));
-  const parts = [element("canvas"), element("i"), caption, marks, without];
-  return element("button", { className: "thumb", onclick: () => change({ head }) }, ...parts);
+  const parts = [element("canvas"), element("i"), marks, without];
+  return element("button", { className: "thumb", onclick: () => change({ head, part: null }) }, ...parts);
 });
+
+// ---- the picture: a button for each part
+
+Object.assign(state, { part: null }); // that is not a head and was chosen last
+const PARTS = Object.keys(RUN.snapshots.find(({ ablation }) => ablation)?.ablation.text ?? {});
+export const buttons = new Map(ALL_HEADS.map((head) => [headPart(head), thumbs[head]]));
+
+function buttonOf(part, textContent) {
+  const button = element("button", { className: "part", textContent, ariaLabel: part, title: meaningOf(part) ?? "" });
+  button.addEventListener("click", () => change({ part }));
+  buttons.set(part, button);
+  return button;
+}
+
+const SHORT = { "feed-forward": "FF", "value embeddings": "VE" };
+const isOf = (layer) => (part) => part.endsWith(` ${layer}`) && kindOf(part) in SHORT;
+const tables = PARTS.filter((part) => !/\d$/.test(part));
+const blocks = [...Array(LAYERS).keys()].map((layer) => {
+  const heads = element("span", { className: "heads" }, ...thumbs.slice(layer * HEADS, (layer + 1) * HEADS));
+  const others = PARTS.filter(isOf(layer)).map((part) => buttonOf(part, SHORT[kindOf(part)]));
+  const first = others.filter(({ textContent }) => textContent === "VE");
+  const last = others.filter(({ textContent }) => textContent === "FF");
+  const name = element("span", { className: "heading", textContent: `block ${layer}` });
+  return element("span", { className: "block" }, name, element("span", {}, ...first, heads, ...last));
+});
+const stack = element("span", { className: "tables" }, ...tables.map((part) => buttonOf(part, part)));
+$("grid").append("text →", stack, ...blocks, "→ next token");
+$("grid").style.setProperty("--blocks", LAYERS);
+$("grid").style.setProperty("--columns", HEADS <= 4 ? HEADS : Math.ceil(Math.sqrt(HEADS)));
+
+// How many numbers a part was trained to have, where the page holds the model: of a head its share of the attention.
+export function parametersOf(part) {
+  if (!engine) return null;
+  const [, layer] = part.match(/ (\d+)/) ?? [];
+  const count = (start) => engine.tensors.filter(({ name }) => name.startsWith(start))
+    .reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b), 0);
+  const names = {
+    "token embedding": "token_embedding", positions: "position_embedding", "n-gram tables": "ngram_embedding",
+    "value embeddings": `value_embeddings.${layer}.`, "feed-forward": `blocks.${layer}.feed_forward.`,
+  };
+  if (kindOf(part) in names) return count(names[kindOf(part)]);
+  return Math.round(count(`blocks.${layer}.attention.`) / HEADS);
+}
 
 // On what losses without a part are measured, and which of these is like the text that is shown.
 export const KINDS = { text: "on text", repeated: "on repetition" };
 export const kindShown = () => (shown.textName === "repeated" ? "repeated" : "text");
-const scoreOfBars = () => (shown.order === "layer" ? shown.score : shown.order);
 
 addView(function drawHeads() {
   const [side] = shown.sides;
-  $("sort").value = shown.order;
-  const scores = side.snapshot.scores[scoreOfBars()].flat();
+  const scores = side.snapshot.scores[shown.score].flat();
   const told = side.descriptions.flat().map(({ patterns }) => patterns);
-  const { label } = SCORES[scoreOfBars()];
-  drawLegend(told.flat());
-  arrange(shown.order === "layer" ? ALL_HEADS : largestFirst(scores));
+  const { label } = SCORES[shown.score];
   const length = shown.labels.length;
   const width = Math.max(1, thumbs[0].clientWidth * devicePixelRatio); // none where the page is not shown yet
   const factor = Math.ceil(length / width);
   const image = new ImageData(Math.ceil(length / factor), Math.ceil(length / factor));
   for (const [head, button] of thumbs.entries()) {
-    const [canvas, bar, caption, marks] = button.children;
-    const score = decimal(scores[head]);
+    const [canvas, bar, marks] = button.children;
     if (canvas.width !== image.width) canvas.width = canvas.height = image.width;
     shrink(ofHead(side.weights, head, length), length, factor, shown.palette.weights, image);
     canvas.getContext("2d").putImageData(image, 0, 0);
     bar.style.width = `${100 * scores[head]}%`;
-    caption.firstChild.textContent = shortName(head);
-    caption.lastChild.textContent = score;
     const formed = MARKED.filter((one) => formation(one, head) <= side.snapshot.step);
     marks.replaceChildren(...told[head].map(markOf));
-    button.ariaPressed = head === side.head;
     const since = formed.map((one) => `${SCORES[one].label} formed ${formedBetween(formation(one, head))}`);
-    button.ariaLabel = [headName(head), `${label} ${score}`, ...since].join(", ");
+    button.ariaLabel = [headName(head), `${label} ${decimal(scores[head])}`, ...since].join(", ");
   }
+  const chosen = shown.part ?? headPart(side.head);
+  for (const [part, button] of buttons) button.ariaPressed = part === chosen || part === headPart(side.head);
 });
-
-function arrange(order) {
-  const grid = $("grid");
-  const sorted = shown.order !== "layer";
-  // On a wide screen the style sheet gives the panel a height into which all heads should fit.
-  const isBounded = getComputedStyle($("heads")).getPropertyValue("--bounded") === "1";
-  const wide = $("scroll").clientWidth - 4;
-  const high = isBounded ? $("scroll").clientHeight - 4 : Infinity;
-  const below = BAR + (sorted ? CAPTION : 0);
-  const side = Math.min((wide - HEADING) / HEADS - GAP, (high - HEADING) / LAYERS - GAP - below);
-  const pixels = `${Math.floor(Math.max(sorted ? CAPTIONED : SMALLEST, Math.min(LARGEST, side)))}px`;
-  grid.style.gridTemplateColumns = sorted ? `repeat(auto-fill, ${pixels})` : `${HEADING}px repeat(${HEADS}, ${pixels})`;
-  const key = `${sorted} ${order}`;
-  if (grid.dataset.order === key) return;
-  grid.dataset.order = key;
-  grid.className = sorted ? "grid sorted" : "grid";
-  if (sorted) return grid.replaceChildren(...order.map((head) => thumbs[head]));
-  const heading = (textContent) => element("span", { className: "heading", textContent });
-  const rows = [...Array(LAYERS).keys()].map((layer) => thumbs.slice(layer * HEADS, (layer + 1) * HEADS));
-  const cells = ["L\\H", ...Array(HEADS).keys()].map(heading);
-  grid.replaceChildren(...cells, ...rows.flatMap((row, layer) => [heading(layer), ...row]));
-}
 
 export const markOf = (score) => element("b", {
   className: "mark", textContent: SCORES[score].letter, style: { background: `var(--${SCORES[score].colour})` },
 });
-
-// What thumbnails and the chart show, as pictures: the letters, the bar, and the number (see scores.js).
-function drawLegend(told) {
-  const known = MARKED.filter((score) => told.includes(score) || RUN.stages.some((stage) => stage.score === score));
-  const entry = (sign, text) => element("span", {}, sign, ` ${text}`);
-  const number = element("b", { className: "sample-number" }, "+0.1");
-  $("legend").replaceChildren(
-    ...known.map((score) => entry(markOf(score), SCORES[score].label)),
-    entry(element("i", { className: "sample-bar" }), `its score of ${SCORES[scoreOfBars()].label}`),
-    shown.snapshot.ablation ? entry(number, `more loss ${KINDS[kindShown()]} without it`) : "");
-}

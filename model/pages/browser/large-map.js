@@ -1,4 +1,4 @@
-// The large map: one head at one step, or two of them and their difference.
+// The large map: one head at one step, or at two of them.
 
 import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
 import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, weightAt } from "browser/maps.js";
@@ -9,27 +9,21 @@ import { squareInWords } from "browser/words.js";
 function panes() {
   const length = shown.labels.length;
   const many = shown.sides.length > 1;
-  const list = shown.sides.map(({ name, when, head, weights }) => {
+  return shown.sides.map(({ name, when, head, weights }) => {
     const map = ofHead(weights, head, length);
     return {
       name: many ? name : "",
       title: many ? `${when}, ${headPart(head)}` : when,
       value: (query, key) => weightAt(map, query, key),
-      colour: (colours, query, key) => colours.weights[byteAt(map, query, key)],
+      colour: (query, key) => shown.palette.weights[byteAt(map, query, key)],
     };
   });
-  if (!many) return list;
-  const [a, b] = list;
-  const value = (query, key) => a.value(query, key) - b.value(query, key);
-  const difference = { name: "A−B", title: "blue: more in A, orange: more in B", value };
-  return [...list, { ...difference, colour: (colours, query, key) => colours.difference(value(query, key)) }];
 }
 
 const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
 
 addView(function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
-  $("much").textContent = shown.theme === "dark" ? "brighter" : "darker";
   fillRamp($("ramp"), "weights", ["0%", "25%", "100%"]);
   const list = panes();
   while ($("panes").children.length > list.length) $("panes").lastChild.remove();
@@ -47,8 +41,7 @@ addView(function drawStage() {
     const box = $("panes").children[i];
     const [map, over] = box.lastChild.children;
     const geometry = layout(map.getContext("2d"), box.clientWidth, height, shown.labels);
-    const colourOf = (query, key) => pane.colour(shown.palette, query, key);
-    drawMap(fitCanvas(map, geometry.wide, geometry.high), geometry, colourOf);
+    drawMap(fitCanvas(map, geometry.wide, geometry.high), geometry, pane.colour);
     const keys = "arrow keys move the crosshair, enter chooses the token";
     over.ariaLabel = `attention map, ${headName(shown.head)}, ${pane.title}; ${keys}`;
     return { ...pane, geometry, over };
@@ -118,7 +111,7 @@ function drawHover() {
 }
 
 function reading({ query, key }) {
-  const weights = shown.panes.slice(0, shown.sides.length).map(({ name, value }) => [name, value(query, key)]);
+  const weights = shown.panes.map(({ name, value }) => [name, value(query, key)]);
   return squareInWords(shown.labels, query, key, weights);
 }
 

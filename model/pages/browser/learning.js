@@ -105,8 +105,7 @@ function tell(step) {
   const unit = ofRun() ? ofRun().unit : "dashes: uniform attention; dots: what a head must pass to form";
   const where = `at step ${step.toLocaleString("en")}`;
   const soft = (text) => element("span", { className: "soft" }, text);
-  const typed = STOPS.some(({ isMarked }) => isMarked) ? soft("● one can type at this step") : "";
-  $("curve-key").replaceChildren(soft(`${where}, ${unit}`), ...entries, typed);
+  $("curve-key").replaceChildren(soft(`${where}, ${unit}`), ...entries);
 }
 
 // Each stage as a button that goes there.

@@ -59,6 +59,13 @@ export class LiveModel {
     return { block: reading.block(), details: reading.details(details), next };
   }
 
+  // The logits of what comes after one token of a text: exact, of the whole vocabulary.
+  *logits({ snapshot, tokens, off, token }) {
+    const reading = this.reading(snapshot, off);
+    yield* reading.read(tokens, false);
+    return reading.logits(token).slice();
+  }
+
   // See Reading.square.
   *square({ snapshot, tokens, off, ...place }) {
     const reading = this.reading(snapshot, off);

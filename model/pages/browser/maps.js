@@ -61,7 +61,7 @@ const fontOf = (size) => `${size}px ui-monospace, 'DejaVu Sans Mono', monospace`
 
 export function layout(context, width, height, labels) {
   context.font = fontOf(FONT[1]);
-  const texts = labels.map((label) => visible(label, 12));
+  const texts = labels.map((label) => visible(label, 8));
   const room = Math.min(Math.ceil(Math.max(...texts.map((text) => context.measureText(text).width))) + 6, width / 3);
   const fit = Math.min(MAX_CELL, Math.max(40, Math.min(width - room - 2, height - room - PAD)) / labels.length);
   // Squares of whole pixels, unless that would make the map much smaller.

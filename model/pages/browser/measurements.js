@@ -3,6 +3,7 @@
 
 import { badge, nextInWords, partsOf, sum } from "browser/attribution.js";
 import { $, element } from "browser/elements.js";
+import { buttons } from "browser/heads.js";
 import { createLens } from "browser/lens.js";
 import { addFollower, addView, change, pointer, shown } from "browser/render.js";
 import { partName } from "browser/scores.js";
@@ -56,7 +57,20 @@ function drawAttribution() {
   $("pushes").hidden = $("parts").hidden = !next;
   const { good, text } = badge(measured.attribution_error);
   Object.assign($("attribution-badge"), { textContent: text, className: `badge ${good ? "good" : "bad"}` });
-  drawParts(partsOf(measured, token));
+  const parts = partsOf(measured, token);
+  drawParts(parts);
+  light(next ? parts : []);
+}
+
+// On the picture of the model, what pushed the prediction most.
+function light(parts) {
+  const largest = Math.max(1e-9, ...parts.map(({ value }) => Math.abs(value)));
+  const values = new Map(parts.map(({ name, value }) => [name, value]));
+  for (const [part, button] of buttons) {
+    const value = values.get(part) ?? 0;
+    button.style.setProperty("--lit", (Math.abs(value) / largest).toFixed(2));
+    button.classList.toggle("less", value < 0);
+  }
 }
 
 // A row a part: its name, a bar to either side of zero, and its number.

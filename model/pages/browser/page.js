@@ -15,7 +15,6 @@ import "browser/measurements.js";
 import "browser/experiments.js";
 import "browser/changed.js";
 import "browser/square.js";
-import "browser/arcs.js";
 import "browser/tour.js";
 import { $, element } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
@@ -102,7 +101,7 @@ if (typeof DecompressionStream === "undefined") {
 } else {
   tell();
   addEventListener("unhandledrejection", ({ reason }) => tell(`This could not be shown: ${reason.message}.`));
-  $("main").hidden = !mapped.length;
+  $("main").hidden = $("model").hidden = !mapped.length;
   box.value = data.text ?? "";
   state.typed = box.value; // where all line breaks are alike
   start();

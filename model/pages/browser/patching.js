@@ -109,6 +109,11 @@ const newCells = createCells(table, {
   choose: (head, token) => matrix.rows[head] && change({ head, token }),
 });
 
+$("from-a").addEventListener("click", () => {
+  $("other-text").value = shown.typed;
+  $("other-text").focus();
+  change({ otherText: shown.typed });
+});
 $("other-text").addEventListener("input", ({ target }) => change({ otherText: target.value }));
 $("patch-target").addEventListener("change", ({ target }) => change({ target: Number(target.value) }));
 addField("target", () => state.target, (text) => (state.target = numberIn(text) ?? null));

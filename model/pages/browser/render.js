@@ -92,7 +92,8 @@ async function draw() {
   const { length } = first.labels;
   const { token } = next;
   if (token >= length) next.token = null;
-  if (token === undefined) next.token = Math.max(0, length - 2); // the last whose true next token is known
+  // The last token; of a recorded text, the last whose true next token is known.
+  if (token === undefined) next.token = Math.max(0, length - (next.typing ? 1 : 2));
   // A text that stands in for what was typed may be too short for its token.
   const isMeant = next.probe === state.probe;
   if (state.token === token && (isMeant || next.token !== null)) state.token = next.token;

@@ -17,6 +17,16 @@ export function sample(logits, { temperature = 1, topK = null }) {
   return ids ? ids[place] : place;
 }
 
+// The probabilities with which `sample` draws each token.
+export function probabilities(logits, { temperature = 1, topK = null }) {
+  const ids = temperature === 0 ? likeliest(logits, 1) : topK ? likeliest(logits, topK) : [...logits.keys()];
+  const largest = ids.reduce((most, id) => Math.max(most, logits[id]), -Infinity);
+  const weights = new Float64Array(logits.length);
+  for (const id of ids) weights[id] = Math.exp((logits[id] - largest) / (temperature || 1));
+  const total = weights.reduce((a, b) => a + b, 0);
+  return weights.map((weight) => weight / total);
+}
+
 // The ids of the `count` largest logits, largest first; of equal ones the lower id.
 export function likeliest(logits, count) {
   const best = [];

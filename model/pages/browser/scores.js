@@ -3,7 +3,7 @@
 // mean, with its standard error over the windows; measured at the steps whose weights were kept.
 
 import { $, element, tableHead, track } from "browser/elements.js";
-import { KINDS, kindShown, markOf, thumbs } from "browser/heads.js";
+import { buttons, KINDS, kindShown, markOf, meaningOf, parametersOf, thumbs } from "browser/heads.js";
 import { addView, change, shown } from "browser/render.js";
 import {
   data, formation, formedBetween, headName, headNumber, headPart, mapped, nearest, RUN, SCORES,
@@ -49,6 +49,27 @@ addView(function drawNumbers() {
     thumb.ariaLabel += `, loss without it ${isClear(found) ? inWords(found) : UNCLEAR} nats per token`;
   }
 });
+
+// Of the part that is pointed at or was chosen last: what it is, its size, and what is lost without it.
+function tellPart(part) {
+  const measured = shown.snapshot.ablation ?? RUN.snapshots.findLast(({ ablation }) => ablation)?.ablation;
+  const losses = Object.entries(KINDS).map(([kind, where]) => {
+    const found = measured?.[kind][part];
+    return found && `${where} ${isClear(found) ? inWords(found, 2) : UNCLEAR}`;
+  }).filter(Boolean);
+  const size = parametersOf(part);
+  $("part").replaceChildren(element("b", {}, part), [
+    `: ${meaningOf(part) ?? ""}`,
+    size && `${size.toLocaleString("en")} parameters.`,
+    losses.length && `Change of the loss without it, nats per token: ${losses.join(", ")}.`,
+  ].filter(Boolean).join(" "));
+}
+const tellChosen = () => tellPart(shown.part ?? headPart(shown.head));
+
+addView(tellChosen);
+for (const [part, button] of buttons)
+  for (const [event, tell] of [["pointerenter", () => shown && tellPart(part)], ["pointerleave", tellChosen]])
+    button.addEventListener(event, tell);
 
 // All parts, those first without which the loss is most; of two steps, the first.
 addView(function drawTable() {

@@ -19,6 +19,7 @@ addView(async function drawSquare() {
   const { window } = engine?.config ?? {};
   const isSeen = square && square.key <= square.query && !(window && square.key <= square.query - window);
   $("square").hidden = !isSeen;
+  if (opened !== square) $("square").replaceChildren();
   if (!isSeen) return;
   const [layer, head] = placeOf(number);
   const request = { snapshot: mapped[at].weights, tokens: typed.tokens, off, layer, head, ...square };

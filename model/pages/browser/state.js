@@ -74,7 +74,6 @@ addField("probe", () => TEXTS[state.probe].name, (text) => (state.probe = textNu
 addField("score", () => state.score, (text) => (state.score = text in SCORES ? text : state.score));
 addField("token", () => state.token ?? null, (text) => (state.token = numberIn(text) ?? null)); // may be too large
 addField("against", () => (state.other === null ? null : stepOf(state.other)), (text) => (state.other = placeIn(text)));
-addOption("order", ["layer", ...Object.keys(SCORES)]);
 addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
 addOption("text", ["attention", "surprise"]);
 

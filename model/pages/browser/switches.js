@@ -1,9 +1,8 @@
-// Parts of the model that a person switches off: heads on their thumbnails, the others by a button each; and what the
-// model is then worse at.
+// Parts of the model that a person switches off on its picture, and what the model is then worse at.
 
 import { keys } from "browser/controls.js";
 import { $, changeTo, element } from "browser/elements.js";
-import { thumbs } from "browser/heads.js";
+import { buttons } from "browser/heads.js";
 import { addChoices, addView, change, shown } from "browser/render.js";
 import { addField, headPart, state } from "browser/state.js";
 import { lossOf } from "browser/surprise.js";
@@ -14,23 +13,15 @@ const WORST = 5; // tokens that are listed
 
 function toggle(part) {
   const others = state.off.filter((one) => one !== part);
-  change({ off: others.length < state.off.length ? others : [...others, part] });
+  change({ off: others.length < state.off.length ? others : [...others, part], part, panel: "breaking" });
 }
 
 addView(function drawSwitches() {
-  for (const [head, thumb] of thumbs.entries()) {
-    const off = shown.typing && shown.off.includes(headPart(head));
-    thumb.classList.toggle("off", off);
-    if (off) thumb.ariaLabel += ", switched off";
+  for (const [part, button] of buttons) {
+    const off = shown.typing && shown.off.includes(part);
+    button.classList.toggle("off", off);
+    button.ariaLabel = button.ariaLabel.replace(/, switched off$/, "") + (off ? ", switched off" : "");
   }
-  if (!shown.typing) return;
-  if (!$("switches").children.length) { // all that is not a head
-    const parts = engine.parts.filter((part) => !part.startsWith("head "));
-    const buttons = parts.map((textContent) =>
-      element("button", { textContent, onclick: () => toggle(textContent) }));
-    $("switches").append(...buttons);
-  }
-  for (const button of $("switches").children) button.ariaPressed = !shown.off.includes(button.textContent);
 });
 
 addView(function drawDamage() {
@@ -56,14 +47,16 @@ addView(function drawDamage() {
   }));
 });
 
-// What a click on a thumbnail does.
-addChoices($("clicks"), "clicks", [["looks", "look"], ["switches", "switch off"]]);
-// Before the thumbnail's own listener, which chooses the head.
+// One place for all changes, so that the text, the change and what follows are in sight at once.
+const PANELS = [["try", "Try"], ["breaking", "Break it"], ["patching", "Patch it"]];
+addChoices($("panels"), "panel", PANELS);
+addView(() => PANELS.forEach(([panel]) => ($(panel).hidden = panel !== shown.panel)));
+// While one breaks, a click on a part switches it, before its own listener chooses it.
 $("grid").addEventListener("click", (event) => {
-  const head = thumbs.indexOf(event.target.closest(".thumb"));
-  if (state.clicks === "looks" || head < 0 || !shown.typing) return;
+  const [part] = [...buttons].find(([, button]) => button.contains(event.target)) ?? [];
+  if (state.panel !== "breaking" || !part || !shown.typing) return;
   event.stopPropagation();
-  toggle(headPart(head));
+  toggle(part);
 }, true);
 keys.x = () => shown.typing && toggle(headPart(state.head));
 addField("off", () => state.off.join() || null, (text) => {

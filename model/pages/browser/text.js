@@ -114,7 +114,7 @@ addView(function drawText() {
   tell();
   if (showsEnd) showEnd(); // the note takes its height from the box
   showsEnd &&= typing && box.value !== typed.text;
-  if (!typing && revealed !== token) reveal(spans[token]?.span);
+  if (revealed !== token) reveal(spans.find(({ ids }) => ids.includes(token))?.span);
   revealed = token;
 });
 

@@ -3,13 +3,14 @@
 // model does not do has no stop.
 
 import { $, closest, element, onKeys, SIDEWAYS } from "browser/elements.js";
-import { shareOf, TRIED_AT } from "browser/experiments.js";
-import { ofHead, weightAt } from "browser/maps.js";
+import { PLAIN, TRIED_AT } from "browser/experiments.js";
+import { ofHead, PAD, weightAt } from "browser/maps.js";
 import { addView, change, rendered, shown } from "browser/render.js";
 import {
   ALL_HEADS, data, formation, formedBetween, headNumber, headPart, holdAddress, holdsWeights, LAST, mapped, placeOf,
   save, state, stepOf,
 } from "browser/state.js";
+import { probabilities } from "browser/sampling.js";
 import { box, keepText, showInBox } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { listed, percent, quote, visible } from "browser/words.js";
@@ -32,11 +33,20 @@ let isShown = false; // whether the stop is
 const since = (head) => formation("previous_token", head);
 const previousTokenHeads = (at) => ALL_HEADS.filter((head) => since(head) <= stepOf(at));
 
+// A head's number is explained where it is used first.
+let isNamed = false;
+function named(head) {
+  const [layer, inLayer] = placeOf(head);
+  const name = isNamed ? headPart(head) : `${headPart(head)} (head ${inLayer} of layer ${layer}, counted from 0)`;
+  isNamed = true;
+  return name;
+}
+
 const tokenStop = (calm) => ({
   thing: "editor",
   patch: calm,
   tell: `The model reads no letters but tokens, of which this text has ${shown.labels.length}: each is framed, and ` +
-    "shades and arcs show how much the chosen one reads of the others.",
+    "its shade shows how much the chosen one reads of it.",
 });
 
 function previousStop(calm) {
@@ -51,7 +61,7 @@ function previousStop(calm) {
   const clear = queries.filter((query) => given(query) > 0.95 * most);
   if (!clear.length) return [];
   const token = clear[clear.length >> 1]; // one in the middle
-  const tell = `This is ${headPart(head)}, which reads the token before: in the framed row ${quote(labels[token])} ` +
+  const tell = `This is ${named(head)}, which reads the token before: in the framed row ${quote(labels[token])} ` +
     `gives ${percent(given(token))} of its attention to ${quote(labels[token - 1])}.`;
   return [{ thing: "stage", patch: { ...calm, head, token }, tell }];
 }
@@ -60,55 +70,73 @@ function previousStop(calm) {
 async function repeatedStops(calm) {
   const effect = data.experiments?.effects.find(({ title }) => title === REPEATED);
   if (!shown.typing || !effect) return [];
-  const { off, trial: { text, answer, source } } = effect;
+  const { off, trial: { text, answer, right, source } } = effect;
   const { tokens, labels } = tokensOf(text);
   const last = tokens.length - 1;
-  const read = (at, off = []) => engine.ask("read", { snapshot: mapped[at].weights, tokens, off, details: false });
-  const intact = await read(calm.at);
-  const share = ({ next }) => shareOf(effect, next);
-  const told = (reading) =>
-    (share(reading) ? percent(share(reading)) : `less than ${percent(reading.next.at(-1)[1])}`);
-  const fails = (reading) => share(reading) <= share(intact) / 2;
-  const given = (head) => weightAt(ofHead(intact.block, head, tokens.length), last, source);
+  const ask = (name, at, off, more) => engine.ask(name, { snapshot: mapped[at].weights, tokens, off, ...more });
+  const { block } = await ask("read", calm.at, [], { details: false });
+  // What the right token gets of the probability.
+  const share = async (at, off = []) => {
+    const chances = probabilities(await ask("logits", at, off, { token: last }), PLAIN);
+    return right.reduce((sum, id) => sum + chances[id], 0);
+  };
+  const intact = await share(calm.at);
+  const fails = (one) => one <= intact / 2;
+  const given = (head) => weightAt(ofHead(block, head, tokens.length), last, source);
   const finder = closest(ALL_HEADS, (head) => -given(head));
-  let [missing, without] = [headPart(finder), await read(calm.at, [headPart(finder)])];
+  let [missing, without] = [headPart(finder), await share(calm.at, [headPart(finder)])];
   // Where several find it, an earlier head on which they build.
-  if (!fails(without)) [missing, without] = [off[0], await read(calm.at, off)];
+  if (!fails(without)) [missing, without] = [off[0], await share(calm.at, off)];
   const word = { ...calm, typed: text, token: last, head: finder };
+  let writer = null; // the head that writes the note
   const found = [{
     thing: "stage",
     patch: word,
     tell: "These letters were drawn at random and begin again, so only the first copy tells how they go on: " +
-      `${headPart(finder)} looks there (last row, ${percent(given(finder))} on ${quote(labels[source])}), and ` +
-      `${quote(answer)} gets ${told(intact)}.`,
+      `${named(finder)} looks there (last row, ${percent(given(finder))} on ${quote(labels[source])}), and ` +
+      `${quote(answer)} gets ${percent(intact)}.`,
   }, {
     thing: "coming",
     patch: { ...word, off: [missing] },
-    tell: `With ${missing} switched off ${quote(answer)} falls from ${told(intact)} (the mark) to ${told(without)} ` +
-      "(the bar).",
+    tell: `With ${missing} switched off ${quote(answer)} falls from ${percent(intact)} (the mark) to ` +
+      `${percent(without)} (the bar).`,
   }];
-  // The earlier heads that leave on each token a note of the one before it; the finder looks for such a note.
-  const [layer] = placeOf(finder);
-  const writers = previousTokenHeads(calm.at).filter((head) => placeOf(head)[0] < layer);
-  const names = writers.map(headPart);
-  const unwritten = writers.length && (await read(calm.at, names));
-  for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights)) {
-    const reading = await read(early);
-    if (!fails(reading)) continue;
-    let why = "has not learned to look there yet";
-    if (unwritten && fails(unwritten)) {
-      const note = `“before me came ${visible(labels[last], 20)}”`;
-      const [these, first] = writers.length > 1 ? ["these", "the first of these"] : ["it", names[0]];
-      const itself = formation("induction", finder);
-      const later = itself < Infinity ? `, ${headPart(finder)} itself ${formedBetween(itself)}` : "";
-      const unread = `without ${these} ${quote(answer)} gets ${told(unwritten)} at step ${stepOf(calm.at)} too`;
-      why = `finds it by a note on it, ${note}, from ${listed(names)} (${unread}); ${first} formed ` +
-        `${formedBetween(Math.min(...writers.map(since)))}${later}`;
-    }
-    const tell = `At step ${stepOf(early)} ${quote(answer)} gets ${told(reading)}: ${headPart(finder)} ${why}.`;
-    return [...found, { thing: "controls", patch: { ...word, at: early }, tell }];
+  return [...found, ...(await writerStops()), ...(await formedStops())];
+
+  // The earlier heads that leave on each token a note of the one before it: credit by what is lost without each.
+  async function writerStops() {
+    const earlier = previousTokenHeads(calm.at).filter((head) => placeOf(head)[0] < placeOf(finder)[0]);
+    const effects = [];
+    for (const head of earlier) effects.push({ head, left: await share(calm.at, [headPart(head)]) });
+    effects.sort((one, two) => one.left - two.left);
+    const writers = effects.filter(({ left }) => left < 0.95 * intact);
+    if (!writers.length || writers[0].left > 0.75 * intact) return [];
+    writer = writers[0].head;
+    const others = writers.slice(1).map(({ head, left }) => `${headPart(head)} to ${percent(left)}`);
+    const less = others.length ? `, without ${listed(others)}` : "";
+    return [{
+      thing: "square",
+      patch: { ...word, square: { query: last, key: source } },
+      tell: `A note on ${quote(labels[source])}, “before me came ${visible(labels[last], 20)}”, leads ` +
+        `${headPart(finder)} there; it comes ${others.length ? "mostly " : ""}from ${headPart(writer)}: without it ` +
+        `${quote(answer)} falls from ${percent(intact)} to ${percent(writers[0].left)}${less} (see “Score”).`,
+    }];
   }
-  return found;
+
+  // At an earlier step there is no such head yet.
+  async function formedStops() {
+    for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights)) {
+      const then = await share(early);
+      if (!fails(then)) continue;
+      const dates = [[finder, "induction"], [writer, "previous_token"]]
+        .filter(([head, score]) => head !== null && formation(score, head) < Infinity)
+        .map(([head, score]) => `${headPart(head)} formed ${formedBetween(formation(score, head))}`);
+      const why = dates.length ? listed(dates) : `${headPart(finder)} does not look there yet`;
+      const tell = `At step ${stepOf(early)} ${quote(answer)} gets ${percent(then)}: ${why}.`;
+      return [{ thing: "controls", patch: { ...word, at: early }, tell }];
+    }
+    return [];
+  }
 }
 
 // The fields that a person has changed since the tour put them.
@@ -141,11 +169,12 @@ async function open() {
   [before, scrolled] = [{ ...state }, scrollY];
   isTheirs = false;
   holdAddress(true);
-  const plain = { off: [], other: null, direction: "to", text: "attention", square: null };
+  const plain = { ...PLAIN, off: [], other: null, direction: "to", text: "attention", square: null };
   const typed = shown.typing ? { typed: data.text, probe: 0 } : {};
-  const token = shown.typing ? Math.max(0, tokensOf(data.text).tokens.length - 2) : shown.token;
+  const token = shown.typing ? Math.max(0, tokensOf(data.text).tokens.length - 1) : shown.token;
   const calm = { ...before, ...plain, ...typed, token, at: shown.typing ? TRIED_AT : LAST };
   await put(calm);
+  isNamed = false;
   stops = [tokenStop(calm), ...previousStop(calm), ...(await repeatedStops(calm))];
   $("tour").hidden = false;
   await visit(0);
@@ -157,6 +186,8 @@ async function visit(next) {
   isShown = false;
   const { thing, patch, tell } = stops[number];
   await put(patch);
+  const isDrawn = () => thing !== "square" || $("square").querySelector("ol") || !state.square;
+  while (mine === turn && !isDrawn()) await new Promise(requestAnimationFrame);
   if (mine !== turn) return;
   isShown = true;
   highlight(thing);
@@ -172,6 +203,23 @@ function highlight(thing) {
   if (!thing) return;
   $(thing).classList.add("toured");
   $(thing).scrollIntoView({ block: "nearest" });
+  // The card stands below what the stop speaks of, or above it.
+  $("tour").classList.remove("above");
+  const [card, kept] = [$("tour"), $("kept-in-sight")].map((one) => one.getBoundingClientRect());
+  const [top, bottom] = spokenOf(thing);
+  const first = thing === "controls" ? 0 : Math.max(0, kept.bottom);
+  if (top < first || bottom > card.top) scrollBy(0, (top + bottom - first - card.top) / 2);
+  $("tour").classList.toggle("above", spokenOf(thing)[1] > card.top);
+}
+
+// Where that is in the window: of the map the chosen row.
+function spokenOf(thing) {
+  const spoken = thing === "square" ? $("square").querySelector("li:nth-child(2)") ?? $("square") : $(thing);
+  const { top, bottom } = spoken.getBoundingClientRect();
+  if (thing !== "stage") return [top, bottom];
+  const [{ geometry: { cell }, over }] = shown.panes;
+  const row = over.getBoundingClientRect().top + PAD + shown.token * cell;
+  return [row, row + cell];
 }
 
 async function close() {

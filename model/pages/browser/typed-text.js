@@ -44,6 +44,12 @@ async function reading(at, { tokens }, { off = [], text = "A", details = false }
   return (kept.answer = { ...answer, deep: details });
 }
 
+// What comes after a token, of all tokens in the vocabulary.
+async function logitsAfter(at, { tokens }, off, token) {
+  const kept = known(JSON.stringify([at, tokens, off, token]), () => ({ answer: null }));
+  return (kept.answer ??= await ask("logits", { snapshot: mapped[at].weights, tokens, off, token }));
+}
+
 // What `render` shows of a frame's text, as readRecorded, and what the views of it need: the reading of the model as it
 // is switched, and `intact`, that of the whole model. `late` asks for what takes longer, the details with lens and
 // attribution; null if they are there already.
@@ -58,7 +64,11 @@ export async function readTyped(frame, at) {
   const now = await reading(at, typed, { off });
   const b = frame.otherText && tokensOf(frame.otherText);
   const other = b && { typed: b, next: (await reading(at, b, { text: "B" })).next };
+  const token = Math.min(frame.token ?? Infinity, typed.tokens.length - 1);
+  const logits = await logitsAfter(at, typed, off, token);
+  const whole = off.length ? await logitsAfter(at, typed, [], token) : logits;
   const descriptions = await descriptionsOf(at); // of what each head does on other texts
   const late = now.deep ? null : async () => (await reading(at, typed, { off, details: true }))?.details;
-  return { ...now, typed, intact, off, other, late, descriptions, weights: now.block, labels: typed.labels };
+  const ofText = { typed, weights: now.block, labels: typed.labels };
+  return { ...now, ...ofText, intact, off, other, late, descriptions, logits, whole };
 }

@@ -7,7 +7,7 @@ import { box, canUndo, keepText, readBox, showInBox, undo } from "browser/text.j
 import { engine, tokensOf } from "browser/typed-text.js";
 
 const COUNT = 200; // tokens at most
-const TEMPERATURE = 0.8; // with which the page opens
+const TEMPERATURE = 1; // with which the page opens: the model's own probabilities
 const PAUSE = 500; // milliseconds
 
 Object.assign(state, { temperature: TEMPERATURE, topK: null });
@@ -28,7 +28,9 @@ async function write() {
   const start = performance.now();
   let text = box.value;
   let count = 0;
+  let why = "stopped"; // it ended
   const onValue = (token) => {
+    if (token === tokenizer.endOfText) why = "it ended the document";
     if (token === tokenizer.endOfText) return;
     text += decoder.decode(tokenizer.bytes(token), { stream: true });
     count++;
@@ -50,7 +52,8 @@ async function write() {
   showInBox(text);
   readBox();
   const perSecond = Math.round((1000 * count) / (performance.now() - start));
-  written = { text: state.typed, words: `wrote ${count} at ${perSecond} tokens/s` };
+  if (count === COUNT) why = `${COUNT} at a time`;
+  written = { text: state.typed, words: `wrote ${count} at ${perSecond} tokens/s: ${why}` };
 }
 
 // While it writes, the box shows the text so far. The rest of the page follows every half second if the worker had

@@ -142,11 +142,11 @@ def test_a_link_wins_over_the_tour_which_leaves_what_is_typed_meanwhile(firefox,
     fresh = tmp_path / "fresh.html"
     fresh.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     firefox("WebDriver:Navigate", url=fresh.as_uri())
-    wait(firefox, f"{text_of('tour-place')} === '1 of 4'")
+    wait(firefox, f"{text_of('tour-place')} === '1 of 5'")
     typed = "const box = document.getElementById('box'); box.value = 'mine'; box.dispatchEvent(new Event('input'))"
     firefox.evaluate(f"(() => {{ {typed} }})()")
     buttons = "[...document.querySelectorAll('#tour button')]"
     firefox.evaluate(f"{buttons}[1].click()")
-    wait(firefox, f"{text_of('tour-place')} === '2 of 4'")
+    wait(firefox, f"{text_of('tour-place')} === '2 of 5'")
     firefox.evaluate(f"{buttons}[2].click()")
     wait(firefox, f"{value} === 'mine' && location.hash.includes('typed=mine')")

@@ -41,11 +41,6 @@ def inks(shown: np.ndarray) -> np.ndarray:
     return LinearSegmentedColormap.from_list("ink", COLOURS)(shown)[:, :3]
 
 
-def sort_by(page, order: str) -> None:
-    page.locator("#sort").select_option(order)
-    settle(page)
-
-
 def address(page) -> dict[str, str]:
     return {name: values[0] for name, values in parse_qs(page.url.partition("#")[2]).items()}
 
@@ -108,7 +103,7 @@ def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_
 
 def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page):
     page = open_page(HISTORY)
-    page.locator("#sort").select_option("induction")
+    page.locator("#curves").select_option("induction")
     page.get_by_label("layer 1, head 1").click()
     page.get_by_role("button", name="repeated", exact=True).click()
     page.get_by_role("button", name="is read by").click()
@@ -122,7 +117,7 @@ def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page
     assert address(again) == kept
     pictures = "all => all.map((canvas) => canvas.toDataURL())"
     maps = [one.locator("#panes canvas:not(.over)").evaluate_all(pictures) for one in (page, again)]
-    assert len(maps[0]) == 3 and maps[0] == maps[1] and (shades(again) == shades(page)).all()
+    assert len(maps[0]) == 2 and maps[0] == maps[1] and (shades(again) == shades(page)).all()
     assert again.locator("#reading").inner_text() == page.locator("#reading").inner_text()
     assert again.locator("#grid").inner_html() == page.locator("#grid").inner_html()
     for invalid in ("step=999999&head=9.9&token=77&probe=none&scale=x&run=5&against=3.x", "%%%", "=&=&step="):
@@ -130,12 +125,12 @@ def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page
         assert page.locator("#slide-a output").inner_text() == "step 32", invalid
 
 
-def test_two_snapshots_are_shown_side_by_side_with_their_difference_until_all_is_as_trained(open_page):
+def test_two_snapshots_are_shown_side_by_side_until_all_is_as_trained(open_page):
     page = open_page(HISTORY, hash_="#probe=text&head=0.0&step=32&against=2")
     titles = page.locator(".pane h3").all_inner_texts()
-    assert len(titles) == 3 and titles[:2] == ["A: step 32, head 0.0", "B: step 2, head 0.0"]
+    assert titles == ["A: step 32, head 0.0", "B: step 2, head 0.0"]
     a, b = HISTORY.maps(32), HISTORY.maps(2)
-    for pane in range(3):
+    for pane in range(2):
         point_at(page, 9, 8, pane)
         expected = [maps["text"][0, 0, 9, 8] for maps in (a, b)]
         np.testing.assert_allclose(shares(page.locator("#readout").inner_text()), expected, atol=0.006)
@@ -146,7 +141,7 @@ def test_two_snapshots_are_shown_side_by_side_with_their_difference_until_all_is
     assert page.locator("#changed").is_hidden() and page.locator(".pane").count() == 1
 
 
-def test_heads_are_marked_from_the_step_at_which_they_formed_and_sorted_by_a_score(open_page):
+def test_heads_are_marked_from_the_step_at_which_they_formed_and_have_a_bar_of_a_score(open_page):
     page = open_page(HISTORY, hash_="#score=previous_token")
     marks, formed = page.locator(".thumb").first.locator(".marks"), HISTORY.formation["previous_token"]["0.0"]
     assert formed in STEPS[1:-1]
@@ -157,14 +152,12 @@ def test_heads_are_marked_from_the_step_at_which_they_formed_and_sorted_by_a_sco
     for at, step in enumerate(STEPS):
         slide(page, at)
         assert ("P" in marks.inner_text()) == (step >= formed)
-    assert "previous token" in page.locator("#legend").inner_text()
     for score in heads.SCORES:
-        sort_by(page, score)
-        names = page.locator(".thumb .caption span:first-child").all_inner_texts()
-        flat = HISTORY.snapshots[-1].scores[score].ravel()
-        assert names == [f"{head // 3}.{head % 3}" for head in np.argsort(-flat.round(5), kind="stable")], score
-    sort_by(page, "layer")
-    assert page.locator(".thumb").first.get_attribute("aria-label").startswith("layer 0, head 0")
+        page.locator("#curves").select_option(score)
+        settle(page)
+        flat = HISTORY.snapshots[-1].scores[score].ravel().tolist()
+        bars = page.locator(".thumb > i").evaluate_all("all => all.map((one) => parseFloat(one.style.width) / 100)")
+        assert bars == pytest.approx(flat, abs=1e-3), score
 
 
 def test_the_chart_has_the_axis_of_the_slider_and_a_click_goes_to_a_step_and_a_head(open_page):
@@ -223,9 +216,10 @@ def test_no_meaning_is_in_a_tooltip_alone_and_the_manual_explains_every_score(op
     page = open_page(HISTORY)
     page.locator("#tokens span").nth(4).hover()
     point_at(page, 9, 3)
-    told_elsewhere = ":not(#lens th)"  # in the readout
-    assert page.locator(f"#main [title]{told_elsewhere}").count() == 0
+    told_elsewhere = ":not(#lens th, #undo)"  # in the readout, or beside its key in the help
+    titles = page.locator(f"[title]{told_elsewhere}").evaluate_all("all => all.map((one) => one.title)")
     page.keyboard.press("?")
+    assert titles and all(title in page.locator("#words").evaluate("one => one.textContent") for title in titles)
     for score in heads.SCORES.values():
         assert page.locator("#card").get_by_text(score.meaning).is_visible()
         assert page.locator("#manual").get_by_text(score.glossary).is_visible()
@@ -243,35 +237,31 @@ def test_what_belongs_together_is_in_view_together_and_the_layout_holds_at_every
     for width, height in ((1280, 900), (1366, 768)):
         resize(page, width, height)
         thumbs = () if layers == 12 else (".thumb",)  # which have to be scrolled to
-        for part in ("#text", "#coming", "#says", "#stage", "#heads", "#panes .layers", *thumbs):
+        for part in ("#text", "#coming", "#says", "#stage", "#panes .layers", *thumbs):
             found = boxes(page, part)
             assert (found[:, :2] >= 0).all() and (found[:, 2:] <= [width, height]).all(), part
-        (grid,) = boxes(page, "#scroll")
-        assert not thumbs or (boxes(page, ".thumb")[:, 3] <= grid[3]).all()
         (left, top, right, bottom), *_ = boxes(page, "#panes .layers")
-        assert min(right - left, bottom - top) >= 350
+        assert min(right - left, bottom - top) >= 300
     resize(page, 1280, 720)
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
     assert page.evaluate("scrollY") > 100
-    (stage,), (controls,) = boxes(page, "#stage"), boxes(page, "#controls")
-    assert controls[1] == 0 and controls[3] <= stage[1] < 100  # the map stays while the page scrolls
+    (stage,), (kept,) = boxes(page, "#stage"), boxes(page, "#kept-in-sight")
+    assert kept[1] == 0 and kept[3] <= stage[1] < 260  # the model and the map stay while the page scrolls
     click(page.locator("#compare"))
     for width in (390, 1280, 2200):
         resize(page, width, 900)
-        for order in ("layer", "sink"):
-            sort_by(page, order)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            found = boxes(page, ".thumb")
-            assert (found[:, 2] - found[:, 0]).min() >= 20
-            apart = (found[:, None, :2] >= found[:, 2:]) | (found[:, None, 2:] <= found[:, :2])  # (N, N, 2)
-            assert (apart.any(-1) | np.eye(len(found), dtype=bool)).all()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        found = boxes(page, ".thumb")
+        assert (found[:, 2] - found[:, 0]).min() >= 20
+        apart = (found[:, None, :2] >= found[:, 2:]) | (found[:, None, 2:] <= found[:, :2])  # (N, N, 2)
+        assert (apart.any(-1) | np.eye(len(found), dtype=bool)).all()
 
 
 def test_a_phone_shows_text_map_sentence_and_grid_in_this_order(open_page):
     page = open_page(HISTORY, width=400, height=800, touch=True)
     found = boxes(page, "main > section:visible")
     ids = page.locator("main > section:visible").evaluate_all("all => all.map((e) => e.id)")
-    assert ids[:5] == ["text", "coming", "stage", "says", "heads"]
+    assert ids[:4] == ["text", "coming", "stage", "says"]
     assert (found[1:, 1] >= found[:-1, 3]).all() and found[:, 2].max() <= 400
     small = page.locator(":is(button, select, input):visible:not(#next *)").evaluate_all(
         "all => all.filter((e) => Math.min(e.clientWidth, e.offsetHeight) < 42).map((e) => e.outerHTML)"
@@ -302,7 +292,9 @@ def test_the_focus_moves_in_the_order_of_the_eye(open_page, width, hash_):
     assert parts == sorted(parts, key=lambda part: (round(part[2]), part[1]))
     assert {"text", "learning", "lens", "attribution", "ablation"} <= {name for name, *_ in parts}
     for one, other in pairwise(stops):
-        if one[0] == other[0]:  # within a part: to the right in the same line, or further down
+        if (
+            one[0] == other[0] != "model"
+        ):  # which scrolls to what has the focus. Within a part: to the right in the same line, or further down
             assert other[4] > one[4] + 6 or (abs(other[4] - one[4]) <= 6 and other[3] > one[3]), (one, other)
 
 
@@ -324,7 +316,7 @@ def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_cont
         return page.locator(selector).first.evaluate("(e, name) => getComputedStyle(e)[name]", name)
 
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "light")
-    for button in ("#compare", "#sort"):
+    for button in ("#compare", "#curves"):
         for behind in (style("body", "backgroundColor"), style("#stage", "backgroundColor")):
             assert contrast(style(button, "borderTopColor"), behind) >= 3
     for head in range(6):

@@ -102,9 +102,34 @@ def test_after_the_last_token_the_logit_of_the_likeliest_is_told(page):
         assert total == pytest.approx(cap * math.atanh(logits.max() / cap), abs=0.006)
 
 
+@torch.no_grad()
+def test_the_bars_follow_the_current_token_the_temperature_and_top_k(page):
+    type_text(page, "def f(x): return")
+    for token in (3, 9):
+        page.evaluate(f"import('browser/render.js').then(({{ change }}) => change({{ token: {token} }}))")
+        settle(page)
+        shown = dict(page.evaluate(NEXT))
+        expected = logits_of(GPTS[-1], "def f(x): return")[token].softmax(-1)
+        assert "def f(x): return"[token + 1] in shown  # the true one is among them
+        for text, share in shown.items():
+            assert share == pytest.approx(expected[ord(text)].item(), abs=5e-3)
+        assert page.locator("#next button:enabled").count() == 0  # one writes at the end only
+    type_text(page, "def g")
+    logits = logits_of(GPTS[-1], "def g")[-1]
+    put(page.locator("#temperature"), 0.5)
+    page.locator("#top-k").select_option("5")
+    settle(page)
+    values, ids = logits.topk(5)
+    expected = (values / 0.5).softmax(-1).tolist()
+    shown = page.evaluate(NEXT)
+    assert [text for text, _ in shown[:5]] == [chr(token) for token in ids]
+    assert [share for _, share in shown[:5]] == pytest.approx(expected, abs=1e-3)
+    assert all(share == 0 for _, share in shown[5:])
+
+
 def test_the_address_has_what_was_chosen(page, open_page):
     type_text(page, "ab " * 700)
-    page.wait_for_url(re.compile("typed="))
+    page.wait_for_url(re.compile("typed=ab"))
     fields = parse_qs(page.url.partition("#")[2])
     assert not fields.keys() & {"theme", "order", "direction", "temperature"}
     assert fields["typed"] == ["ab " * 700]
@@ -113,7 +138,7 @@ def test_the_address_has_what_was_chosen(page, open_page):
         assert ("theme=dark" in page.url) == (theme == "dark") and "theme=light" not in page.url
         again = open_page(page_of(*GPTS), hash_=f"#{page.url.partition('#')[2]}")
         assert again.locator("html").get_attribute("data-theme") == theme
-        assert again.locator("#editor").evaluate("box => !box.scrollTop && box.scrollHeight > box.clientHeight")
+        assert again.locator("#editor").evaluate("box => box.scrollHeight > box.clientHeight")
     page.evaluate("location.hash = '#typed=ab%0D%0Acd'")
     settle(page)
     assert page.locator("#tokens span").count() == len("ab\ncd")  # as the box holds it, without carriage returns
@@ -143,9 +168,11 @@ def test_no_text_is_cut_or_lost(page):
     texts = [OPENING, long]
     click(page.locator("#next button").first)
     texts.append(box.input_value())
+    put(page.locator("#temperature"), 0)
     page.locator("#write").click()
     page.locator("#speed", has_text="wrote 200").wait_for()
     settle(page)
+    put(page.locator("#temperature"), 1)
     texts.append(box.input_value())
     assert len(texts[-1]) > len(long) + 100
     for text in texts[-2::-1]:
@@ -201,13 +228,14 @@ def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(page, open_page):
     tokens = torch.tensor(TOKENIZER.encode(OPENING))
     losses = losses_without_each(GPTS[-1], Texts.of(tokens), part_means(GPTS[-1], Texts.of(tokens)))
     expected = {part: change.rise for part, change in changes(losses).items()}
-    page.get_by_role("button", name="switch off", exact=True).click()
+    click(page.get_by_role("button", name="Break it", exact=True))
     for layer, head in ((0, 1), (1, 0)):
         thumb = page.locator(".thumb").nth(2 * layer + head)
         click(thumb)
         assert "switched off" in thumb.get_attribute("aria-label")
         assert damage(page) == pytest.approx(expected[f"head {layer}.{head}"], abs=0.006)
         assert page.locator("#next u").count() == 8
+        assert thumb.evaluate("one => one.classList.contains('off')")
         click(thumb)
     click(page.get_by_role("button", name="feed-forward 1"))
     assert damage(page) == pytest.approx(expected["feed-forward 1"], abs=0.006)
@@ -218,6 +246,7 @@ def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(page, open_page):
         assert "feed-forward 1 and value embeddings 1" in again.locator(where).inner_text()
     click(again.locator("#as-trained"))
     assert again.locator("#damage b").count() == 0
+    type_text(again, OPENING)  # whose last token is then the current one
     assert_next(again, logits_of(GPTS[-1], OPENING))
 
 
@@ -237,6 +266,7 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     text = TOKENIZER.decode(tokens)
     assert page.locator("#box").input_value() == text
     assert "".join(page.locator("#tokens span[data-index]").all_inner_texts()) == text[-32:]
+    put(page.locator("#temperature"), 1)
     assert_next(page, logits_of(GPTS[-1], text))
     # The second time it is stopped at once.
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('write').click() }")
@@ -247,6 +277,7 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
 
 
 def test_a_patch_moves_the_logit(page):
+    click(page.get_by_role("button", name="Patch it", exact=True))
     page.locator("#other-text").fill(OPENING[::-1])
     settle(page)
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('patch-all').click() }")  # begun and cancelled
@@ -289,8 +320,7 @@ def test_the_slider_changes_the_model_that_answers(page):
     assert {text for text, *_ in shown} >= set(likeliest)
     for text, *shares in shown:
         for share, probabilities in zip(shares, of_both, strict=True):
-            # 0: not among those of its side
-            assert share == 0 or share == pytest.approx(probabilities[ord(text)].item(), abs=1e-3)
+            assert share == pytest.approx(probabilities[ord(text)].item(), abs=1e-3)
     assert [table.locator("tbody td").last.inner_text() for table in page.locator(".lens:visible").all()] == likeliest
     assert page.locator("#slide-a output").inner_text() == "step 0"
 
@@ -332,7 +362,8 @@ ACTIONS = """async (chosen) => {
     "other step": () => $("#slide-b").hidden || input($("#slide-b input"), Math.round(random)),
     compare: () => $("#compare").click(),
     head: () => any(document.querySelectorAll("#grid .thumb")).click(),
-    part: () => any($("#switches").children).click(),
+    part: () => ($("#panels").children[1].click(), any(document.querySelectorAll("#grid .part")).click()),
+    patching: () => $("#panels").children[2].click(),
     "text B": () => input($("#other-text"), random < 0.2 ? "" : "black" + Math.floor(1e6 * random)),
     "patch all": () => $("#patch").hidden || $("#patch-all").click(),
     write: () => $("#write").click(),
@@ -378,7 +409,7 @@ INTERRUPT = """() => {
 
 
 def test_patches_that_a_step_interrupts_are_not_announced_as_done(open_page, slow_page):
-    page = open_page(slow_page, hash_="#b=blackboard&temperature=0")
+    page = open_page(slow_page, hash_="#b=blackboard&temperature=0&panel=patching")
     page.evaluate(INTERRUPT)
     page.locator("#patch-all").click()
     page.locator("#slide-a output", has_text="step 0").wait_for()
