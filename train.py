@@ -89,7 +89,7 @@ class TrainingCLI(LightningCLI):
                 # A trained model is measured before its first step, on all of the validation split.
                 num_sanity_val_steps=-1 if config.model.init_from else config.trainer.num_sanity_val_steps,
             )
-        except ValueError as error:  # of names that are none of its strategies or accelerators
+        except (ValueError, ImportError) as error:  # of strategies and accelerators that are unknown or not installed
             raise Mistake(str(error)) from error
         for logger in own_loggers:
             logger.trainer = trainer

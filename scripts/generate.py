@@ -71,7 +71,13 @@ def build_parser() -> argparse.ArgumentParser:
     heat = parser.add_mutually_exclusive_group()
     words = "divides the logits; 0 = likeliest (default: 0.8)"
     heat.add_argument("--temperature", type=float, default=0.8, metavar="X", help=words)
-    heat.add_argument("--greedy", dest="temperature", action="store_const", const=0.0, help="--temperature 0")
+    heat.add_argument(
+        "--greedy",
+        dest="temperature",
+        action="store_const",
+        const=0.0,
+        help="the likeliest token each time, as --temperature 0",
+    )
     for name, (kind, letter, words) in SAMPLING.items():
         add(f"--{name}", type=kind, metavar=letter, help=words)
     add("--num_samples", type=whole_number, default=1, metavar="N", help="texts to write (default: 1)")
