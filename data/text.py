@@ -25,7 +25,7 @@ MAX_PASSAGE_CHARS = 2**20
 # Places to cut: between a word and a space before another, or after a single line end between two marks.
 _CUTS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/])")
 
-_WITHIN_CHARACTER = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that go on with a character
+_WITHIN_CHARACTER = bytes(range(0x80, 0xC0))  # UTF-8's continuation bytes: none begins a character
 
 Share = tuple[float, float]  # the part of a file to read: an interval in [0, 1]
 WHOLE: Share = (0.0, 1.0)

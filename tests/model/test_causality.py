@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from model import attention
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
+from model.inspection.check_attention import influence
 from model.masks import causal_mask, sliding_window_mask
 from model.rotary import rotary_angles
 from tests.attentions import LEAK, with_scores
@@ -18,12 +19,6 @@ from tests.gpts import GPT2, random_gpt
 SIZES = {"vocab_size": 31, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
 MODERN = GPTConfig(**SIZES, num_kv_heads=2, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=50)
 FAMILIES = pytest.mark.parametrize("config", [GPTConfig(**SIZES, **GPT2), MODERN], ids=["gpt2", "modern"])
-
-
-def influence(function, x):
-    """(T, S): the largest |d output[t] / d x[s]|, for a function of x (S, D) that gives (T, anything)."""
-    jacobian = torch.autograd.functional.jacobian(function, x)  # (T, ..., S, D)
-    return jacobian.abs().amax(dim=(*range(1, jacobian.ndim - 2), jacobian.ndim - 1))
 
 
 @torch.no_grad()
