@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 # What torch's allocators say in a RuntimeError.
-NO_MEMORY = ("out of memory", "allocate memory", "not enough memory")
+NO_MEMORY = ("out of memory", "allocate memory", "tried to allocate", "not enough memory")
 
 
 class Mistake(ValueError):

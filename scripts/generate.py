@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.checks import Mistake
+from model.checks import Mistake, is_out_of_memory
 from model.runs.mistakes import exit_status
 from scripts.parser import Parser, add_model_options, choose_device, prompt_text, whole_number
 
@@ -50,8 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         generate(arguments, prompt)
     except (MemoryError, RuntimeError) as error:
-        # PyTorch has no type of its own for a processor's memory that is used up, but says the same as for a GPU's.
-        if isinstance(error, RuntimeError) and "tried to allocate" not in str(error).lower():
+        if not is_out_of_memory(error):
             raise
         fewer = "--max_new_tokens" if arguments.num_samples == 1 else "--num_samples or --max_new_tokens"
         raise Mistake(f"the memory is too small: lower {fewer}, or choose another --device") from error
