@@ -6,6 +6,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -13,15 +14,15 @@ from typing import Any
 
 from model.checks import Mistake, parsing
 
+BATCH_ROWS = 1000  # which are read at once; by itself `datasets` takes as many as a first group has, which may be none
 # How `datasets` reads a file, by the ending of its name; every other file is plain text.
-_CSV = {"path": "csv", "encoding": "utf-8-sig", "na_filter": False, "index_col": False, "chunksize": 1000}
+_CSV = {"path": "csv", "encoding": "utf-8-sig", "na_filter": False, "index_col": False, "chunksize": BATCH_ROWS}
 TABLES: dict[str, dict[str, Any]] = {
     ".csv": _CSV,
     ".tsv": _CSV | {"sep": "\t"},
     ".jsonl": {"path": "json"},
     ".json": {"path": "json"},
-    # The size of a batch is not that of the first group of rows, which may be empty.
-    ".parquet": {"path": "parquet", "batch_size": 1000},
+    ".parquet": {"path": "parquet", "batch_size": BATCH_ROWS},
     ".arrow": {"path": "arrow"},
 }
 COMPRESSIONS = (".gz", ".zst")
@@ -54,7 +55,7 @@ def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
             load = partial(load, features=datasets.Features(text))
         rows = load()
     may_hold_rows = ending == ".tsv" and quotes
-    yield from column_texts(rows, column, str(path), may_hold_rows)
+    yield from column_texts(tables_of(rows, parsing(path)), column, str(path), may_hold_rows)
 
 
 def _read_all(path: Path) -> None:
@@ -66,16 +67,22 @@ def _read_all(path: Path) -> None:
             pass
 
 
-def column_texts(rows: Any, column: str, label: str, may_hold_rows: bool = False) -> Iterator[str]:
-    """The texts of a `datasets.Dataset` or `IterableDataset`, row by row; "" where a row has none.
+def tables_of(rows: Any, reads: AbstractContextManager) -> Iterator[Any]:
+    """The rows of a `datasets.Dataset` or `IterableDataset` as tables of pyarrow, read within that context."""
+    with reads:
+        yield from rows.with_format("arrow").iter(batch_size=256)
 
-    Raises Mistake where the rows are damaged, `column` does not exist or does not hold text.
+
+def column_texts(tables: Iterator[Any], column: str, label: str, may_hold_rows: bool = False) -> Iterator[str]:
+    """The texts of a column of `tables_of`, row by row; "" where a row has none.
+
+    Raises Mistake where `column` does not exist or does not hold text.
 
     Args:
         may_hold_rows: warn of a field that seems to have swallowed the rows after a quote mark.
     """
     number = 0
-    for table in _batches(rows, label):
+    for table in tables:
         names = [name if name == name.strip() else repr(name) for name in table.column_names]
         advice = f"set --data.text_column to one of {', '.join(names)}"
         if column not in table.column_names:
@@ -95,12 +102,6 @@ def column_texts(rows: Any, column: str, label: str, may_hold_rows: bool = False
                 raise Mistake(f"{label}: column {column!r} holds {kind}, not text, in row {number}: {advice}")
             yield text or ""
             number += 1
-
-
-def _batches(rows: Any, label: str) -> Iterator[Any]:
-    """The rows as tables of pyarrow. Raises Mistake where they are damaged."""
-    with parsing(label):
-        yield from rows.with_format("arrow").iter(batch_size=256)
 
 
 def _values(column: Any) -> list:

@@ -168,7 +168,7 @@ def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dic
 
 
 def document_ids(tokens: np.ndarray, end_of_text: int) -> np.ndarray:
-    """The number of each token's document, (B, T): an end-of-text begins one. What `document_masking` keeps apart."""
+    """The number of each token's document, (..., T): an end-of-text begins one. What `document_masking` keeps apart."""
     return np.cumsum(tokens == end_of_text, axis=-1)
 
 

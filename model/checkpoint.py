@@ -80,11 +80,14 @@ def with_weights(config: GPTConfig, weights: dict[str, Tensor]) -> GPT:
         raise Mistake(f"num_layers is {config.num_layers}, but there are {len(weights)} weights")
     if config.vocab_size is None or config.vocab_size * config.embed_dim > sum(map(Tensor.numel, weights.values())):
         raise Mistake("its embeddings are not those of its vocabulary")  # whose size torch could not even count
-    model = without_weights(config)  # not in the block below: an error in a layer's code is no damage of a file
-    try:
-        model.load_state_dict({name: weight.float() for name, weight in weights.items()}, assign=True)
-    except RuntimeError as error:
-        raise Mistake(str(error).split("\n\t")[1]) from error  # after a title a line for each reason
+    model = without_weights(config)
+    sizes = {name: list(weight.shape) for name, weight in model.state_dict().items()}
+    for name in sorted(sizes.keys() | weights.keys()):
+        found = list(weights[name].shape) if name in weights else "missing"
+        expected = sizes.get(name, "of no part of it")
+        if found != expected:
+            raise Mistake(f"{name} is {found}, not {expected}")
+    model.load_state_dict({name: weight.float() for name, weight in weights.items()}, assign=True)
     if config.tie_embeddings:
         model.head.weight = model.token_embedding.weight
     return model

@@ -117,6 +117,7 @@ def has_changed(tokens: np.ndarray, split: str, glass: Glass) -> bool:
 def evaluate_text(arguments: argparse.Namespace, glass: Glass, data: TextDataModule) -> None:
     import torch
 
+    from data.windows import document_ids
     from model.exchange.evaluation import count_nats, loss_and_bits, text_logprobs
 
     gpt, tokenizer = glass.gpt, glass.tokenizer
@@ -132,8 +133,10 @@ def evaluate_text(arguments: argparse.Namespace, glass: Glass, data: TextDataMod
     num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))
     part = "all" if split == "all" else f"the {split} split"
     print(f"{glass}: {part} of {data.corpus.name}, {num_windows:,} windows of {context_length} tokens", file=sys.stderr)
-    text, border = torch.from_numpy(tokens), tokenizer.end_of_text if data.document_masking else None
-    logprobs = text_logprobs(gpt, text, stride=stride, batch_size=batch_size, end_of_text=border)
+    text, documents = torch.from_numpy(tokens), None
+    if data.document_masking:
+        documents = torch.from_numpy(document_ids(tokens, tokenizer.end_of_text))
+    logprobs = text_logprobs(gpt, text, stride=stride, batch_size=batch_size, document_ids=documents)
     sums = count_nats(-logprobs, text[1:], torch.from_numpy(tokenizer.lengths))
     nats, bits = loss_and_bits(sums)
     result = {

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data.tables import TABLES, column_texts, import_datasets, table_ending
+from data.tables import BATCH_ROWS, column_texts, import_datasets, tables_of
 from data.text import WHOLE, Corpus, Passage, file_stamp, row_passages
-from model.checks import Mistake
+from model.checks import Mistake, is_out_of_memory
 
 # How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
-_NETWORK = {"httpx", "httpx2", "httpcore", "requests", "urllib3", "aiohttp", "huggingface_hub"}
+_SAVED = ("state.json", "dataset_dict.json")  # one of these is where `datasets` has saved a data set
 
 
 @dataclass
@@ -36,11 +36,12 @@ class HubCorpus(Corpus):
         """Raises Mistake where no data set is named, or a folder does not exist."""
         if self.dataset is None:
             raise Mistake("data.corpus hub needs to know which: set --data.dataset NAME_OR_FOLDER")
-        folder = Path(self.dataset).expanduser()
-        if self.dataset.startswith((".", "/", "~")) and not folder.is_dir():
+        self.folder = folder = Path(self.dataset).expanduser()
+        self.is_local = folder.is_dir()
+        if self.dataset.startswith((".", "/", "~")) and not self.is_local:
             raise Mistake(f"--data.dataset {self.dataset}: there is no such folder")
         self.name = folder.name
-        files = sorted(folder.rglob("*")) if folder.is_dir() else []
+        files = sorted(folder.rglob("*")) if self.is_local else []
         self.identity = {**asdict(self), "files": [file_stamp(file) for file in files if file.is_file()]}
 
     def passages(self, split: str) -> Iterator[Passage]:
@@ -61,58 +62,39 @@ class HubCorpus(Corpus):
         if names["validation"] == names["train"]:
             cut = self.validation_fraction
             share = (0.0, cut) if split == "validation" else (cut, 1.0)
-        yield from row_passages(self._texts(by_name[names[split]]), share)
-
-    def _texts(self, rows: Any) -> Iterator[str]:
-        with self._reading():
-            yield from column_texts(rows, self.text_column, f"data set {self.dataset!r}")
+        tables = tables_of(by_name[names[split]], self._reading())
+        yield from row_passages(column_texts(tables, self.text_column, f"data set {self.dataset!r}"), share)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """What `datasets` raises becomes one sentence that says what to do. For a block that only reads."""
-        errors = import_datasets().exceptions
+        """Whatever `datasets` raises becomes one sentence that says what to do: for a block that only reads with it.
+
+        The clients of the network that it goes through have errors of their own, which differ from version to version.
+        """
         try:
             yield
-        except errors.DatasetNotFoundError as error:  # or asks for a login
-            raise Mistake(f"{error} If it asks for a login: hf auth login") from error
         except Exception as error:
-            if cause := _network_error(error):
-                reason = (str(cause).splitlines() or [type(cause).__name__])[0]
-                raise Mistake(
-                    f"cannot reach the Hugging Face Hub for {self.dataset!r}: offline, set --data.dataset to a folder "
-                    "of parquet, jsonl or arrow files, or train on --data.corpus stdlib, which is on every machine "
-                    f"({reason})"
-                ) from error
-            if isinstance(error, (OSError, ValueError, errors.DatasetsError)) and not isinstance(error, Mistake):
-                raise Mistake(f"cannot read data set {self.dataset!r}: {error.__cause__ or error}") from error
-            raise
+            if is_out_of_memory(error):
+                raise
+            reason = (str(error).splitlines() or [""])[0]
+            advice = (
+                ". If it asks for a login: hf auth login. Offline, set --data.dataset to a folder of parquet, jsonl or "
+                "arrow files, or train on --data.corpus stdlib, which is on every machine"
+            )
+            sentence = f"cannot read data set {self.dataset!r} ({type(error).__name__}: {reason})"
+            raise Mistake(sentence if self.is_local else sentence + advice) from error
 
     def _load(self) -> dict[str, Any]:
         datasets = import_datasets()
-        folder = Path(self.dataset).expanduser()
-        if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-            saved = datasets.load_from_disk(str(folder))
+        if any((self.folder / name).is_file() for name in _SAVED):
+            saved = datasets.load_from_disk(str(self.folder))
             return saved if isinstance(saved, dict) else {self.dataset_split: saved}
-        # A local folder is read in place: without streaming, `datasets` would copy it into its cache.
-        name, streaming, options = self.dataset, self.streaming, {}
-        if folder.is_dir():
-            name, streaming = str(folder), True
-            endings = {ending for path in folder.rglob("*") if (ending := table_ending(path))}
-            if endings == {".parquet"}:
-                options = {"batch_size": TABLES[".parquet"]["batch_size"]}
-        return datasets.load_dataset(
-            name, self.dataset_config, revision=self.dataset_revision, streaming=streaming, **options
-        )
-
-
-def _network_error(error: BaseException | None) -> BaseException | None:
-    """The error of the network that is this one or has led to it, or None.
-
-    The clients that `datasets` goes through have errors of their own, which differ from version to version.
-    """
-    while error is not None:
-        modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-        if isinstance(error, (ConnectionError, TimeoutError)) or not _NETWORK.isdisjoint(modules):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
+        source = str(self.folder) if self.is_local else self.dataset
+        builder = datasets.load_dataset_builder(source, self.dataset_config, revision=self.dataset_revision)
+        if builder.name == "parquet":
+            builder.config.batch_size = BATCH_ROWS
+        # A local folder is read in place: otherwise `datasets` would copy it into its cache.
+        if self.streaming or self.is_local:
+            return builder.as_streaming_dataset()
+        builder.download_and_prepare()
+        return builder.as_dataset()

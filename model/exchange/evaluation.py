@@ -4,6 +4,7 @@ Shapes: T tokens of a window, N tokens of a text.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ LOGITS_AT_ONCE = 2**24  # a whole batch of logits of a large vocabulary would fi
 
 
 def text_logprobs(
-    model: GPT, tokens: Tensor, *, stride: int, batch_size: int = 16, end_of_text: int | None = None
+    model: GPT, tokens: Tensor, *, stride: int, batch_size: int = 16, document_ids: Tensor | None = None
 ) -> Tensor:
     """Log-probability (N - 1,) of each token of a text but the first.
 
@@ -28,22 +29,29 @@ def text_logprobs(
         tokens: (N,), at least two.
         stride: in 1 .. context_length, with which training validates.
         batch_size: windows at once.
-        end_of_text: begins a document, where the model was trained to stay within one.
+        document_ids: (N,), of each token, where the model was trained to stay within a document.
     """
     num_targets = len(tokens) - 1
     T = min(model.config.context_length, num_targets)
-    padded = F.pad(tokens, (0, T))  # nothing sees what follows it, so it does not matter what the last window holds
-    windows = padded.unfold(0, T + 1, stride)[: 1 + max(0, -(-(num_targets - T) // stride))]
+    num_windows = 1 + max(0, -(-(num_targets - T) // stride))
+
+    def windows_of(text: Tensor) -> Sequence[Tensor]:
+        """Batches (B, T + 1). Nothing sees what follows it, so it does not matter what the last window holds."""
+        return F.pad(text, (0, T)).unfold(0, T + 1, stride)[:num_windows].split(batch_size)
+
+    windows = windows_of(tokens)
+    documents = [None] * len(windows) if document_ids is None else windows_of(document_ids)
     rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    device = model.token_embedding.weight.device
     logprobs = []
     with torch.inference_mode(), in_eval_mode(model):
-        for number, batch in enumerate(windows.split(batch_size)):
-            batch = batch.to(model.token_embedding.weight.device)
+        for number, (batch, ids) in enumerate(zip(windows, documents, strict=True)):
+            batch = batch.to(device)
             scored = torch.ones_like(batch[:, 1:], dtype=torch.bool)
             overlapping = scored if number else scored[1:]  # the very first window scores all of its tokens
             overlapping[:, : T - stride] = False
-            document_ids = None if end_of_text is None else (batch[:, :-1] == end_of_text).cumsum(dim=1)
-            features = model.features(batch[:, :-1], document_ids=document_ids)[scored]
+            ids = None if ids is None else ids[:, :-1].to(device)
+            features = model.features(batch[:, :-1], document_ids=ids)[scored]
             for part, targets in zip(features.split(rows), batch[:, 1:][scored].split(rows), strict=True):
                 logprobs.append(-F.cross_entropy(model.unembed(part), targets, reduction="none").cpu())
     return torch.cat(logprobs)[:num_targets]

@@ -11,10 +11,13 @@ import pyarrow.parquet
 
 TEXTS = {"train": [f"This is text {number}. " * 300 for number in range(8)], "validation": ["A mouse.", "Two mice."]}
 FILES = {"README.md": b"# Some texts\n"}
+NO_TEXTS: list[str] = []
 for split, texts in TEXTS.items():
-    with io.BytesIO() as file:
-        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file, row_group_size=1, write_statistics=False)
-        FILES[f"{split}.parquet"] = file.getvalue()
+    for number, rows in enumerate([NO_TEXTS, texts, NO_TEXTS]):  # some files of a data set hold no rows
+        table = pyarrow.table({"text": pyarrow.array(rows, pyarrow.string())})
+        with io.BytesIO() as file:
+            pyarrow.parquet.write_table(table, file, row_group_size=1, write_statistics=False)
+            FILES[f"{split}-{number:05d}-of-00003.parquet"] = file.getvalue()
 REVISION = "0123456789" * 4
 TREE = [{"type": "file", "path": name, "size": len(content), "oid": name} for name, content in FILES.items()]
 ABOUT = {"id": "owner/texts", "sha": REVISION}

@@ -332,7 +332,7 @@ def test_hub_that_answers(small_options, hub, monkeypatch, owner, options):
 
 
 OWNERS = {"missing": "'missing/texts' doesn't exist on the Hub", "gated": "login"}
-OWNERS |= dict.fromkeys(["busy", "dropped", "unreachable", "cut"], "cannot reach the Hugging Face Hub")
+OWNERS |= {owner: f"cannot read data set '{owner}/texts'" for owner in ("busy", "dropped", "unreachable", "cut")}
 
 
 @pytest.mark.parametrize("options", [[], STREAMED], ids=["whole", "streamed"])

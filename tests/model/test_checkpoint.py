@@ -99,13 +99,25 @@ with limited_memory(2**25):
         ({"gpt_config": SIZES | {"num_layers": "two"}}, ""),
         ({"state_dict": {1: torch.zeros(2)}}, ""),
         ({"state_dict": {"gpt.head.weight": 1}}, ""),
-        ({"gpt_config": SIZES | {"num_layers": 3}}, r"Missing key.*blocks\.2"),
+        ({"gpt_config": SIZES | {"num_layers": 3}}, r"blocks\.2\..* is missing"),
     ],
     ids=str,
 )
 def test_weights_that_do_not_fit_the_description_are_refused(tmp_path, gpt, changes, reason):
     path = save(tmp_path / "x.ckpt", gpt, **changes)
     with pytest.raises(ValueError, match=rf"x\.ckpt .*{reason}[^\n]*$"):
+        load_gpt(path)
+
+
+def test_an_error_while_weights_are_taken_is_not_told_as_weights_that_do_not_fit(tmp_path, gpt, monkeypatch):
+    """Such as a memory that is full, or a bug in a layer that someone has written."""
+    path = save(tmp_path / "x.ckpt", gpt)
+
+    def fail(*_, **__):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(torch.nn.Embedding, "_load_from_state_dict", fail)
+    with pytest.raises(RuntimeError, match="allocate memory"):
         load_gpt(path)
 
 
