@@ -22,7 +22,7 @@ from model.gpt import GPT, GPTConfig
 
 WEIGHT_PREFIX = "gpt."  # the module that trains a GPT holds it as its attribute `gpt`
 OTHERS = ", or no checkpoint of GlassGPT"
-PARTS = ("state_dict", "gpt_config", "tokenizer", "global_step")  # what every checkpoint holds
+CONTENT = ("state_dict", "gpt_config", "tokenizer", "global_step")  # what every checkpoint holds
 # What a checkpoint may name: tensors, ordered dicts and bytes. torch's own list also has types that take any amount of
 # memory when they are made, such as bytearray.
 PLAIN_TYPES = re.compile(r"torch\._utils _rebuild_tensor_v2|torch \w+Storage|collections OrderedDict|_codecs encode")
@@ -129,7 +129,7 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
                 raise Mistake(f"it is not of plain tensors and values, but names {argument}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)
         _check_size(checkpoint, 2 * path.stat().st_size)  # a tied head is there twice
-        if missing := [name for name in PARTS if name not in checkpoint]:
+        if missing := [name for name in CONTENT if name not in checkpoint]:
             raise Mistake(f"it has no {', '.join(missing)}")
         return checkpoint
 

@@ -28,7 +28,7 @@ from data.tokenizers import END_OF_TEXT, Tokenizer
 from data.windows import document_ids
 from model.checkpoint import build_gpt, read_checkpoint
 from model.checks import Mistake
-from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder, masks_documents
+from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
 from model.generation import generate
 from model.gpt import GPT
 from model.inspection.experiments import Found, try_all
@@ -65,7 +65,7 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
             raise Mistake(f"{source} is no run: it has no checkpoint of step {step}")
         folder = local_folder(source)
         gpt, tokenizer = from_huggingface(folder), Tokenizer.from_folder(folder)
-        check_tokenizer(gpt, tokenizer)
+        check_vocabulary(gpt, tokenizer)
         return Glass(gpt.to(device), tokenizer, str(source), document_masking=masks_documents(folder))
     path = None if source is None else Path(source)
     run = Run.open(path)
@@ -74,7 +74,7 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
     gpt = build_gpt(checkpoint, about).to(device).eval()
     try:
         tokenizer = Tokenizer.from_dict(about["tokenizer"])
-        check_tokenizer(gpt, tokenizer)
+        check_vocabulary(gpt, tokenizer)
     except Mistake as error:
         raise Mistake(f"{checkpoint}: {error}") from error
     return Glass(gpt, tokenizer, str(checkpoint), checkpoint, about["global_step"], bool(about.get("document_masking")))

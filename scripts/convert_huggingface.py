@@ -54,7 +54,7 @@ def import_model(arguments: argparse.Namespace) -> None:
     import torch
 
     from model.checkpoint import WEIGHT_PREFIX
-    from model.exchange.huggingface import check_tokenizer, from_huggingface, local_folder, masks_documents
+    from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
     from model.files import atomic_file
 
     output = arguments.output
@@ -63,7 +63,7 @@ def import_model(arguments: argparse.Namespace) -> None:
     folder = local_folder(arguments.source)
     gpt = from_huggingface(folder)
     tokenizer = tokenizer_of(folder, gpt, arguments.tokenizer)
-    check_tokenizer(gpt, tokenizer)
+    check_vocabulary(gpt, tokenizer)
     checkpoint = {
         "state_dict": {WEIGHT_PREFIX + name: weight for name, weight in gpt.state_dict().items()},
         "gpt_config": asdict(gpt.config),

@@ -35,7 +35,7 @@ NORMS = {
     "rmsnorm": "divided by its root mean square",
     "layernorm": "shifted to mean 0, divided by its standard deviation and scaled by learned weights",
 }
-ACTIVATIONS = {"relu2": "the square of ReLU", "gelu": "GELU", "gelu_exact": "GELU", "swiglu": "SiLU"}
+ACTIVATION_NAMES = {"relu2": "the square of ReLU", "gelu": "GELU", "gelu_exact": "GELU", "swiglu": "SiLU"}
 
 
 class Stop(NamedTuple):
@@ -308,7 +308,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                outputs[block.feed_forward_norm], Block.forward, f"""
                Brought to one scale again: {norm}.
                """)
-    activation = ACTIVATIONS.get(config.activation, config.activation)
+    activation = ACTIVATION_NAMES.get(config.activation, config.activation)
     gate = f", times a gate, {activation}, which passes its answer on or blocks it"
     if feed_forward.gate_proj is None:
         gate = f"; {activation} passes some answers on and blocks others"

@@ -80,10 +80,10 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
             return_dict: False returns a tuple; None means as the config says.
             others: those of IGNORED; all else, which would change the result or its outputs, only as None or False.
         """
-        asked = others | {name: others.get(name) or getattr(self.config, name, False) for name in NOT_KEPT}
-        given = {name for name, value in asked.items() if value is not None and value is not False}
-        if refused := given - IGNORED:
-            raise ValueError(f"a {type(self).__name__} does not take {', '.join(refused)}")
+        others = {name: getattr(self.config, name, False) for name in NOT_KEPT} | others
+        for name, value in others.items():
+            if name not in IGNORED and value is not None and value is not False:
+                raise ValueError(f"a {type(self).__name__} does not take {name}")
         if attention_mask is None or attention_mask.all():
             logits = self.gpt(input_ids)
         else:
@@ -105,5 +105,5 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> dict[str, Any]:
         """All tokens so far, at every step; and what `forward` refuses."""
-        asked = {name: others.get(name) for name in NOT_KEPT}
-        return {"input_ids": input_ids, "attention_mask": attention_mask, **asked}
+        refused = {name: True for name in NOT_KEPT if others.get(name)}
+        return {"input_ids": input_ids, "attention_mask": attention_mask} | refused

@@ -7,7 +7,7 @@ from typing import Any
 
 from model.checkpoint import build_gpt, load_gpt, read_checkpoint
 from model.checks import Mistake
-from model.exchange.huggingface import CONFIG, from_huggingface, local_folder, read_json, read_options
+from model.exchange.huggingface import CONFIG_JSON, config_of, from_huggingface, local_folder, read_json
 from model.gpt import GPT, GPTConfig
 
 CHOSEN = ("context_length", "dropout")  # may be other than the model's
@@ -31,7 +31,7 @@ def initial_config(source: str, config: Any, given: Collection[str]) -> GPTConfi
     if path.is_file():
         trained = build_gpt(path, read_checkpoint(path, on_disk=True)).config
     else:
-        trained = read_options(read_json(local_folder(source) / CONFIG))
+        trained = config_of(read_json(local_folder(source) / CONFIG_JSON))
     for name in given:
         value, own = getattr(config, name), getattr(trained, name)
         is_open = value is None and GPTConfig.__dataclass_fields__[name].default is None

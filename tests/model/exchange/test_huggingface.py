@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from data.tokenizers import Tokenizer, byte_level, train_bpe
-from model.attention import CausalSelfAttention
 from model.checks import Mistake
-from model.exchange.huggingface import GPT2_ACTIVATIONS, from_huggingface, read_options, to_huggingface
+from model.exchange.huggingface import GPT2_ACTIVATIONS, config_of, from_huggingface, to_huggingface
 from model.generation import generate
 from model.gpt import ACTIVATIONS, GPT, GPTConfig
 from tests import gpts, programs
-from tests.attentions import ALIBI, with_scores
 from tests.gpts import random_gpt
 from tests.strangers import Calls
 
@@ -119,7 +117,7 @@ def test_every_name_that_transformers_has_for_an_activation_is_read(transformers
     named = {name: transformers.activations.ACT2FN[name].double() for name in transformers.activations.ACT2CLS}
     for name, theirs in named.items():
         if name in GPT2_ACTIVATIONS:
-            ours = read_options(GPT2_OPTIONS | {"activation_function": name}).activation
+            ours = config_of(GPT2_OPTIONS | {"activation_function": name}).activation
             torch.testing.assert_close(ACTIVATIONS[ours](x), theirs(x), atol=1e-6, rtol=0)
         else:  # none of those that are refused is one of ours under another name
             same = [torch.allclose(ours(x), theirs(x), atol=1e-6) for ours in ACTIVATIONS.values()]
@@ -204,26 +202,6 @@ def test_a_folder_of_shards_is_read_and_a_missing_one_is_named(transformers, tmp
         from_huggingface(tmp_path / "model")
 
 
-def far_is_hidden(scores):
-    """All but the nearest 130 tokens, of a context of 140."""
-    return scores.masked_fill(torch.ones(scores.shape[-2:]).tril(-130).bool(), -torch.inf)
-
-
-@pytest.mark.parametrize("attention", [ALIBI, with_scores(far_is_hidden)], ids=["ALiBi", "a window"])
-@pytest.mark.parametrize("options", [GPT2, {**SIZES, **OURS, "window": None}], ids=["GPT-2", "our own source"])
-def test_a_network_that_computes_something_else_is_not_written(options, attention, tmp_path, monkeypatch):
-    """Another `attend` changes no option and no name of a weight."""
-    pytest.importorskip("transformers")
-    gpt, attend = gpt_of({**options, "context_length": 140}), CausalSelfAttention.attend
-    monkeypatch.setattr(CausalSelfAttention, "attend", attention)
-    message = r"GPT2LMHeadModel|GlassGPTForCausalLM.* logits differ by .*, more than 0\.001"
-    with pytest.raises(ValueError, match=message):
-        to_huggingface(gpt, tmp_path / "model")
-    assert not any(tmp_path.iterdir())
-    monkeypatch.setattr(CausalSelfAttention, "attend", attend)
-    to_huggingface(gpt, tmp_path / "model")
-
-
 def test_imported_weights_are_contiguous_and_take_no_more_room_than_they_need(tmp_path):
     """torch.save keeps a transposed view, and a kernel may want rows that follow each other."""
     gpt = from_huggingface(folder_of(tmp_path / "model"))
@@ -252,7 +230,7 @@ def test_half_precision_and_the_names_and_masks_of_the_published_files_are_read(
     [(12, 12, 768, 124_439_808), (24, 16, 1024, 354_823_168), (36, 20, 1280, 774_030_080), (48, 25, 1600, 1557611200)],
 )
 def test_published_sizes_have_their_number_of_parameters(layers, heads, width, parameters):
-    config = read_options(GPT2_OPTIONS | {"n_layer": layers, "n_head": heads, "n_embd": width})
+    config = config_of(GPT2_OPTIONS | {"n_layer": layers, "n_head": heads, "n_embd": width})
     with torch.device("meta"):
         gpt = GPT(config)
     assert gpt.num_parameters() == parameters
