@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import html
 import logging
-import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -27,14 +26,14 @@ from torch import Tensor
 from data.tokenizers import END_OF_TEXT, Tokenizer
 from data.windows import document_ids
 from model.checkpoint import build_gpt, read_checkpoint
-from model.checks import Mistake
+from model.checks import Mistake, parsing
 from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
 from model.generation import generate
 from model.gpt import GPT
 from model.inspection.experiments import Found, try_all
 from model.inspection.losses import Change, changes, losses_without_each
-from model.inspection.parts import Vectors, in_float32, part_means, parts_of, replaced, run, undisturbed
-from model.inspection.reading import Reading, one_sequence, read
+from model.inspection.parts import Vectors, part_means, parts_of
+from model.inspection.reading import Reading, one_sequence, place_in, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
 from model.pages.page import run_page
@@ -72,12 +71,12 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
     checkpoint = run.checkpoint if step is None else run.at(step)
     about = read_checkpoint(checkpoint)
     gpt = build_gpt(checkpoint, about).to(device).eval()
-    try:
+    with parsing(checkpoint):
         tokenizer = Tokenizer.from_dict(about["tokenizer"])
         check_vocabulary(gpt, tokenizer)
-    except Mistake as error:
-        raise Mistake(f"{checkpoint}: {error}") from error
-    return Glass(gpt, tokenizer, str(checkpoint), checkpoint, about["global_step"], bool(about.get("document_masking")))
+    folder = run.folder if run.is_run else None
+    step, document_masking = about["global_step"], bool(about.get("document_masking"))
+    return Glass(gpt, tokenizer, str(checkpoint), checkpoint, folder, step, document_masking)
 
 
 def is_huggingface(source: str | Path | None) -> bool:
@@ -93,14 +92,15 @@ class Glass:
 
     gpt: a torch.nn.Module, in evaluation mode. tokenizer: a `data.tokenizers.Tokenizer`, with encode(text) and
     decode(ids). source: the file or name that it was read from. checkpoint: its file, None for a model of Hugging Face.
-    step: the number of updates it was trained for, None if unknown. document_masking: whether it was trained to attend
-    within a document, as far as its files tell.
+    run: the folder of the run, None if it is of none. step: the number of updates it was trained for, None if unknown.
+    document_masking: whether it was trained to attend within a document, as far as its files tell.
     """
 
     gpt: GPT
     tokenizer: Tokenizer
     source: str
     checkpoint: Path | None = None
+    run: Path | None = None
     step: int | None = None
     document_masking: bool = False
 
@@ -116,12 +116,6 @@ class Glass:
         return self.gpt.token_embedding.weight.device
 
     @property
-    def run(self) -> Path | None:
-        """The folder of the run, None if it is not of one."""
-        run = self.checkpoint and Run.open(self.checkpoint)
-        return run.folder if run and run.is_run else None
-
-    @property
     def name(self) -> str:
         """The run's, or the file's or model's."""
         return self.run.resolve().name if self.run else Path(self.source).stem
@@ -129,7 +123,7 @@ class Glass:
     @property
     def steps(self) -> list[int]:
         """The steps whose checkpoints the run has kept besides the best and the last, in ascending order."""
-        return Run.open(self.checkpoint).kept_steps if self.run else []
+        return Run(self.run).kept_steps if self.run else []
 
     def at(self, step: int) -> Glass:
         """The model after this many updates, one of `steps`, the best's or the last's. A `Mistake` for others."""
@@ -150,14 +144,11 @@ class Glass:
         return Recording.open(self.run / ATTENTION, self.name)
 
     def recorded_or_none(self) -> Recording | None:
-        """`recorded`, or None where nothing was that this model can read."""
+        """`recorded`, or None where nothing was: a missing or damaged recording is not needed to read a text."""
         try:
-            recorded = self.recorded
-        except Mistake:  # a missing or damaged recording is not needed to read a text
+            return self.recorded
+        except Mistake:
             return None
-        longest = max(texts.length for texts in (*recorded.windows.values(), *recorded.probes.values()))
-        fits = longest <= self.gpt.config.context_length and recorded.tokenizer == self.tokenizer.fingerprint
-        return recorded if fits else None
 
     def read(self, text: Text | Sequence[Text], *, without: str | Iterable[str] = ()) -> Reading | list[Reading]:
         """Reads a text, token ids (T,), or each of a list of texts. Any later change of the model is not in a reading.
@@ -171,17 +162,20 @@ class Glass:
 
         Raises a `Mistake` for an empty text, ids outside the vocabulary, or a part that the model does not have.
         """
-        known = list(parts_of(self.gpt))
-        names = [without] if isinstance(without, str) or not isinstance(without, Iterable) else list(without)
-        for name in names:
-            if name not in known:
-                raise Mistake(f"the model has no part {name!r}: it has {', '.join(known)}")
+        names = [without] if isinstance(without, str) else list(without)
         if is_several(text):
             return [self.read(one, without=names) for one in text]  # type: ignore[misc, arg-type]
         tokens = self.encode(text)  # type: ignore[arg-type]
         means = self.means(tokens) if names else {}
-        replacing = {name: means[name] for name in names}
+        replacing = {self._part(name): means[name] for name in names}
         return self._reading(tokens, replacing, [f"without {name}" for name in names])
+
+    def _part(self, name: str, kind: str = "") -> str:
+        """The name of a part of this kind. Raises a `Mistake` for one that the model does not have."""
+        known = [part for part in parts_of(self.gpt) if part.startswith(kind)]
+        if name not in known:
+            raise Mistake(f"the model has no part {name!r}: it has {', '.join(known)}")
+        return name
 
     def encode(self, text: Text) -> Tensor:
         """Token ids (T,) of what is read of a text: its last tokens where the model's context does not hold all, as
@@ -244,21 +238,12 @@ class Glass:
         Raises a `Mistake` for a head or a token that is not there.
         """
         tokens, other_tokens = self.encode(text), self.encode(other)
-        layer, number = self._head(head)
-        at = place_of("position", position, len(tokens))
-        source_at = place_of("source", position if source is None else source, len(other_tokens))
+        name = self._part(head if isinstance(head, str) else "head " + ".".join(map(str, np.ravel(head))), "head ")
+        layer, number = map(int, name.removeprefix("head ").split("."))
+        at = place_in("position", position, len(tokens))
+        source_at = place_in("source", position if source is None else source, len(other_tokens))
         given = self._reading(other_tokens).heads[layer, number, source_at]
-        name = f"head {layer}.{number}"
         return self._reading(tokens, {name: given}, [f"{name} patched at token {at} (in this text only)"], at)
-
-    def _head(self, head: Sequence[int] | str) -> tuple[int, int]:
-        """The layer and number of a head. Raises a `Mistake` for one that is not there."""
-        layers, heads = self.gpt.config.num_layers, self.gpt.config.num_heads
-        known = {f"head {layer}.{number}": (layer, number) for layer in range(layers) for number in range(heads)}
-        for name, place in known.items():
-            if head == name if isinstance(head, str) else np.array_equal(head, place):
-                return place
-        raise Mistake(f"head {head!r} is not (layer, number) of layers 0..{layers - 1} and heads 0..{heads - 1}")
 
     def _reading(
         self, tokens: Tensor, replacing: Vectors | None = None, edits: Sequence[str] = (), position: int | None = None
@@ -278,11 +263,10 @@ class Glass:
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
         """Continues a prompt and returns the new text; options as in `model.generation.stream`, such as temperature.
 
-        An empty prompt begins a document. The same seed writes the same text.
+        An empty prompt begins a document. The same seed writes the same text; without one, torch's own generator draws.
         """
         tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
-        generator = torch.Generator(self.device)
-        generator.seed() if seed is None else generator.manual_seed(seed)
+        generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
         options = {"stop_token": self.tokenizer.end_of_text, "generator": generator} | options
         prompted = torch.tensor([tokens], device=self.device)
         written = generate(self.gpt, prompted, max_new_tokens, **options)[0, len(tokens) :]
@@ -306,20 +290,15 @@ class Glass:
 
         Raises a `Mistake` if no text was recorded, which the page opens with.
         """
-        recorded = self.recorded_or_none()
-        if recorded is None:
-            raise Mistake(f"{self.source} has no text on record to try it on: read one, and show the reading")
-        return run_page(self.name, recorded, models=[(self.step or 0, self.gpt)], tokenizer=self.tokenizer)
+        step = self.step or 0
+        return run_page(self.name, self.recorded, models=[(step, self.gpt)], tokenizer=self.tokenizer)
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.
 
         Raises a `Mistake` if no text was recorded to try them on.
         """
-        recorded = self.recorded_or_none()
-        if recorded is None:
-            raise Mistake(f"{self.source} has no text on record to try experiments on")
-        windows = recorded.windows["text"]
+        windows = self.recorded.windows["text"]
         return try_all(self.gpt, self.tokenizer, windows, part_means(self.gpt, windows))
 
     def _repr_html_(self) -> str:
@@ -338,7 +317,10 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
     recorded = first.recorded_or_none()
     recording = Recording(probes, recorded.windows if recorded else {}, name=first.name, is_prompt=True)
     for glass, reading in read_by:
-        check_unchanged(glass.gpt, reading, probes["text"])
+        again = glass._reading(reading.ids, reading.replacing, position=reading.position)
+        limit = CHANGED * max(1.0, reading.checks.logits) + 2 * reading.checks.noise
+        if (again.logits - reading.logits).abs().max() > limit:
+            raise Mistake("the model is no longer as it was when this text was read: read it again to see its page")
         step = glass.step or 0
         taken = take_snapshot(glass.gpt, step, recording, glass.tokenizer.label, text=reading)
         recorded = None if reading.replacing else glass.recorded_or_none()
@@ -349,33 +331,9 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
     return recording
 
 
-@torch.no_grad()
-def check_unchanged(gpt: GPT, reading: Reading, text: Texts) -> None:
-    """Raises a `Mistake` if the model would not read the text as it did."""
-    exact = in_float32(gpt)
-    with undisturbed(exact), replaced(exact, reading.replacing, reading.position):
-        logits = exact.unembed(run(exact, text))[0].cpu()
-    difference = (logits - reading.logits).abs().max().item()
-    if difference > CHANGED * max(1.0, reading.checks.logits) + 2 * reading.checks.noise:
-        raise Mistake("the model is no longer as it was when this text was read: read it again to see its page")
-
-
 def is_several(text: Text | Sequence[Text]) -> bool:
-    """Whether this is a list of texts, and not one text: its string, its ids (T,) as a list or a tensor of them."""
-    if isinstance(text, str | Tensor) or not isinstance(text, Sequence):
-        return False
-    return all(isinstance(one, str) or np.ndim(one) > 0 for one in text)
-
-
-def place_of(name: str, place: int, length: int) -> int:
-    """A token's place from 0; negative ones count from the end. Raises a `Mistake` where there is none."""
-    try:
-        at = operator.index(place)
-    except TypeError:
-        raise Mistake(f"{name} must be the place of a token, a whole number, not {place!r}") from None
-    if not -length <= at < length:
-        raise Mistake(f"there is no token {at} in a text of {length} tokens")
-    return at % length
+    """Whether this is a list of texts, and not one text: its string, or its ids (T,), which a list may hold too."""
+    return isinstance(text, list | tuple) and any(isinstance(one, str) or np.ndim(one) > 0 for one in text)
 
 
 def in_frame(page: Callable[[], str]) -> str:

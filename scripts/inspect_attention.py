@@ -41,15 +41,13 @@ def main(argv: list[str] | None = None) -> None:
     arguments = build_parser().parse_args(argv)
     check(arguments)
 
-    from model.inspection.verdicts import warnings
-
     if arguments.experiments:
         print(experiments_table(arguments.run or arguments.checkpoint))
         return
     shown, page, usual = of_run(arguments.run) if arguments.prompt is None else of_prompt(arguments)
     output = arguments.output or usual
     write(shown, output, arguments, page)
-    for sentence in warnings(shown.snapshots):
+    for sentence in shown.problems.values():
         print(f"warning: {shown.name}: {sentence[0].lower()}{sentence[1:]}", file=sys.stderr)
     said = "; open it in a browser" if ending(output) == PAGE else ""
     if arguments.open:

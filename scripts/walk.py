@@ -22,7 +22,7 @@ from scripts.generate import write_text
 from scripts.parser import Parser, prompt_text
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from data.tokenizers import Tokenizer
     from model.glass import Glass
@@ -153,9 +153,9 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     from model.attention import CausalSelfAttention
     from model.checks import listed
     from model.gpt import GPT, Block, FeedForward, NgramEmbedding
+    from model.inspection.maps import EXACT
     from model.inspection.parts import hooked, undisturbed
     from model.inspection.reading import read
-    from model.inspection.verdicts import EXACT
     from model.masks import causal_mask, sliding_window_mask
     from model.multihead import scaled_dot_product_attention
     from model.rotary import apply_rotary
@@ -168,7 +168,11 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
 
     # What every module gets and gives, and what attention did in between, each with its axis of one text.
     reading = read(gpt, ids)
-    with torch.no_grad(), undisturbed(gpt), hooked(gpt.modules()) as (inputs, outputs):
+    inputs: dict[nn.Module, Tensor] = {}
+    outputs: dict[nn.Module, Tensor] = {}
+    keep_inputs = hooked(gpt.modules(), [], inputs.__setitem__)
+    keep_outputs = hooked([], gpt.modules(), outputs.__setitem__)
+    with torch.no_grad(), undisturbed(gpt), keep_inputs, keep_outputs:
         gpt(tokens)
         loss = gpt.loss(tokens, targets)
         queries, _, _ = attention.project(inputs[attention])  # before rotary turns them

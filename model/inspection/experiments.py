@@ -27,7 +27,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from model.gpt import GPT
-from model.inspection.parts import Attend, Vectors, observed, replaced, undisturbed, weights_of
+from model.inspection.maps import Attend, observed, weights_of
+from model.inspection.parts import Vectors, replaced, undisturbed
 from model.inspection.texts import Texts
 
 LISTED = 20  # likeliest next tokens that count, as many as the page knows
@@ -109,9 +110,9 @@ class Material:
 
     def __init__(self, tokenizer: Any, windows: Texts, context: int) -> None:
         self.tokenizer, self.encode, self.context = tokenizer, tokenizer.encode, context
-        self.beginnings: dict[str, list[int]] = {}
         end_of_text = tokenizer.label(tokenizer.end_of_text)
         self.recorded = "\n".join("".join(labels).replace(end_of_text, "\n") for labels in windows.labels)
+        self.known: dict[str, list[int]] = {}
         least, most = PIECE
         self.piece = min(max(context // 6, least), most)
         # Parts that do not overlap, and the token after each; not those that begin or end within a character.
@@ -119,38 +120,37 @@ class Material:
         for tokens in windows.tokens.tolist():
             for at in range(0, len(tokens) - self.piece, self.piece + 1):
                 piece = tokens[at : at + self.piece + 1]
-                is_of_one_text = tokenizer.end_of_text not in piece
-                if is_of_one_text and self.encode(tokenizer.decode(piece[:-1])) == piece[:-1]:
+                is_whole = self.encode(tokenizer.decode(piece[:-1])) == piece[:-1]
+                if is_whole and tokenizer.end_of_text not in piece:
                     self.pieces.append(piece)
 
     def words(self, count: int) -> Iterator[list[str]]:
         """Different words of the recorded text."""
         known, draw = sorted(set(re.findall(r"\b[a-z]{3,9}\b", self.recorded))), random.Random(0)
-        yield from (draw.sample(known, count) for _ in range(MADE_UP if len(known) >= 10 * count else 0))
+        for _ in range(MADE_UP if len(known) >= 10 * count else 0):
+            yield draw.sample(known, count)
 
     def made_up(self) -> Iterator[tuple[list[int], list[int], int]]:
         """Words of random letters: the tokens of one, those with which it begins again, and the next one."""
         letters, draw = [letter for letter in string.ascii_lowercase if letter in self.recorded], random.Random(0)
+        space = " " if " " in self.recorded else ""
         for _ in range(MADE_UP if len(letters) > WORD else 0):
-            word = self.encode(" " * (" " in self.recorded) + "".join(draw.sample(letters, WORD)))
+            word = self.encode(space + "".join(draw.sample(letters, WORD)))
             cut = draw.randrange(len(word) // 2, len(word))
             yield word, word[:cut], word[cut]
 
-    def beginning(self, pattern: str) -> list[int]:
-        """The tokens whose text begins as a regular expression says."""
-        if pattern not in self.beginnings:
+    def of_tokens(self, tokens: list[int], following: int, changed: list[int], source: int) -> Trial:
+        text, other = self.tokenizer.decode(tokens), self.tokenizer.decode(changed)
+        return Trial(text, [following], self.tokenizer.label(following), other, source)
+
+    def of_text(self, text: str, pattern: str, answer: str, changed: str, character: int) -> Trial:
+        """Right are the tokens whose text begins as a regular expression says; the source holds a character."""
+        if pattern not in self.known:
             tokens = range(self.tokenizer.vocab_size)
-            self.beginnings[pattern] = [one for one in tokens if re.match(pattern, self.tokenizer.label(one))]
-        return self.beginnings[pattern]
-
-    def place(self, text: str, character: int) -> int:
-        """The place of the token of a text that holds one of its characters."""
+            self.known[pattern] = [one for one in tokens if re.match(pattern, self.tokenizer.label(one))]
         tokens = self.encode(text)
-        return next(i for i in range(len(tokens)) if len(self.tokenizer.decode(tokens[: i + 1])) > character)
-
-    def trial(self, tokens: list[int], following: int, changed: list[int], source: int) -> Trial:
-        texts = self.tokenizer.decode(tokens), self.tokenizer.decode(changed)
-        return Trial(texts[0], [following], self.tokenizer.label(following), texts[1], source)
+        source = next(i for i in range(len(tokens)) if len(self.tokenizer.decode(tokens[: i + 1])) > character)
+        return Trial(text, self.known[pattern], answer, changed, source)
 
 
 @Experiment(
@@ -163,7 +163,7 @@ class Material:
 )
 def _word_twice(texts: Material) -> Iterator[Trial]:
     for word, again, following in texts.made_up():
-        yield texts.trial(word + again, following, word + again, len(again))
+        yield texts.of_tokens(word + again, following, word + again, len(again))
 
 
 @Experiment(
@@ -180,7 +180,7 @@ def _far_above(texts: Material) -> Iterator[Trial]:
         pieces = (texts.pieces[first:] + texts.pieces)[: 1 + texts.context // texts.piece]
         between = [token for piece in pieces for token in piece]
         near = word + between[: min(texts.piece, texts.context - 2 * len(word))] + again
-        yield texts.trial(near, following, word + between + again, len(again))
+        yield texts.of_tokens(near, following, word + between + again, len(again))
 
 
 @Experiment(
@@ -192,7 +192,7 @@ def _far_above(texts: Material) -> Iterator[Trial]:
 )
 def _token_before(texts: Material) -> Iterator[Trial]:
     for *tokens, following in texts.pieces:
-        yield texts.trial(tokens, following, [*tokens[:-2], tokens[0], tokens[-1]], len(tokens) - 2)
+        yield texts.of_tokens(tokens, following, [*tokens[:-2], tokens[0], tokens[-1]], len(tokens) - 2)
 
 
 @Experiment(
@@ -222,10 +222,9 @@ def _brackets(texts: Material) -> Iterator[Trial]:
 
 def _closing(texts: Material, start: str, sign: str, inside: str) -> Trial:
     """A text with an open quote or bracket, and with the other kind in its place; brackets of `start` swap too."""
-    text = f"{start}{sign}{inside}"
+    text, closing = f"{start}{sign}{inside}", CLOSING[sign]
     changed = "".join(SWAPPED.get(char, char) for char in text)
-    right = texts.beginning(re.escape(CLOSING[sign]))
-    return Trial(text, right, CLOSING[sign], changed, texts.place(text, len(start)))
+    return texts.of_text(text, re.escape(closing), closing, changed, len(start))
 
 
 @Experiment(
@@ -237,10 +236,11 @@ def _closing(texts: Material, start: str, sign: str, inside: str) -> Trial:
 )
 def _indentation(texts: Material) -> Iterator[Trial]:
     for number, (name, argument, one, other) in enumerate(texts.words(4)):
-        start, (depth, changed) = f"    def {name}(self, {argument}):\n", ((8, 12), (12, 8))[number % 2]
+        start = f"    def {name}(self, {argument}):\n"
+        depth, changed = (12, 8) if number % 2 else (8, 12)
         text, moved = (f"{start}{' ' * width}if {one} in {other}" for width in (depth, changed))
-        right = texts.beginning(rf":\n {{{depth + 4}}}$")
-        yield Trial(text, right, f":\n{' ' * (depth + 4)}", moved, texts.place(text, len(start)))
+        pattern, answer = rf":\n {{{depth + 4}}}$", f":\n{' ' * (depth + 4)}"
+        yield texts.of_text(text, pattern, answer, moved, len(start))
 
 
 @torch.no_grad()
@@ -250,28 +250,32 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> Found:
     windows: of the recorded text. means: what a head that is switched off gives at every token.
     """
     texts = Material(tokenizer, windows, gpt.config.context_length)
+    effects: list[Effect] = []
+    missing: dict[str, str] = {}
     with undisturbed(gpt):
-        found = {title: _tried(gpt, title, texts, means) for title in EXPERIMENTS}
-    effects = [effect for effect in found.values() if isinstance(effect, Effect)]
-    effects.sort(key=lambda effect: effect.usual[1] - effect.usual[0])
-    return effects, {title: reason for title, reason in found.items() if isinstance(reason, str)}
+        for experiment in EXPERIMENTS.values():
+            found = _tried(gpt, experiment, texts, means)
+            if isinstance(found, Effect):
+                effects.append(found)
+            else:
+                missing[experiment.title] = found
+    return sorted(effects, key=lambda effect: effect.usual[1] - effect.usual[0]), missing
 
 
-def _tried(gpt: GPT, title: str, texts: Material, means: Vectors) -> Effect | str:
+def _tried(gpt: GPT, tried: Experiment, texts: Material, means: Vectors) -> Effect | str:
     """What comes of an experiment: an effect, or why there is none."""
-    tried = EXPERIMENTS[title]
     proposed = islice(tried.propose(texts), MOST)
     # Of a text beyond the context only the end is read, where its source would be another token.
     trials = [one for one in proposed if one.right and len(texts.encode(one.text)) <= texts.context]
     if len(trials) < CHOOSING + MIN_TEXTS:
         return "its tokens and its recorded text make no such texts"
-    choosing, others = trials[:CHOOSING], trials[CHOOSING:]
-    share, weights = _expected(gpt, texts, others)
+    chosen, others = trials[:CHOOSING], trials[CHOOSING:]
+    share, looks = _expected(gpt, texts, others)
     is_right = share >= RIGHT
     before, known = share[is_right], [trial for trial, right in zip(others, is_right, strict=True) if right]
     if len(known) < MIN_TEXTS:
         return f"right on only {len(known)} of {len(others)} texts"
-    head = _chosen_head(gpt, texts, choosing, means, tried.switches)
+    head = _chosen_head(gpt, texts, chosen, means, tried.switches)
     off = [head] if head and tried.switches else []
     with replaced(gpt, {part: means[part] for part in off}):
         after, _ = _expected(gpt, texts, known, changed=True)
@@ -280,12 +284,14 @@ def _tried(gpt: GPT, title: str, texts: Material, means: Vectors) -> Effect | st
         return f"the change takes half or more on only {halved} of the {len(known)} texts that it is right on"
     usual = before.median().item(), after.median().item()
     shown = int(((before - usual[0]).abs() + (after - usual[1]).abs()).argmin())
-    weight = weights[is_right, _heads(means).index(head)].mean().item() if head else 0.0
+    weight = looks[head][is_right].mean().item() if head else 0.0
     name = head and head.removeprefix("head ")
-    words = {word: getattr(tried, word) for word in ("look", "change", "question", "finding")}
+    words = {
+        word: getattr(tried, word).format(head=name, context=texts.context)
+        for word in ("title", "look", "change", "question", "finding")
+    }
     return Effect(
-        **{word: sentence.format(head=name, context=texts.context) for word, sentence in words.items()},
-        title=title,
+        **words,
         trial=known[shown],
         off=off,
         head=name,
@@ -296,33 +302,31 @@ def _tried(gpt: GPT, title: str, texts: Material, means: Vectors) -> Effect | st
     )
 
 
-def _heads(means: Vectors) -> list[str]:
-    return [part for part in means if part.startswith("head ")]
-
-
 def _chosen_head(gpt: GPT, texts: Material, trials: Sequence[Trial], means: Vectors, switches: bool) -> str | None:
     """The head without which the right tokens lose most: of all if it is to be switched off, else of those that look at
     the source, as a head may look there and yet give nothing that the model needs. None if they lose nothing."""
-    share, weights = _expected(gpt, texts, trials)
-    heads, looks = _heads(means), weights.mean(0).tolist()
-    candidates = [i for i in range(len(heads)) if switches or looks[i] >= RIGHT]
+    share, looks = _expected(gpt, texts, trials)
+    best, most = None, 0.0
+    for head, weight in looks.items():
+        if switches or weight.mean() >= RIGHT:
+            with replaced(gpt, {head: means[head]}):
+                left, _ = _expected(gpt, texts, trials, changed=switches)
+            lost = (share - left).sum().item()
+            if lost > 0 and lost >= most:
+                best, most = head, lost
+    return best
 
-    def lost(number: int) -> float:
-        with replaced(gpt, {heads[number]: means[heads[number]]}):
-            return (share - _expected(gpt, texts, trials, changed=switches)[0]).sum().item()
 
-    most, number = max(((lost(i), i) for i in candidates), default=(0.0, 0))
-    return heads[number] if most > 0 else None
-
-
-def _expected(gpt: GPT, texts: Material, trials: Sequence[Trial], changed: bool = False) -> tuple[Tensor, Tensor]:
-    """What the right tokens get of the probability, (N,), and before the change the weight of each head from the last
-    token to the source, (N, L H)."""
+def _expected(
+    gpt: GPT, texts: Material, trials: Sequence[Trial], changed: bool = False
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the right tokens get of the probability, (N,), and before the change by the name of each head its weight
+    from the last token to the source, (N,)."""
     read = [texts.encode(trial.changed if changed else trial.text) for trial in trials]
     tokens = [torch.tensor((ids or [texts.tokenizer.end_of_text])[-texts.context :]) for ids in read]
     rows, last = torch.arange(len(tokens)), torch.tensor([len(ids) - 1 for ids in tokens])
     source = torch.tensor([trial.source for trial in trials])
-    weights = []
+    weights: list[Tensor] = []  # of each layer (N, H)
 
     def see(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
         weights.append(weights_of(attend, q, k, v)[rows, :, last, source].float().cpu())
@@ -333,5 +337,5 @@ def _expected(gpt: GPT, texts: Material, trials: Sequence[Trial], changed: bool 
         features = gpt.features(batch)[rows, last]
     listed = gpt.unembed(features).softmax(-1).cpu().topk(min(LISTED, gpt.head.out_features))
     right = [torch.isin(ids, torch.tensor(trial.right)) for ids, trial in zip(listed.indices, trials, strict=True)]
-    probability = (listed.values * torch.stack(right)).sum(-1)
-    return probability, torch.cat(weights, dim=1) if weights else probability.new_empty(len(trials), 0)
+    looks = {f"head {layer}.{head}": of for layer, of_layer in enumerate(weights) for head, of in enumerate(of_layer.T)}
+    return (listed.values * torch.stack(right)).sum(-1), looks

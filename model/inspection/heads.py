@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.parts import Attend, observed, run, undisturbed, weights_of
+from model.inspection.maps import Attend, observed, weights_of
+from model.inspection.parts import run, undisturbed
 from model.inspection.texts import Texts
 
 RECENT = 8  # tokens
@@ -241,13 +242,10 @@ class HeadTable:
 def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
     """Measures a model on "text" and "repeated" windows, as `undisturbed` runs it, without autocast."""
     measured = {}
-    with undisturbed(gpt):
-        for kind, texts in windows.items():
-            rows = max(1, MAX_WEIGHTS // (gpt.config.num_heads * texts.length**2))
-            found = [
-                _figures_of_layers(gpt, piece, texts, number * rows) for number, piece in enumerate(texts.pieces(rows))
-            ]
-            measured[kind] = {name: torch.cat([one[name] for one in found], dim=1) for name in found[0]}
+    for kind, texts in windows.items():
+        pieces = texts.pieces(MAX_WEIGHTS // (gpt.config.num_heads * texts.length))
+        found = [_figures_of_layers(gpt, piece, texts, number * len(pieces[0])) for number, piece in enumerate(pieces)]
+        measured[kind] = {name: torch.cat([one[name] for one in found], dim=1) for name in found[0]}
     return table_of(windows, measured)
 
 
@@ -259,7 +257,7 @@ def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figu
         figures = figures_of(weights_of(attend, q, k, v).float(), texts, first)
         by_layer.append({name: values.cpu() for name, values in figures.items()})
 
-    with observed(gpt, see):
+    with undisturbed(gpt), observed(gpt, see):
         run(gpt, piece)
     return {name: torch.stack([one[name] for one in by_layer]) for name in by_layer[0]}
 
@@ -267,48 +265,38 @@ def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figu
 def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
     """The figures of one layer's maps (N, H, T, T) for each text and span, (N, 3, H), measured where the maps are.
 
-    first: the number of the text that the first map is of.
+    A figure is NaN for a span in which no query counts. first: the number of the text that the first map is of.
     """
     some = slice(first, first + len(weights))
-    patterns = _patterns_of(texts)
-    found = {
-        name: (weights * keys[some, None].to(weights.device)).sum(-1) for name, keys in patterns.keys.items()
-    }  # (N, H, T)
+    keys, queries = _patterns_of(texts)
+    values = {name: (weights * of_texts[some, None].to(weights.device)).sum(-1) for name, of_texts in keys.items()}
     if texts.kind == "text":
         # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
         shares = weights.clamp(min=0)
         nats = torch.special.entr(shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)).sum(-1)
         seen = texts.visible[some].sum(-1)[:, None].to(weights.device)
-        found["entropy"] = nats / seen.log().clamp(min=1e-9)
-        found["reach"] = nats.exp()
+        values["entropy"] = nats / seen.log().clamp(min=1e-9)
+        values["reach"] = nats.exp()
     figures = {}
-    for name, values in found.items():
-        queries = patterns.queries[name][some].to(weights.device).float()  # a mean over none is NaN
-        figures[name] = torch.einsum("nhq,nsq->nsh", values, queries) / queries.sum(-1, keepdim=True)
+    for name, of_queries in values.items():  # (N, H, T)
+        counted = queries[name][some].to(weights.device).float()  # a mean over none is NaN
+        figures[name] = torch.einsum("nhq,nsq->nsh", of_queries, counted) / counted.sum(-1, keepdim=True)
     return figures
 
 
-@dataclass(frozen=True, eq=False)
-class _Patterns:
-    """What some texts can show. keys: by the name of each score, (N, T, T). queries: those that count, (N, 3, T)."""
-
-    keys: dict[str, Tensor]
-    queries: dict[str, Tensor]
-
-
 @lru_cache(maxsize=2)  # the two kinds of texts of a run that is recorded, at each of its steps
-def _patterns_of(texts: Texts) -> _Patterns:
-    positions = torch.arange(texts.length)
-    is_first_half = positions < texts.length // 2
-    spans = torch.stack([positions >= 0, is_first_half, ~is_first_half])
-    chooses = ~texts.begins  # a query that sees itself alone has nothing to choose from
-    queries = {"entropy": chooses, "reach": chooses} if texts.kind == "text" else {}
+def _patterns_of(texts: Texts) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What some texts can show: the keys of each pattern, (N, T, T), and of each figure the queries that count,
+    (N, 3, T)."""
+    is_first_half = torch.arange(texts.length) < texts.length // 2
+    spans = torch.stack([is_first_half | True, is_first_half, ~is_first_half])
+    counted = {"entropy": ~texts.begins, "reach": ~texts.begins}  # a query that sees itself alone has no choice
     keys = {}
     for name, score in SCORES.items():
         if score.keys and score.probe == texts.kind:
             keys[name] = score.keys(texts).expand(len(texts), -1, -1)
-            queries[name] = choosing(keys[name], texts)
-    return _Patterns(keys, {name: counted[:, None] & spans for name, counted in queries.items()})
+            counted[name] = choosing(keys[name], texts)
+    return keys, {name: queries[:, None] & spans for name, queries in counted.items()}
 
 
 def choosing(keys: Tensor, texts: Texts) -> Tensor:
@@ -327,18 +315,16 @@ def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> H
     """What the figures (L, N, 3, H) of all windows say."""
     scores, errors, formed, uniform, counts = {}, {}, {}, {}, {}
     for name, score in SCORES.items():
-        texts = windows[score.probe]
         figures = measured[score.probe][name]
-        shown = _patterns_of(texts).queries[name].any(-1)  # (N, 3): the spans of each window in which a query counts
-        shows = shown.any(0)[:, None]
-        counts[name] = count = int(shown[:, 0].sum())
+        chance = _uniform_figures(windows[score.probe])[name]
+        shown = ~chance.isnan()  # (N, 3, 1): the spans of each window that can show it
+        shows = shown.any(0)
+        counts[name] = int(shown[:, 0].sum())
         means = figures.nanmean(1)  # (L, 3, H)
-        variance = (figures - means[:, None])[:, :, 0].square().nanmean(1)
+        variance = (figures[:, :, 0] - means[:, None, 0]).square().nanmean(1)
         scores[name] = means[:, 0].clamp(0, 1).where(shows[0], 0).numpy()
-        errors[name] = (
-            (variance / (count - 1)).sqrt().numpy() if count > 1 else np.full(means[:, 0].shape, np.nan, np.float32)
-        )
-        uniform[name] = _uniform_figures(texts)[name][:, 0].nanmean().nan_to_num().clamp(0, 1).item()
+        errors[name] = (variance / (counts[name] - 1)).sqrt().numpy()  # of one window 0 / 0, which is NaN
+        uniform[name] = chance[:, 0].nanmean().nan_to_num().clamp(0, 1).item()
         clear = (means > threshold(uniform[name])) | ~shows
         formed[name] = (clear.all(1) & shows.any() & torch.tensor(score.is_pattern)).numpy()
     reach = measured["text"]["reach"][:, :, 0].nanmean(1).numpy()

@@ -3,17 +3,16 @@
 A part is a head ("head 5.2"), a feed-forward ("feed-forward 3") or a table ("token embedding"). Nothing of the model is
 changed for good: hooks and methods that are put on it are taken off again, also after an error.
 
-Shapes: N texts, L layers, H heads, H_kv key and value heads, T tokens, S keys, D model width, K head width.
+Shapes: N texts, T tokens, D model width, K head width.
 """
 
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.gpt import GPT, Block, in_eval_mode
@@ -21,9 +20,7 @@ from model.inspection.texts import Texts
 
 TOKENS_AT_ONCE = 1024  # over which means are taken: what all parts give is in memory at once
 
-ByModule = dict[nn.Module, Tensor]
 Vectors = Mapping[str, Tensor]  # by the name of each part: (K,) for a head, else the width of what it gives
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # of q, k and v alone, with all else that a layer's `attend` got
 
 
 # ---- the parts
@@ -32,7 +29,8 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # of q, k and v alone, with
 class Part(NamedTuple):
     """Where what a part gives can be read and changed.
 
-    module, columns: what gives it; for a head the output matrix of its layer, and the head's columns in its input.
+    module, columns: for a head the output matrix of its layer, and the head's columns in its input. Of any other part
+    it is the result of the module that counts, all columns of it.
     layer: the block that it is in; None for a table that is read before all blocks.
     """
 
@@ -71,53 +69,51 @@ def parts_of(gpt: GPT) -> dict[str, Part]:
     return parts
 
 
+@contextmanager
+def watched(
+    gpt: GPT, modules: Iterable[nn.Module], see: Callable[[nn.Module, Tensor], Tensor | None]
+) -> Iterator[None]:
+    """Hands what the modules of parts give to `see`, which may give another tensor in its place."""
+    modules = set(modules)
+    heads = modules & {block.attention.output_proj for block in blocks_of(gpt)}
+    with hooked(heads, modules - heads, see):
+        yield
+
+
 @torch.no_grad()
 def part_means(gpt: GPT, texts: Texts) -> dict[str, Tensor]:
     """The mean of what each part gives for these texts, over all positions. ValueError for unknown ids."""
     parts = parts_of(gpt)
-    sums: ByModule = {}
-    readers = _readers(gpt)
-    for piece in texts.pieces(max(1, TOKENS_AT_ONCE // texts.length)):
-        with undisturbed(gpt), hooked({part.module for part in parts.values()}) as (inputs, outputs):
+    sums: dict[nn.Module, Tensor] = {}
+
+    def add(module: nn.Module, given: Tensor) -> None:
+        vectors = given.expand(len(piece), -1, -1)  # positions have no batch axis
+        sums[module] = sums.get(module, 0) + len(piece) * vectors.flatten(0, 1).mean(0)
+
+    with undisturbed(gpt), watched(gpt, [part.module for part in parts.values()], add):
+        for piece in texts.pieces(TOKENS_AT_ONCE):
             run(gpt, piece)
-        for module, vectors in (outputs | {module: inputs[module] for module in readers}).items():
-            mean = vectors.expand(len(piece), -1, -1).flatten(0, 1).mean(0)  # positions have no batch axis
-            sums[module] = sums.get(module, 0) + len(piece) * mean
     return {name: sums[part.module][part.columns] / len(texts) for name, part in parts.items()}
 
 
 @contextmanager
-def replaced(gpt: GPT, vectors: Vectors, position: int | None = None, *, apart: int | None = None) -> Iterator[None]:
+def replaced(gpt: GPT, vectors: Vectors, position: int | None = None) -> Iterator[None]:
     """Inside, each of these parts gives its vector.
 
-    Args:
-        position: the only token at which it does, from 0; a shorter sequence is left as it is. None: every token.
-        apart: part i is replaced only in rows i * apart up to (i + 1) * apart. None: all parts in all rows.
+    position: the only token at which it does, from 0; a shorter sequence is left as it is. None: every token.
     """
-    changes: dict[nn.Module, list[tuple[tuple, Tensor]]] = {}
     parts = parts_of(gpt)
     tokens = slice(None) if position is None else slice(position, position + 1)
-    for number, (name, vector) in enumerate(vectors.items()):
-        part = parts[name]
-        rows = slice(number * apart, (number + 1) * apart) if apart else ...
-        changes.setdefault(part.module, []).append(((rows, tokens, part.columns), vector))
 
-    def change(module: nn.Module, x: Tensor) -> Tensor:
-        if apart:
-            x = x.expand(apart * len(vectors), *x.shape[-2:])  # positions have no batch axis
-        x = x.clone()
-        for where, vector in changes[module]:
-            x[where] = vector.to(x)
-        return x
+    def change(module: nn.Module, given: Tensor) -> Tensor:
+        given = given.clone()
+        for name, vector in vectors.items():
+            if parts[name].module is module:
+                given[..., tokens, parts[name].columns] = vector.to(given)
+        return given
 
-    readers = _readers(gpt)
-    with changing(readers & changes.keys(), changes.keys() - readers, change):
+    with watched(gpt, [parts[name].module for name in vectors], change):
         yield
-
-
-def _readers(gpt: GPT) -> set[nn.Module]:
-    """The modules that read what all heads of a layer give."""
-    return {block.attention.output_proj for block in blocks_of(gpt)}
 
 
 # ---- running a model, and looking inside
@@ -140,8 +136,7 @@ def in_float32(gpt: GPT) -> GPT:
 def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]:
     """In eval mode and without compiled code; on exit modes and random number generators are as they were.
 
-    Args:
-        autocast: run under autocast to this type, as mixed-precision training does. None: without any.
+    autocast: run under autocast to this type, as mixed-precision training does. None: without any.
     """
     device = gpt.token_embedding.weight.device
     # Compiled code might not call what is observed. Setting this imports the compiler, which takes a second, so it is
@@ -157,78 +152,14 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 
 
 @contextmanager
-def hooked(modules: Iterable[nn.Module]) -> Iterator[tuple[ByModule, ByModule]]:
-    """Collects the first argument and the result of these modules, by module."""
-    inputs: ByModule = {}
-    outputs: ByModule = {}
-
-    def keep(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> None:
-        inputs[module] = args[0]
-        outputs[module] = result
-
-    with ExitStack() as hooks:
-        for module in modules:
-            hooks.callback(module.register_forward_hook(keep).remove)
-        yield inputs, outputs
-
-
-@contextmanager
-def changing(
-    inputs: Iterable[nn.Module], outputs: Iterable[nn.Module], change: Callable[[nn.Module, Tensor], Tensor]
+def hooked(
+    inputs: Iterable[nn.Module], outputs: Iterable[nn.Module], see: Callable[[nn.Module, Tensor], Tensor | None]
 ) -> Iterator[None]:
-    """The first argument of some modules, and the result of others, become what `change` makes of them."""
+    """Hands the argument of some modules, and the result of others, to `see`. A tensor that it returns takes their
+    place."""
     with ExitStack() as hooks:
         for module in inputs:
-            handle = module.register_forward_pre_hook(lambda module, args: (change(module, args[0]), *args[1:]))
-            hooks.callback(handle.remove)
+            hooks.callback(module.register_forward_pre_hook(lambda module, args: see(module, args[0])).remove)
         for module in outputs:
-            hooks.callback(module.register_forward_hook(lambda module, _, result: change(module, result)).remove)
+            hooks.callback(module.register_forward_hook(lambda module, _, result: see(module, result)).remove)
         yield
-
-
-@contextmanager
-def observed(gpt: GPT, see: Callable[[Attend, Tensor, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
-    """Hands every call of the layers' `attend` to `see`, in the order of the calls.
-
-    `see` gets the method, of q, k and v alone; q (N, H, T, K), k and v (N, H_kv, S, K); and what it returned,
-    (N, H, T, K).
-    """
-
-    def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def attend_observed(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **options: Any) -> Tensor:
-            attended = attend(q, k, v, *arguments, **options)
-            see(lambda q, k, v: attend(q, k, v, *arguments, **options), q, k, v, attended)
-            return attended
-
-        return attend_observed
-
-    layers = [block.attention for block in blocks_of(gpt)]
-    own = [vars(layer).get("attend") for layer in layers]  # None, unless the method was replaced on the layer
-    try:
-        for layer in layers:
-            layer.attend = observing(layer.attend)
-        yield
-    finally:
-        for layer, method in zip(layers, own, strict=True):
-            del layer.attend
-            if method is not None:
-                layer.attend = method
-
-
-def weights_of(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """How much each query takes of each key's value, (N, H, T, S), in float32 at least: `attend` of the identity.
-
-    Attention is linear in the values, so this is the map of whatever `attend` computes. The identity is handed over in
-    pieces of K columns, since an `attend` may count on values of that width. Use it inside `undisturbed`.
-    """
-    S, K = v.shape[-2:]
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    identity = torch.eye(S, dtype=dtype, device=v.device)
-    columns = identity.expand(*v.shape[:-1], S).split(K, dim=-1)
-    pieces = [attend(q.to(dtype), k.to(dtype), F.pad(piece, (0, K - piece.shape[-1]))) for piece in columns]
-    return torch.cat(pieces, dim=-1)[..., :S]
-
-
-def by_head(x: Tensor, q: Tensor) -> Tensor:
-    """Keys or values (N, H_kv, S, K) -> (N, H, S, K): those of a group of heads repeated for each of them."""
-    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)

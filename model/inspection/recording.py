@@ -27,12 +27,13 @@ import numpy as np
 import torch
 
 from model.checks import Mistake, parsing, reading
-from model.files import write_atomically
+from model.files import content_of, write_atomically
 from model.gpt import GPT
 from model.inspection.heads import SCORES, HeadTable, measure_heads
 from model.inspection.losses import Change, measure_losses
+from model.inspection.maps import Checks
 from model.inspection.parts import in_float32, replaced
-from model.inspection.reading import Checks, Reading, as_json, read
+from model.inspection.reading import Reading, as_json, read
 from model.inspection.texts import MAX_TOKENS, Label, Texts
 
 VERSION = 3  # of the folder's files
@@ -88,26 +89,22 @@ class Snapshot:
 
         A score that has been added to SCORES since was not measured then: it is NaN.
         """
-        for name in SCORES.keys() - line["scores"].keys():
-            unknown = [[None] * len(heads) for heads in line["reach"]]
-            line["scores"][name] = line["errors"][name] = line["formed"][name] = unknown
-            line["uniform"][name] = None
-            line["counts"][name] = 0
-        by_score = {kind: {name: line[kind][name] for name in SCORES} for kind in ("scores", "errors", "uniform")}
-        heads = HeadTable(
-            **_arrays(by_score),
-            formed={name: np.array(line["formed"][name], bool) for name in SCORES},
-            counts={name: int(line["counts"][name]) for name in SCORES},
-            reach=_arrays(line["reach"]),
-            windows=line["windows"],
-        )
-        np.stack([heads.reach, *heads.formed.values(), *heads.scores.values(), *heads.errors.values()])  # of one shape
-        loss, ablation = line["loss"], line["ablation"]
-        if ablation is not None:
-            loss = _arrays(loss)
-            for kind, parts in ablation.items():
-                ablation[kind] = {part: Change(*map(_arrays, change)) for part, change in parts.items()}
-        return cls(int(line["step"]), _checks(line["checks"]), heads, loss, ablation)
+        numbers = _numbers(line)
+        scores, errors, uniform, reach = (numbers[name] for name in ("scores", "errors", "uniform", "reach"))
+        formed = {name: of_heads.astype(bool) for name, of_heads in numbers["formed"].items()}
+        for name in SCORES.keys() - scores.keys():
+            scores[name] = errors[name] = np.full_like(reach, np.nan)
+            formed[name] = np.zeros_like(reach, bool)
+            uniform[name], line["counts"][name] = math.nan, 0
+        heads = HeadTable(scores, errors, formed, uniform, line["counts"], reach, line["windows"])
+        snapshot = cls(int(line["step"]), Checks(**numbers["checks"]), heads)
+        if line["ablation"] is None:
+            return snapshot
+        ablation = {
+            kind: {part: Change(*map(_numbers, change)) for part, change in parts.items()}
+            for kind, parts in line["ablation"].items()
+        }
+        return replace(snapshot, loss=numbers["loss"], ablation=ablation)
 
 
 @dataclass(eq=False)
@@ -140,14 +137,23 @@ class Recording:
     def open(cls, folder: Path, name: str = "") -> Recording:
         """The one in an existing folder. Raises a `Mistake` for none, a damaged file, or one of an earlier version."""
         folder = Path(folder)
-        if not (folder / "probe.json").is_file():
+        path, scores = folder / "probe.json", folder / "scores.jsonl"
+        if not path.is_file():
             raise Mistake(f"{folder} holds no recorded maps: train with --attention.enabled true")
-        recording = _without_snapshots(folder / "probe.json")
-        recording.name, recording.folder = name, folder
-        if (folder / "scores.jsonl").exists():  # it does not if the first snapshot was interrupted
-            for number, line in enumerate((folder / "scores.jsonl").read_bytes().splitlines(), start=1):
-                with parsing(f"{folder / 'scores.jsonl'}, line {number}"):
-                    recording.snapshots.append(Snapshot.from_json(json.loads(line)))
+        content = content_of(path)
+        with parsing(path):
+            about = json.loads(content)
+            version = about.get("version")
+        if version != VERSION:
+            words = f"look at the run's model with --checkpoint {folder.parent} --prompt TEXT, or train it again"
+            raise Mistake(f"{folder} was recorded by another version of GlassGPT: {words}")
+        with parsing(path):
+            probes = {kind: Texts.from_json(kind, texts) for kind, texts in about["probes"].items()}
+            windows = {kind: Texts.from_json(kind, texts) for kind, texts in about["windows"].items()}
+            recording = cls(probes, windows, str(about["tokenizer"]), name=name, folder=folder)
+        for number, line in enumerate(content_of(scores).splitlines(), start=1):
+            with parsing(f"{scores}, line {number}"):
+                recording.snapshots.append(Snapshot.from_json(json.loads(line)))
         return recording
 
     @classmethod
@@ -181,13 +187,11 @@ class Recording:
     @property
     def mapped(self) -> list[int]:
         """The steps that have readings: of others a person has removed the files."""
-        has_files = {step for step in self.steps if all(self.path(step, suffix).exists() for suffix in FILES)}
-        return [one.step for one in self.snapshots if one.readings or one.step in has_files]
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(L, H)"""
-        return self.snapshots[0].shape
+        def has_files(step: int) -> bool:
+            return all(self.path(step, suffix).exists() for suffix in FILES)
+
+        return [one.step for one in self.snapshots if one.readings or has_files(one.step)]
 
     @property
     def formation(self) -> dict[str, dict[str, int]]:
@@ -202,6 +206,14 @@ class Recording:
                 formed[name] = {head: since.get(head, snapshot.step) for head in heads}
         return formed
 
+    @property
+    def problems(self) -> dict[str, str]:
+        """What is out of bounds, by the name of each check that fails: a sentence about the last snapshot that does."""
+        found: dict[str, str] = {}
+        for one in self.snapshots:
+            found |= {name: f"At step {one.step} {problem}." for name, problem in one.checks.problems.items()}
+        return found
+
     def at(self, step: int) -> Snapshot:
         return next(snapshot for snapshot in self.snapshots if snapshot.step == step)
 
@@ -210,43 +222,36 @@ class Recording:
         return Path(self.folder or "", f"step_{step:08d}{suffix}")
 
     def maps(self, step: int) -> dict[str, np.ndarray]:
-        """Each probe's maps at a step, (L, H, T, T), from a file in float16.
-
-        Raises a `Mistake` if their file has been removed, is damaged or is of other probes.
-        """
-        if (readings := self.at(step).readings) is not None:
-            return {kind: one.maps.numpy() for kind, one in readings.items()}
-        with reading(self.path(step)):
-            content = io.BytesIO(self.path(step).read_bytes())
-        maps = {}
-        with parsing(self.path(step), LEFT_OUT), np.load(content) as file:
-            for kind, probe in self.probes.items():
-                shape, found = (*self.shape, probe.length, probe.length), file[kind]
-                if found.shape != shape or found.dtype != np.float16:
-                    raise ValueError(f"it holds {kind} maps {found.shape} in {found.dtype}, not {shape} in float16")
-                maps[kind] = found
-        return maps
+        """Each probe's maps at a step, (L, H, T, T), from a file in float16. Raises as `readings`."""
+        return {kind: one.weights.numpy() for kind, one in self.readings(step).items()}
 
     def readings(self, step: int) -> Mapping[str, Reading]:
-        """What the model made of each probe at a step; from files they hold maps and figures. Raises as `maps`."""
-        if (readings := self.at(step).readings) is not None:
-            return readings
-        maps, path = self.maps(step), self.path(step, ".json")
+        """What the model made of each probe at a step; from files they hold maps and figures.
+
+        Raises a `Mistake` if a file has been removed, is damaged or is of other probes.
+        """
+        snapshot = self.at(step)
+        if snapshot.readings is not None:
+            return snapshot.readings
+        path, details = (self.path(step, suffix) for suffix in FILES)
         with reading(path):
-            content = path.read_bytes()
-        found = {}
-        with parsing(path, LEFT_OUT):
-            figures = json.loads(content)
+            content = io.BytesIO(path.read_bytes())
+        with parsing(path, LEFT_OUT), np.load(content) as file:
+            maps = {kind: file[kind] for kind in self.probes}
             for kind, probe in self.probes.items():
-                of_probe = figures[kind]
-                shape = (len(of_probe["parts"]), probe.length)
-                if np.array(of_probe["attribution"], float).shape != shape:
-                    raise ValueError(f"its measurements of the probe {kind} are not of its parts and tokens")
-                ids, weights = probe.tokens[0], torch.from_numpy(maps[kind])
-                found[kind] = Reading(
-                    ids, list(probe.labels[0]), weights, _checks(of_probe["checks"]), figures=of_probe
-                )
-        return found
+                shape, found = (*snapshot.shape, probe.length, probe.length), maps[kind]
+                if found.shape != shape or found.dtype != np.float16:
+                    raise ValueError(f"it holds {kind} maps {found.shape} in {found.dtype}, not {shape} in float16")
+        with reading(details):
+            text = details.read_bytes()
+        readings = {}
+        with parsing(details, LEFT_OUT):
+            told = json.loads(text)
+            for kind, probe in self.probes.items():
+                checks = Checks(**_numbers(told[kind]["checks"]))
+                weights, labels = torch.from_numpy(maps[kind]), list(probe.labels[0])
+                readings[kind] = Reading(probe.tokens[0], labels, weights, checks, figures=told[kind])
+        return readings
 
     def append(self, snapshot: Snapshot) -> None:
         """Adds a snapshot, and removes those of the same step or later, which an earlier, longer run has left.
@@ -296,14 +301,11 @@ def take_snapshot(
         autocast: see `read`.
     """
     edits = text.replacing if text is not None and text.position is None else {}
-    readings = {}
+    readings = {} if text is None else {"text": text}
     for kind, probe in recording.probes.items():
-        if kind == "text" and text is not None:
-            readings[kind] = text
-        else:
-            documents = None if probe.document_ids is None else probe.document_ids[0]
-            about: dict[str, Any] = {"document_ids": documents, "replacing": edits, "label": label}
-            readings[kind] = read(gpt, probe.tokens, autocast=autocast, **about)
+        if kind not in readings:
+            about: dict[str, Any] = {"document_ids": probe.document_ids, "label": label, "autocast": autocast}
+            readings[kind] = read(gpt, probe.tokens, replacing=edits, **about)
     exact = in_float32(gpt)
     with replaced(exact, edits):
         heads = measure_heads(exact, recording.windows)
@@ -312,32 +314,10 @@ def take_snapshot(
     return Snapshot(step, checks, heads, loss, ablation, readings)
 
 
-def _arrays(value: Any) -> Any:
+def _numbers(value: Any) -> Any:
     """The inverse of `as_json`: lists as arrays, None as NaN."""
     if isinstance(value, dict):
-        return {name: _arrays(item) for name, item in value.items()}
-    return np.array(value, np.float32) if isinstance(value, list) else float(math.nan if value is None else value)
-
-
-def _checks(stored: Mapping[str, Any]) -> Checks:
-    """Raises any error for other fields than those of `Checks`."""
-    numbers = dict(stored)
-    about = {name: numbers.pop(name) for name in ("precision", "changed_token")}
-    return Checks(**about, **_arrays(numbers))
-
-
-def _without_snapshots(path: Path) -> Recording:
-    """Of what probe.json tells."""
-    content = path.read_bytes()
-    with parsing(path):
-        about = json.loads(content)
-        version = about.get("version")
-    if version != VERSION:
-        words = f"look at the run's model with --checkpoint {path.parent.parent} --prompt TEXT, or train it again"
-        raise Mistake(f"{path.parent} was recorded by another version of GlassGPT: {words}")
-    with parsing(path):
-        probes, windows = (
-            {kind: Texts.from_json(kind, about[name][kind]) for kind in ("text", "repeated")}
-            for name in ("probes", "windows")
-        )
-        return Recording(probes, windows, str(about["tokenizer"]))
+        return {name: _numbers(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return np.array(value, np.float32)
+    return math.nan if value is None else value

@@ -1,7 +1,7 @@
 """The texts that a model is measured on."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -63,26 +63,23 @@ class Texts:
 
     @property
     def period(self) -> int | None:
-        """How many tokens a single repeated text repeats; None for other texts."""
-        if self.kind == "text" or len(self) > 1:
-            return None
-        copies = (self.tokens[0] == self.tokens[0, -1]).nonzero().flatten().tolist()
-        return copies[-1] - copies[-2] if len(copies) > 1 else None
+        """How many tokens a repeated probe repeats once, see `repeated_tokens`; None for other texts."""
+        return self.length // 2 if self.kind == "repeated" else None
+
+    @property
+    def _documents(self) -> Tensor:
+        """(N, T): the number of each token's document; a text is one where the model does not read them apart."""
+        return torch.zeros_like(self.tokens) if self.document_ids is None else self.document_ids
 
     @cached_property
     def visible(self) -> Tensor:
         """Which keys each query sees, (N, T, T): causality, the attention window and documents."""
-        seen = sliding_window_mask(self.length, self.attention_window)
-        if self.document_ids is None:
-            return seen.expand(len(self), -1, -1)
-        return seen & document_mask(self.document_ids)[:, 0]
+        return sliding_window_mask(self.length, self.attention_window) & document_mask(self._documents)[:, 0]
 
     @cached_property
     def begins(self) -> Tensor:
         """The first token of each text, and of each document where the model reads them apart, (N, T)."""
-        if self.document_ids is None:
-            return (torch.arange(self.length) == 0).expand(len(self), -1)
-        return F.pad(self.document_ids.diff(dim=1) != 0, (1, 0), value=True)
+        return F.pad(self._documents.diff(dim=1) != 0, (1, 0), value=True)
 
     @cached_property
     def predicted(self) -> Tensor:
@@ -92,20 +89,15 @@ class Texts:
         copies = (self.tokens[:, :, None] == self.tokens[:, None, :]).tril(-1)
         return copies.any(-1)[:, :-1]
 
-    def pieces(self, rows: int) -> list["Texts"]:
-        """The same texts, at most so many at a time."""
+    def pieces(self, tokens: int) -> list["Texts"]:
+        """The same texts, at most so many tokens at a time, but one text at least."""
+        rows = max(1, tokens // self.length)
         found = []
         for start in range(0, len(self), rows):
             some = slice(start, start + rows)
             documents = None if self.document_ids is None else self.document_ids[some]
-            found.append(Texts(self.tokens[some], self.labels[some], self.kind, documents, self.attention_window))
+            found.append(replace(self, tokens=self.tokens[some], labels=self.labels[some], document_ids=documents))
         return found
-
-    def repeated(self, times: int) -> "Texts":
-        """The same texts so many times, all of them one after the other each time."""
-        documents = None if self.document_ids is None else self.document_ids.repeat(times, 1)
-        labels = list(self.labels) * times
-        return Texts(self.tokens.repeat(times, 1), labels, self.kind, documents, self.attention_window)
 
     def to_json(self) -> dict[str, Any]:
         """Without the kind, which is the name under which it is kept."""
@@ -127,16 +119,31 @@ def spread_starts(num_tokens: int, length: int) -> list[int]:
     return [max(0, num_tokens - length) * i // max(1, count - 1) for i in range(count)]
 
 
-def repeated_tokens(candidates: Collection[int], period: int, *, first: int | None = None) -> list[int]:
-    """Distinct random tokens, repeated once: a probe on which heads show that look back for repetitions.
+def repeated_tokens(
+    candidates: Collection[int],
+    period: int,
+    length: int | None = None,
+    *,
+    first: int | None = None,
+    generator: torch.Generator | None = None,
+) -> list[int]:
+    """Distinct random tokens that repeat themselves, on which heads show that look back for repetitions.
 
     Args:
         candidates: the token ids to draw from.
         period: how many are drawn, if there are so many.
+        length: of the result. None: the tokens are repeated once.
         first: if given, it comes before the random tokens and is never drawn.
+        generator: that of the draw. None: one with the seed 0.
     """
-    drawn = _drawn(candidates, period, torch.Generator().manual_seed(0), first)
-    return ([] if first is None else [first]) + 2 * drawn
+    known = sorted(set(candidates) - {first})
+    order = torch.randperm(len(known), generator=generator or torch.Generator().manual_seed(0))
+    drawn = [known[place] for place in order[:period].tolist()]
+    beginning = [] if first is None else [first]
+    if length is None:
+        length = len(beginning) + 2 * len(drawn)
+    copies = 1 + length // max(1, len(drawn))
+    return (beginning + copies * drawn)[:length]
 
 
 def repeated_windows(candidates: Collection[int], length: int, *, first: int | None = None) -> list[list[int]]:
@@ -148,14 +155,5 @@ def repeated_windows(candidates: Collection[int], length: int, *, first: int | N
     windows = []
     for number in range(REPEATED_WINDOWS):
         period = max(1, round(PERIODS[number % len(PERIODS)] * length))
-        drawn = _drawn(candidates, period, generator, first)
-        tokens = [] if first is None else [first]
-        tokens += [drawn[place % len(drawn)] for place in range(length - len(tokens))]
-        windows.append(tokens)
+        windows.append(repeated_tokens(candidates, period, length, first=first, generator=generator))
     return windows
-
-
-def _drawn(candidates: Collection[int], count: int, generator: torch.Generator, first: int | None) -> list[int]:
-    known = sorted(set(candidates) - {first})
-    order = torch.randperm(len(known), generator=generator)
-    return [known[place] for place in order[:count].tolist()]

@@ -14,8 +14,8 @@ from model.checks import Mistake
 from model.inspection.experiments import Effect, try_all
 from model.inspection.heads import SCORES, threshold
 from model.inspection.losses import ERRORS
+from model.inspection.maps import Checks
 from model.inspection.recording import Recording, take_snapshot
-from model.inspection.verdicts import verdicts, warnings
 from model.pages import template
 from model.pages.blocks import Blocks, compressed, log_spaced, pack_steps
 from model.pages.describe import describe_heads, first_formed, opening_view
@@ -75,7 +75,7 @@ def run_page(
         packed, places = _block_elements(recording, blocks, effects)
         data["run"] = _about(recording, places)
         elements = [*packed, *elements]
-        notes += [*left_out, *warnings(recording.snapshots)]
+        notes += [*left_out, *recording.problems.values()]
     return template.fill(data | {"notes": notes}, elements)
 
 
@@ -129,10 +129,10 @@ def _block_elements(
 
 def _about(recording: Recording, places: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     """What the page has of a recording beside its blocks: texts, scores and dates."""
-    layers, heads = recording.shape
+    layers, heads = recording.snapshots[0].shape
     points = places.keys() | log_spaced(recording.steps, MAX_CURVE_POINTS)
     snapshots = [
-        one.to_json() | verdicts(one.checks) | places.get(one.step, {})
+        one.to_json() | _verdicts(one.checks) | places.get(one.step, {})
         for one in recording.snapshots
         if one.step in points
     ]
@@ -149,6 +149,12 @@ def _about(recording: Recording, places: Mapping[int, dict[str, Any]]) -> dict[s
         "opening": opening_view(recording, recording.mapped[-1]),
         "snapshots": snapshots,
     }
+
+
+def _verdicts(checks: Checks) -> dict[str, bool]:
+    """Which of them hold. Of a model that is random none does: the others judge noise then."""
+    wrong = checks.problems
+    return {name: not wrong.keys() & {name, "repeatable"} for name in ("repeatable", "causal", "faithful")}
 
 
 def _longest_document(tokens: Sequence[int], tokenizer: Any) -> str:

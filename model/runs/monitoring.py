@@ -18,7 +18,6 @@ from model.inspection.losses import measure_losses
 from model.inspection.parts import in_float32
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import MAX_TOKENS, Kind, Texts, repeated_tokens, repeated_windows, spread_starts
-from model.inspection.verdicts import new_warnings, warnings
 from model.runs.metrics import log_metrics
 from model.runs.run import ATTENTION, SAMPLES
 from model.runs.wandb_logger import WandbLogger
@@ -107,10 +106,12 @@ class AttentionMonitor:
         recording, step, label = self.recording, trainer.global_step, trainer.datamodule.tokenizer.label
         autocast = AUTOCAST_TYPES.get(str(trainer.precision))
         snapshot = take_snapshot(module.gpt, step, recording, label, with_losses=with_losses, autocast=autocast)
+        known = recording.problems
         recording.append(snapshot)
         log_metrics(trainer, snapshot.metrics)
-        for sentence in new_warnings(recording.snapshots):
-            log.warning("%s", sentence)
+        for name, sentence in recording.problems.items():
+            if name not in known:
+                log.warning("%s", sentence)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.log_attention(recording)
@@ -123,7 +124,7 @@ class AttentionMonitor:
         if last.step == trainer.global_step and last.ablation is None:
             loss, ablation = measure_losses(in_float32(module.gpt), self.recording.windows)
             self.recording.append(replace(last, loss=loss, ablation=ablation))
-        for sentence in warnings(self.recording.snapshots):
+        for sentence in self.recording.problems.values():
             log.warning("%s", sentence)
 
 

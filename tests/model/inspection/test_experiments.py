@@ -129,7 +129,7 @@ def test_the_named_head_is_the_one_that_the_model_needs_and_none_that_only_looks
     def copies(texts):
         assert texts.piece == 10
         for *tokens, following in texts.pieces:
-            yield texts.trial(tokens, following, [], source)
+            yield texts.of_tokens(tokens, following, [], source)
 
     (effect,), _ = found_in(gpt)
     assert effect.head == head and (effect.weight > 0.99) == (head is not None)

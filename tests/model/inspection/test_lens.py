@@ -6,12 +6,9 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from model.gpt import GPT
-from model.inspection import reading
 from model.inspection.reading import read
 from tests.by_hand import ByHand
 from tests.gpts import MODERN, TOKENS, random_gpt
-from tests.watching import before_call
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-4}
 
@@ -36,17 +33,6 @@ def test_surprise_and_lens_are_those_of_the_forward_pass_by_hand(each_gpt):
     assert lens["token"] == logs.argmax(-1).tolist()
     torch.testing.assert_close(lens["probability"][:, :-1].double(), true.exp(), atol=2e-5, rtol=0)
     torch.testing.assert_close(lens["divergence"].double(), divergence, atol=2e-5, rtol=0)
-
-
-def test_a_large_vocabulary_is_read_in_small_pieces(monkeypatch):
-    gpt, sizes = random_gpt(replace(MODERN, vocab_size=100_000, embed_dim=8)), []
-    found = read(gpt, TOKENS)
-    whole = found.lens
-    monkeypatch.setattr(reading, "LOGITS_AT_ONCE", 500_000)
-    before_call(monkeypatch.setattr, GPT, "unembed", lambda _, x: sizes.append(x.shape[0] * 100_000))
-    pieces = found.lens
-    assert max(sizes) == 500_000 and pieces["token"] == whole["token"]
-    torch.testing.assert_close(pieces["divergence"], whole["divergence"], **TOLERANCE)
 
 
 def test_fewer_tokens_than_are_shown():

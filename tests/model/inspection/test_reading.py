@@ -16,11 +16,10 @@ from model.attention import CausalSelfAttention
 from model.checks import Mistake
 from model.gpt import GPT
 from model.inspection import losses, reading, recording
-from model.inspection.parts import observed, weights_of
+from model.inspection.maps import observed, weights_of
 from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts, repeated_tokens
-from model.inspection.verdicts import warnings
 from tests.attentions import ALIBI, LEAK, with_scores
 from tests.gpts import CONFIGS, TOKENS, random_gpt
 
@@ -142,7 +141,7 @@ def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(
         np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("failing", ["_read_maps", "_compute", "measure_heads", "part_means", "losses_without_each"])
+@pytest.mark.parametrize("failing", ["read_maps", "_compute", "measure_heads", "part_means", "losses_without_each"])
 def test_measuring_does_not_change_the_model(failing, monkeypatch):
     gpt = random_gpt(replace(GROUPED, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=31, dropout=0.3)).train()
     gpt.blocks[1].eval()  # a frozen part must stay frozen
@@ -264,7 +263,7 @@ def test_a_diverged_model_is_recorded_as_valid_json_and_told(tmp_path):
     assert not any("NaN" in path.read_text() for path in tmp_path.glob("*.json*"))
     found = Recording.open(tmp_path)
     (snapshot,) = found.snapshots
-    assert [sentence.endswith("the model diverged.") for sentence in warnings([snapshot])] == [True, True]
+    assert [sentence.endswith("the model diverged.") for sentence in found.problems.values()] == [True, True]
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
     assert set(found.readings(0)["text"].to_json()["bits"]) == {None}
     shown = [name for name, uniform in snapshot.heads.uniform.items() if uniform]  # this text has no delimiters
@@ -316,8 +315,8 @@ def test_a_hook_counts_while_the_text_is_read_and_at_no_other_time():
 def test_readings_of_the_same_weights_share_a_copy_of_them_which_goes_with_the_last():
     gpt = random_gpt(GROUPED)
     first, second = read(gpt, TEXT), read(gpt, TEXT[:5])
-    assert first.readout is second.readout and first.readout.head.weight is not gpt.head.weight
-    kept = weakref.ref(first.readout)
+    assert first.computed.gpt is second.computed.gpt is not gpt
+    kept = weakref.ref(first.computed.gpt)
     del first, second
     gc.collect()
     assert kept() is None

@@ -124,9 +124,6 @@ def test_maps_and_scores_of_another_shape_and_details_of_other_probes_are_named(
         recording.readings(0)
     text = line["ablation"]["text"]
     for field, value in (
-        ("scores", line["scores"] | {"sink": [[0.5]]}),
-        ("formed", line["formed"] | {"sink": [[True]]}),
-        ("reach", [[0.5]]),
         ("checks", line["checks"] | {"more": 1.0}),
         ("ablation", {"text": text | {"head 0.0": [0.5, 0.1, 0.1]}}),
         ("step", "x"),

@@ -58,7 +58,7 @@ def test_a_query_sees_the_earlier_keys_of_its_document_within_the_window(window,
 
 def test_pieces_and_json_are_the_same_texts():
     texts = Texts.of(torch.arange(15).view(5, 3), document_ids=torch.arange(15).view(5, 3) % 2, attention_window=2)
-    pieces = texts.pieces(2)
+    pieces = texts.pieces(2 * 3)
     assert [len(piece) for piece in pieces] == [2, 2, 1]
     again = Texts.from_json("text", texts.to_json())
     assert again.to_json() == texts.to_json()

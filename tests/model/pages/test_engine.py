@@ -16,7 +16,7 @@ from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train
 from model.generation import generate
 from model.gpt import ACTIVATIONS, GPT
 from model.inspection import reading
-from model.inspection.parts import changing, part_means, replaced
+from model.inspection.parts import hooked, part_means, replaced
 from model.inspection.reading import Reading, read
 from model.inspection.texts import Texts
 from model.pages import template, weights
@@ -155,8 +155,8 @@ def check_square(square: dict, gpt: GPT, name: str) -> None:
     given = written @ traced.heads[layer, head, query].double()
     lengths = [added, given, traced.residual[2 * gpt.config.num_layers - 2][query].double()]
     np.testing.assert_allclose(square["lengths"], [one.norm() for one in lengths], rtol=1e-4, err_msg=name)
-    directions = reading._before_norm(gpt.final_norm, gpt.head.weight.double())
-    changes = directions @ added * reading._scale_of(gpt.final_norm, traced.residual[-1][query].double())
+    normed = ByHand(gpt, TOKENS.tolist()).share_of_norm(added, traced.residual[-1][query].double(), "final_norm")
+    changes = gpt.head.weight.double() @ normed
     largest = changes.topk(5)
     assert [token for token, _ in square["pushes"]] == largest.indices.tolist(), name
     np.testing.assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4, err_msg=name)
@@ -224,7 +224,7 @@ def patched(gpt: GPT, layer: int, places: list[tuple[int, int]]) -> torch.Tensor
             given[row, position, head] = heads[position, head]
         return given.flatten(-2)
 
-    with changing([gpt.blocks[layer].attention.output_proj], [], patch):
+    with hooked([gpt.blocks[layer].attention.output_proj], [], patch):
         return gpt(TOKENS.expand(len(places), -1))[:, -1]
 
 

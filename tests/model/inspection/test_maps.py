@@ -1,4 +1,4 @@
-"""Warnings: what is out of bounds is said once when first seen, with the layer, the token and the figures."""
+"""Maps that cannot be trusted are told: what is out of bounds, once when first seen, with layers, token and figures."""
 
 import math
 from dataclasses import replace
@@ -10,7 +10,6 @@ import torch
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
 from model.inspection.recording import Recording, take_snapshot
-from model.inspection.verdicts import new_warnings, verdicts, warnings
 from tests.attentions import UNIFORM, with_scores
 from tests.gpts import random_gpt
 from tests.measurements import snapshot_with, text_of
@@ -30,18 +29,21 @@ def taken(gpt, probes=PROBES, **options):
     return take_snapshot(gpt, 5, Recording(probes), **options)
 
 
+def warnings(*snapshots):
+    return [*Recording(PROBES, snapshots=[*snapshots]).problems.values()]
+
+
 LEAK = changed(8, {"future": [0.0, 0.4]}, causality=7.13, changed_token=31)
 UNFAITHFUL = changed(9, {"fidelity": [0.5, 0.2]}, fidelity=0.5, changed_token=3)
 
 
-def test_a_warning_names_layers_token_and_figures_and_is_new_once():
-    assert warnings([GOOD]) == []
-    [leak], [unfaithful] = warnings([GOOD, LEAK]), warnings([UNFAITHFUL])
+def test_a_warning_names_layers_token_and_figures_of_the_last_step_that_shows_it():
+    assert warnings(GOOD) == []
+    [leak], [unfaithful] = warnings(GOOD, LEAK), warnings(UNFAITHFUL)
     assert all(part in leak for part in ("step 8", "layer 1 ", "future", "token 31", "7.1"))
     assert all(part in unfaithful for part in ("step 9", "layers 0 and 1", "0.5", "1e-05"))
-    assert new_warnings([GOOD]) == new_warnings([GOOD, LEAK, LEAK]) == new_warnings([LEAK, GOOD]) == []
-    assert new_warnings([GOOD, LEAK]) == warnings([LEAK])
-    assert new_warnings([LEAK, UNFAITHFUL]) == warnings([UNFAITHFUL])
+    assert warnings(LEAK, GOOD) == [leak] and warnings(LEAK, replace(LEAK, step=9)) != [leak]
+    assert warnings(LEAK, UNFAITHFUL) == [leak, unfaithful]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_a_warning_names_layers_token_and_figures_and_is_new_once():
 )
 def test_fidelity_is_judged_by_the_precision(precision, good, bad):
     checks = [changed(precision=precision, fidelity=error).checks for error in (good, bad, math.nan)]
-    assert [verdicts(one)["faithful"] for one in checks] == [True, False, False]
+    assert ["faithful" in one.problems for one in checks] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -58,8 +60,8 @@ def test_fidelity_is_judged_by_the_precision(precision, good, bad):
 )
 def test_causality_is_judged_by_the_precision_and_the_largest_logit(precision, size, good, bad):
     judged = changed(precision=precision, logits=size).checks
-    found = [verdicts(replace(judged, causality=change))["causal"] for change in (0.0, good, bad, math.nan)]
-    assert found == [True, True, False, False]
+    found = ["causal" in replace(judged, causality=change).problems for change in (0.0, good, bad, math.nan)]
+    assert found == [False, False, True, True]
 
 
 def less_their_mean(attend):
@@ -89,20 +91,20 @@ SAID = {
 def test_rounding_is_no_leak_a_small_leak_is_one_and_noise_is_called_noise(change, autocast, make, monkeypatch):
     monkeypatch.setattr(CausalSelfAttention, "attend", change(CausalSelfAttention.attend))
     snapshot = taken(make(CONFIG), autocast=autocast)
-    found = warnings([snapshot])
-    assert new_warnings([snapshot]) == found and len(found) == (SAID[change] is not None)
+    found = warnings(snapshot)
+    assert len(found) == (SAID[change] is not None)
     assert all(SAID[change] in sentence for sentence in found)
     if change is less_their_mean and make is random_gpt:
         assert snapshot.checks.causality > 0
     if change is dropped_out:
         assert "layers 0 and 1" in found[0] and "self.training" in found[0]
-        assert verdicts(snapshot.checks) == dict.fromkeys(("causal", "faithful", "in_range")) | {"repeatable": False}
+        assert snapshot.checks.problems.keys() == {"repeatable"}
 
 
 def test_a_model_that_is_random_elsewhere_is_not_said_to_leak():
     gpt = random_gpt(CONFIG)
     gpt.blocks[1].feed_forward.register_forward_hook(lambda _, args, x: torch.nn.functional.dropout(x, 0.2))
-    [sentence] = warnings([taken(gpt)])
+    [sentence] = warnings(taken(gpt))
     assert "the model is random" in sentence
 
 
@@ -111,7 +113,7 @@ def test_the_layer_that_leaks_is_named(layer):
     gpt = random_gpt(CONFIG)
     attend = torch.nn.functional.scaled_dot_product_attention
     gpt.blocks[layer].attention.attend = lambda q, k, v, mask=None: attend(q, k, v)
-    [sentence] = warnings([taken(gpt)])
+    [sentence] = warnings(taken(gpt))
     assert f"layer {layer} " in sentence and "future" in sentence
 
 
@@ -126,9 +128,9 @@ def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(lengt
     probes = {name: text_of([*range(length // 2)] * 2 + [0], kind=name) for name in PROBES}
     monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
     snapshot = taken(make(CONFIG), probes)
-    assert snapshot.checks.causality == 0 and not verdicts(snapshot.checks)["causal"]
+    assert snapshot.checks.causality == 0 and "causal" in snapshot.checks.problems
     largest = max(one.maps.triu(1).max().item() for one in snapshot.readings.values())
-    [sentence] = warnings([snapshot])
+    [sentence] = warnings(snapshot)
     assert all(part in sentence for part in ("layers 0 and 1 ", "future", f"{largest:.2g}"))
 
 
@@ -137,8 +139,8 @@ def test_weights_of_an_attend_without_maps_do_not_tell_of_a_leak_but_the_logits_
     attend = with_scores(lambda scores: scores, seen_ahead=99 if leaks else 0)
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: attend(*args, **options) + 0.5)
     snapshot = taken(random_gpt(CONFIG))
-    assert min(snapshot.checks.by_layer["future"]) > 0.4 and verdicts(snapshot.checks)["causal"] is not leaks
-    assert any("looks into the future" in sentence for sentence in warnings([snapshot])) is leaks
+    assert min(snapshot.checks.by_layer["future"]) > 0.4 and ("causal" in snapshot.checks.problems) is leaks
+    assert any("looks into the future" in sentence for sentence in warnings(snapshot)) is leaks
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
@@ -149,8 +151,7 @@ def test_weights_that_pages_cannot_show_are_told(share, monkeypatch):
     snapshot = taken(random_gpt(CONFIG))
     weights = np.concatenate([one.maps.flatten() for one in snapshot.readings.values()])
     least, most = weights.min(), weights.max()
-    found = verdicts(snapshot.checks)
-    assert found["faithful"] and found["causal"] and bool(share) == (least < -0.1)
-    for sentence in (told := warnings([snapshot])):
+    assert snapshot.checks.problems.keys() == ({"in_range"} if share else set()) and bool(share) == (least < -0.1)
+    for sentence in (told := warnings(snapshot)):
         assert all(part in sentence for part in ("layers 0 and 1", f"{max(-least, most - 1):.2g}", "maps.csv"))
     assert len(told) == bool(share)
