@@ -9,7 +9,7 @@ SOURCES := train.py model data scripts tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast test-newest learn faults stress lock audit lint format clean
+.PHONY: help train test test-fast test-newest learn faults gpu stress lock audit lint format clean
 
 help: ## what can be made
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -48,6 +48,9 @@ audit: $(BIN)/python ## look up everything that is pinned in the public list of 
 
 faults: $(VENV)/installed-dev ## kill, fill and damage runs in every way and count what is lost, in four minutes; FAULTS=5 at more moments
 	$(PYTEST) -p no:warnings tests/faults/matrix.py $(ARGS)
+
+gpu: $(VENV)/installed-dev ## check and time everything on this machine's GPU, and print a JSON object; ARGS="--nanogpt ../nanoGPT"
+	$(BIN)/python scripts/gpu.py $(ARGS)
 
 lint: $(VENV)/installed-dev ## check style, formatting and types
 	$(BIN)/ruff check $(SOURCES)

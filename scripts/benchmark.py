@@ -1,4 +1,4 @@
-"""Measures GlassGPT beside its peers on this machine's processor.
+"""Measures GlassGPT beside its peers on this machine's processor, or on its GPU.
 
 Each contender runs in a process of its own, in turn, over several rounds; one that fails is left out. Prints a table,
 and as the last line the same and more as JSON. Times are wall-clock time: close everything else that computes.
@@ -43,18 +43,33 @@ MEDIUM = {
     "context_length": 256,
     "vocab_size": 65,
 }
+LARGE = {
+    "num_layers": 12,
+    "num_heads": 12,
+    "embed_dim": 768,
+    "context_length": 1024,
+    "vocab_size": 50304,
+}
 NAME = "{num_layers}x{embed_dim}"
-STEPS_OF = [(SMALL, 12), (MEDIUM, 16)]  # the network, and the sequences in a batch: on a CPU fewer than in the config
+# The networks that are trained, and the sequences in a batch: on a CPU fewer than in nanoGPT's config.
+STEPS_OF = {
+    "cpu": [(SMALL, 12), (MEDIUM, 16)],
+    "cuda": [(MEDIUM, 64), (LARGE, 12)],
+}
 SECONDS = 5.0  # of training in each round, at least
 WRITER = MEDIUM | {"context_length": 1024, "vocab_size": 257}  # every byte, and an end of text
 PROMPT_TOKENS = 16
 NEW_TOKENS = 128
 TEXTS = (1, 16)  # written at once
-LEARNING = (SMALL, 12, 80, 2000)  # the network, a batch, our steps and the peer's
+# The network, its dropout, a batch, our steps and the peer's.
+LEARNING = {
+    "cpu": (SMALL, 0.0, 12, 80, 2000),
+    "cuda": (MEDIUM, 0.2, 64, 600, 5000),
+}
 REASONS = {
     "nanogpt": "set --nanogpt to a checkout of it",
     "transformers": "pip install transformers",
-    "llama.cpp": "pip install gguf llama-cpp-python",
+    "llama.cpp": "pip install gguf llama-cpp-python, and --device cpu",
 }
 CONTENDER = "import sys; from scripts.benchmarks.gpt2 import main; main(*sys.argv[1:])"
 
@@ -72,6 +87,7 @@ def main(argv: list[str] | None = None) -> int | None:
         subparser = subparsers.add_parser(function.__name__, help=text.splitlines()[0], description=text)
         subparser.set_defaults(function=function)
         add = subparser.add_argument
+        add("--device", choices=tuple(STEPS_OF), default="cpu", help="where networks are (default: cpu)")
         add("--nanogpt", type=checkout, metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
         turns = f"turns of each contender (default: {rounds})"
         add("--rounds", type=whole_number, default=rounds, metavar="N", help=turns)
@@ -120,8 +136,9 @@ def train(options: argparse.Namespace) -> list[Row]:
     """
     names = contenders(nanogpt=options.nanogpt)
     rows = []
-    for size, batch_size in STEPS_OF:
+    for size, batch_size in STEPS_OF[options.device]:
         job = {
+            "device": options.device,
             "function": "measure_step",
             "checkout": options.nanogpt,
             "size": size,
@@ -144,12 +161,13 @@ def generate(options: argparse.Namespace) -> list[Row]:
     able = {
         "nanogpt": options.nanogpt,
         "transformers": find_spec("transformers"),
-        "llama.cpp": find_spec("llama_cpp") and find_spec("gguf"),
+        "llama.cpp": options.device == "cpu" and find_spec("llama_cpp") and find_spec("gguf"),
     }
     names = contenders(**able)
     rows = []
     for texts in TEXTS:
         job = {
+            "device": options.device,
             "function": "measure_writing",
             "checkout": options.nanogpt,
             "size": WRITER,
@@ -172,12 +190,14 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
     it, our own. The clock stops for evaluation, and the first three steps, in which PyTorch may compile, count as long
     as the later ones. A round takes 3 minutes on 2 CPU cores; to publish a figure take --rounds 3.
     """
-    size, batch_size, our_steps, their_steps = LEARNING
+    size, dropout, batch_size, our_steps, their_steps = LEARNING[options.device]
     with reading(options.data):
         text = options.data.read_bytes()
     if not text.isascii():
         raise Mistake(f"--data {options.data} is not all ASCII: its bytes, which ours reads, are not its characters")
     both = {
+        "device": options.device,
+        "dropout": dropout,
         "size": size | {"vocab_size": len(set(text))},
         "batch_size": batch_size,
         "data": str(options.data.resolve()),

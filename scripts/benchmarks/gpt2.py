@@ -4,7 +4,8 @@ nanoGPT's model.py is run from the person's checkout. Its train.py trains as soo
 written here anew, with the settings that it publishes, and trains ours too. llama.cpp writes with our weights.
 
 scripts/benchmark.py starts a process of this file for each contender. `job` says what it does: `function`, one of this
-file, `contender`, `size` (fields of GPTConfig), `checkout` (nanoGPT's folder), `seed`, `batch_size`, and what it reads.
+file, `contender`, `device`, `size` (fields of GPTConfig), `checkout` (nanoGPT's folder), `seed`, `batch_size`, and what
+it reads. On a GPU networks that train are compiled, ours and nanoGPT's, as each project does there.
 Letters: B sequences in a batch, T tokens of context, N tokens of a text.
 """
 
@@ -34,6 +35,7 @@ from model.exchange.huggingface import in_their_layout, to_theirs
 from model.generation import generate
 from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.kernels import has_fast_bfloat16, keep_freed_memory
+from model.training.hardware import compile_options
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from train import main as train_main
@@ -86,18 +88,27 @@ def measure_step(job: Namespace) -> Row:
     learner = build_learner(job)
     for step in train(learner, text, job):
         if step == WARM_UP:
-            started = time.perf_counter()
-        elif step > 5 and (elapsed := time.perf_counter() - started) >= job.seconds:
+            started = clock(job.device)
+        elif step > 5 and step % 10 == 0 and (elapsed := clock(job.device) - started) >= job.seconds:
             break
     milliseconds = 1000 * elapsed / (step - WARM_UP)
-    return {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, learner.precision)}
+    row = {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, learner.precision)}
+    if job.device == "cuda":
+        row["peak_gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
+    return row
+
+
+def clock(device: str) -> float:
+    """The time at which the device has done what it was asked to do, in seconds."""
+    torch.get_device_module(device).synchronize()
+    return time.perf_counter()
 
 
 def learn_characters(job: Namespace) -> Row:
     """The learning curve of nanoGPT on the characters of `data`."""
     text, validation = split(read(job.data).unique(return_inverse=True)[1])  # a token for each character
     learner = build_learner(job)
-    curve = Curve(job.steps, learner.model, learner.loss, validation, job.size["context_length"])
+    curve = Curve(job.steps, learner.model, learner.loss, validation.to(job.device), job.size["context_length"])
     for step in train(learner, text, job):
         curve.after(step)
     return {"curve": curve.points, **describe(learner.model, learner.precision)}
@@ -109,11 +120,12 @@ def train_by_recipe(job: Namespace) -> Row:
         f"--config={ROOT / 'configs' / 'shakespeare_char.yaml'}",
         *(f"--model.gpt.{name}={value}" for name, value in job.size.items() if name != "vocab_size"),
         f"--data.files={job.data}",
+        f"--model.gpt.dropout={job.dropout}",
         f"--data.batch_size={job.batch_size}",
         f"--seed_everything={job.seed}",
         f"--trainer.max_steps={job.steps}",
         f"--trainer.default_root_dir={job.folder}",
-        "--trainer.accelerator=cpu",
+        f"--trainer.accelerator={job.device}",
         "--wandb=disabled",
         *job.train_options,
         # What no option of a person changes: the text, and that validation is the callback's.
@@ -132,14 +144,20 @@ def train_by_recipe(job: Namespace) -> Row:
 def build_learner(job: Namespace) -> Learner:
     """The contender's network and optimizer; ours also keeps freed memory in this process."""
     torch.manual_seed(job.seed)
+    on_gpu = job.device == "cuda"
     if job.contender == "nanogpt":
-        model = build_nanogpt(job, bias=False)
-        optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, "cpu")
-        return Learner(model, lambda tokens, targets: model(tokens, targets)[1], optimizer, "float32")
+        torch.set_float32_matmul_precision("high" if on_gpu else "highest")  # as its train.py allows TF32
+        model = build_nanogpt(job, bias=False).to(job.device)
+        optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, job.device)
+        call = torch.compile(model) if on_gpu else model
+        precision = "bfloat16" if on_gpu and torch.cuda.is_bf16_supported() else "float32"
+        return Learner(model, lambda tokens, targets: call(tokens, targets)[1], optimizer, precision)
     keep_freed_memory()
-    model = GPT(gpt2_config(job.size, bias=False))
+    model = GPT(gpt2_config(job.size, bias=False)).to(job.device)
     optimizer = build_optimizer(model, OptimizerConfig("adamw", weight_decay=WEIGHT_DECAY, betas=BETAS))
-    return Learner(model, model.loss, optimizer, "bfloat16" if has_fast_bfloat16("cpu") else "float32")
+    options = compile_options("auto", torch.device(job.device))
+    loss = model.loss if options is None else torch.compile(model.loss, **options)
+    return Learner(model, loss, optimizer, "bfloat16" if has_fast_bfloat16(job.device) else "float32")
 
 
 def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
@@ -149,8 +167,8 @@ def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
         for group in learner.optimizer.param_groups:
             group["lr"] = LEARNING_RATE * learning_rate_factor(step, job.steps, SCHEDULE)
         starts = torch.randint(len(text) - context, (job.batch_size, 1))
-        rows = text[starts + torch.arange(context + 1)]
-        with torch.autocast("cpu", torch.bfloat16, enabled=learner.precision == "bfloat16"):
+        rows = text[starts + torch.arange(context + 1)].to(job.device, non_blocking=True)
+        with torch.autocast(job.device, torch.bfloat16, enabled=learner.precision == "bfloat16"):
             loss = learner.loss(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
         loss.backward()
         nn.utils.clip_grad_norm_(learner.model.parameters(), GRADIENT_CLIP)
@@ -191,11 +209,11 @@ class Curve:
             return
         self.step = step
         if step in self.due:
-            self.seconds += time.perf_counter() - self.started
+            self.seconds += clock(self.batches[0][0].device.type) - self.started
             seconds = self.seconds * step / (step - WARM_UP)
             self.points.append({"step": step, "seconds": seconds, "loss": self.mean_nats()})
         if step in self.due or step == WARM_UP:
-            self.started = time.perf_counter()
+            self.started = clock(self.batches[0][0].device.type)
 
     @torch.no_grad()
     def mean_nats(self) -> float:
@@ -214,7 +232,8 @@ class LearningCurve(Callback):
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         gpt = module.gpt
-        self.curve = Curve(trainer.max_steps, gpt, gpt.loss, split(read(self.data))[1], gpt.config.context_length)
+        text = split(read(self.data))[1].to(module.device)
+        self.curve = Curve(trainer.max_steps, gpt, gpt.loss, text, gpt.config.context_length)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self.curve.after(trainer.global_step)
@@ -231,12 +250,12 @@ def measure_writing(job: Namespace) -> Row:
     """Seconds to write `new_tokens` after each prompt of the batch, once, after a shorter text to warm up."""
     torch.manual_seed(job.seed)
     network, write = build_writer(job)
-    network.eval()
-    prompt = torch.randint(job.size["vocab_size"], (job.batch_size, job.prompt_tokens))
+    network.to(job.device).eval()
+    prompt = torch.randint(job.size["vocab_size"], (job.batch_size, job.prompt_tokens)).to(job.device)
     write(prompt, max_new_tokens=min(4, job.new_tokens))
-    started = time.perf_counter()
+    started = clock(job.device)
     text = write(prompt, max_new_tokens=job.new_tokens)
-    seconds = time.perf_counter() - started
+    seconds = clock(job.device) - started
     tokens = job.batch_size * job.new_tokens
     if text.shape != (job.batch_size, job.prompt_tokens + job.new_tokens):
         raise RuntimeError(f"{job.contender} wrote {tuple(text.shape)}, not {tokens} tokens after the prompts")
@@ -327,7 +346,7 @@ def write_gguf(gpt: GPT, path: Path) -> None:
 def build_nanogpt(job: Namespace, *, bias: bool) -> nn.Module:
     nanogpt = runpy.run_path(str(Path(job.checkout, "model.py")), run_name="nanogpt")
     shape = {NANOGPT_NAMES.get(name, name): value for name, value in job.size.items()}
-    return nanogpt["GPT"](nanogpt["GPTConfig"](**shape, dropout=0.0, bias=bias))
+    return nanogpt["GPT"](nanogpt["GPTConfig"](**shape, dropout=vars(job).get("dropout", 0.0), bias=bias))
 
 
 def gpt2_config(size: dict[str, int], **changes: Any) -> GPTConfig:
@@ -338,8 +357,11 @@ def gpt2_config(size: dict[str, int], **changes: Any) -> GPTConfig:
 
 def describe(network: nn.Module, precision: str) -> Row:
     """The network, in which precision of matrix products, and on which machine. Shared weights count once."""
-    cpuinfo = Path("/proc/cpuinfo")
-    name = re.search(r"^model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
-    processor = name[1] if name else platform.processor() or platform.machine()
-    machine = {"device": processor, "threads": torch.get_num_threads()}
+    if next(network.parameters()).is_cuda:
+        device = torch.cuda.get_device_name()
+    else:
+        cpuinfo = Path("/proc/cpuinfo")
+        name = re.search(r"^model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
+        device = name[1] if name else platform.processor() or platform.machine()
+    machine = {"device": device, "threads": torch.get_num_threads()}
     return {"parameters": sum(p.numel() for p in network.parameters()), "precision": precision, "machine": machine}

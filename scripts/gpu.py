@@ -1,0 +1,174 @@
+"""What a first run on a GPU should check and time, as one JSON object in the last line: make gpu
+
+Every check is a process of its own. One that fails is a row with its last lines, and the others go on. Of the time that
+options take, compare the figures of one machine only. Please send the object to the project.
+"""
+
+import csv
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
+
+from model import open_run  # first: model/ says how threads wait, which torch reads when it is loaded
+
+# isort: split
+import torch
+
+from model.checkpoint import read_checkpoint
+from model.gpt import GPT, GPTConfig
+from model.kernels import has_fast_bfloat16
+from model.training.optimizer import OptimizerConfig, build_optimizer
+from scripts.benchmark import commit
+from scripts.parser import Parser, choose_device
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 300  # seconds of a check
+LINES = 20  # of a check that failed
+TEXT = "def main(argv):\n    for i in range(10):\n        print(i)\n"
+
+# What follows `python`. {limits}: makes a large run small where there is only a processor.
+TRAIN = "train.py --name={name} --trainer.default_root_dir={folder} --trainer.accelerator={device} --wandb=disabled"
+DEBUG = f"{TRAIN} --config=configs/debug.yaml --trainer.max_steps=20"
+PLAIN = f"{DEBUG} --attention.enabled=false --samples.max_new_tokens=0"
+GPT2 = (
+    f"{TRAIN} --config=configs/gpt2_124m.yaml --data.corpus=stdlib --data.dataset=null --data.dataset_config=null "
+    "--data.tokenizer=bytes --data.batch_size=12 --trainer.accumulate_grad_batches=1 --trainer.val_check_interval=100 "
+    "--trainer.limit_val_batches=2 --samples.max_new_tokens=0"
+)
+FUNCTION = "-c 'import sys; from scripts import gpu; gpu.{name}(*sys.argv[1:])'"
+CHECKS = {
+    "tests": "-m pytest -q tests/on_a_gpu.py",
+    "debug": DEBUG,
+    "measure_maps": f"{FUNCTION} {{folder}}/debug {{device}}",
+    "default": f"{TRAIN} --trainer.max_steps=300 {{limits}}",
+    "bf16-mixed": f"{PLAIN} --trainer.precision=bf16-mixed",
+    "16-mixed": f"{PLAIN} --trainer.precision=16-mixed",
+    "32-true": f"{PLAIN} --trainer.precision=32-true",
+    "not compiled": f"{PLAIN} --model.compile=false",
+    "compiled": f"{PLAIN} --model.compile=true",
+    "reduce-overhead": f"{PLAIN} --model.compile=reduce-overhead",
+    "a save each step": f"{PLAIN} --checkpoints.every_n_steps=1",
+    "6 steps": f"{PLAIN} --trainer.deterministic=true --trainer.max_steps=6",
+    "3 steps": f"{PLAIN} --trainer.deterministic=true --trainer.max_steps=3",
+    "resumed": "train.py --resume={folder}/3-steps --trainer.max_steps=6",
+    "compare_weights": f"{FUNCTION} {{folder}}/6-steps {{folder}}/3-steps",
+    "measure_parts": f"{FUNCTION} {{device}}",
+    "gpt2_124m": f"{GPT2} --attention.enabled=false --trainer.max_steps=100 {{limits}}",
+    "gpt2_124m recorded": f"{GPT2} --attention.every_n_steps=50 --trainer.max_steps=100 {{limits}}",
+    "train": "scripts/benchmark.py train --rounds=1 --device={device}",
+    "generate": "scripts/benchmark.py generate --rounds=1 --device={device}",
+}
+LIMITS = "--trainer.max_steps=2 --model.gpt.num_layers=1 --model.gpt.num_heads=2 --model.gpt.embed_dim=32"
+
+Row = dict[str, Any]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = Parser(prog="gpu.py", description=__doc__)
+    parser.add_argument("--device", default="auto", metavar="NAME", help="cuda, mps or, at small sizes, cpu")
+    parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT, to compare with")
+    parser.add_argument("--only", nargs="+", choices=CHECKS, default=CHECKS, metavar="CHECK", help=", ".join(CHECKS))
+    options = parser.parse_args(argv)
+    device = choose_device(options.device).type
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for check in options.only:
+            name = check.replace(" ", "-")
+            limits = LIMITS if device == "cpu" else ""
+            command = CHECKS[check].format(device=device, folder=folder, name=name, limits=limits)
+            if command.startswith("scripts/benchmark.py") and options.nanogpt is not None:
+                command += f" --nanogpt={options.nanogpt}"
+            rows.append(run(check, shlex.split(command), Path(folder, name, "metrics.csv")))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)  # in case that a later one takes the machine down
+    device_name = torch.cuda.get_device_name() if device == "cuda" else device
+    print(json.dumps({"device": device_name, "torch": torch.__version__, "commit": commit(), "rows": rows}))
+
+
+def run(check: str, command: list[str], metrics: Path) -> Row:
+    """What a check found: the JSON of its last line, or else the last value of each column of the run's metrics.csv."""
+    environment = os.environ | {"TORCH_LOGS": "recompiles,graph_breaks"}
+    started = time.perf_counter()
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, text=True, **pipes) as process:
+        try:
+            written, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            written, _ = process.communicate()
+    lines = written.splitlines() or [""]
+    row: Row = {"check": check, "status": process.returncode, "seconds": round(time.perf_counter() - started, 1)}
+    row |= {"graph_breaks": written.count("Graph break"), "recompiles": written.count("Recompiling")}
+    if process.returncode:
+        row["said"] = lines[-LINES:]
+    elif lines[-1].startswith("{"):
+        row |= json.loads(lines[-1])
+    elif metrics.exists():
+        with metrics.open(newline="", encoding="utf-8") as file:
+            for figures in csv.DictReader(file):
+                row |= {key: float(value) for key, value in figures.items() if value and "attention/" not in key}
+    return row
+
+
+# ---- checks that are a function, in a process of its own
+
+
+def compare_weights(left: str, right: str) -> None:
+    """Whether two runs end in the same weights, bit for bit."""
+    weights = [read_checkpoint(Path(path, "checkpoints", "last.ckpt"))["state_dict"] for path in (left, right)]
+    unequal = [name for name, weight in weights[0].items() if not weight.equal(weights[1][name])]
+    print(json.dumps({"unequal": unequal}))
+    sys.exit(bool(unequal))
+
+
+def measure_maps(run_dir: str, device: str) -> None:
+    """How far the maps of a device are from the processor's, and the seconds that they and the ablation take."""
+    found = {}
+    maps = []
+    for name in ("cpu", device):
+        started = time.perf_counter()
+        glass = open_run(run_dir, device=name)
+        maps.append(torch.as_tensor(glass.read(TEXT).maps).cpu())
+        glass.ablate(TEXT)
+        found[f"seconds on {name}"] = time.perf_counter() - started
+    found["difference"] = (maps[0] - maps[1]).abs().max().item()
+    print(json.dumps(found))
+    sys.exit(found["difference"] > 1e-5)
+
+
+def measure_parts(device: str) -> None:
+    """Which attention kernels run with and without a mask, and the seconds of an update by each optimizer."""
+    sizes = (
+        {"num_layers": 2, "num_heads": 2, "embed_dim": 32} if device == "cpu" else {"num_layers": 12, "num_heads": 12}
+    )
+    found: Row = {}
+    tokens = torch.zeros(2, 1024, dtype=torch.long, device=device)
+    for name, window, ids in (("causal", None, None), ("window", 256, None), ("documents", None, tokens)):
+        gpt = GPT(GPTConfig(**{"embed_dim": 768, "vocab_size": 256, "context_length": 1024, "window": window} | sizes))
+        gpt.to(device)
+        autocast = torch.autocast(device, torch.bfloat16, enabled=has_fast_bfloat16(device))
+        with torch.profiler.profile() as profile, autocast:
+            gpt.loss(tokens, tokens, document_ids=ids).backward()
+        found[name] = [
+            event.key for event in profile.key_averages() if "_attention" in event.key or "sdpa" in event.key
+        ]
+    for algorithm in ("muon", "adamw"):
+        optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
+        for _ in range(11):  # the first makes the optimizer's state
+            torch.get_device_module(device).synchronize()
+            started = time.perf_counter()
+            optimizer.step()
+            torch.get_device_module(device).synchronize()
+        found[f"seconds of {algorithm}"] = time.perf_counter() - started
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Everything that a run does, on this machine's GPU, or on a pretended one: tests/test_device.py starts it there.
+
+python -m pytest tests/on_a_gpu.py
+"""
+
+import os
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from model import open_run
+from model.checkpoint import read_checkpoint
+from model.gpt import GPT
+from model.training.optimizer import OptimizerConfig, build_optimizer
+from scripts import evaluate, generate, inspect_attention
+from tests.gpts import CONFIGS
+
+DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
+RUNS = {
+    "tables and documents": """--model.gpt.ngram_sizes=[2,3] --model.gpt.ngram_buckets=64 --trainer.deterministic=true
+        --model.gpt.value_embeddings=true --data.document_masking=true --model.gpt.dropout=0.1
+        --trainer.accumulate_grad_batches=2""",
+    "window and groups": """--model.gpt.num_heads=4 --model.gpt.num_kv_heads=2 --model.gpt.window=5
+        --trainer.gradient_clip_val=1.0 --trainer.precision=bf16-mixed""",
+    "GPT-2": """--model.gpt.position=learned --model.gpt.norm=layernorm --model.gpt.tie_embeddings=true
+        --model.optimizer.algorithm=adamw --trainer.precision=16-mixed --model.gpt.activation=swiglu""",
+}
+
+
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+def test_a_run_is_trained_resumed_and_used(options, train, small_text):
+    options = f"{options} --trainer.accelerator={DEVICE.type} --model.compile=false --checkpoints.every_n_steps=2"
+    assert train("--name=run", "--trainer.max_steps=3", "--trainer.val_check_interval=2", *options.split()) == 0
+    assert train("--resume=runs/run", "--trainer.max_steps=4") == 0
+    assert read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))["random_states"][0][DEVICE.type] is not None
+    assert not generate.main(["--max_new_tokens=20", "--num_samples=2", "--top_k=5"])
+    assert not evaluate.main([f"--data.files={small_text}", "--split=validation"])
+    assert not inspect_attention.main(["--prompt=the model", "--output=page.html"])
+    glass = open_run("runs/run", device=DEVICE)
+    assert glass.read("the model", without=["head 0.0"]).loss > 0
+    assert glass.ablate("the model reads")
+
+
+def count_of_step(config, **options) -> Counter:
+    """What the second of two training steps asks of a pretended device."""
+    from tests.pretended_gpu import counts
+
+    gpt = GPT(replace(config, dropout=0.1)).to(DEVICE)
+    optimizer = build_optimizer(gpt, OptimizerConfig(weight_decay=0.1, **options))
+    tokens = torch.zeros(3, 12, dtype=torch.long, device=DEVICE)
+    for _ in range(2):
+        before = counts.copy()
+        gpt.loss(tokens, tokens, document_ids=tokens).backward()
+        torch.nn.utils.clip_grad_norm_(gpt.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return counts - before
+
+
+@pytest.mark.skipif("PRETENDED_GPU" not in os.environ, reason="a real GPU does not count")
+def test_a_step_never_waits_for_the_device_and_muon_is_launched_for_all_layers_at_once():
+    extra = []
+    for layers in (2, 4):
+        sizes = {"num_layers": layers, "num_kv_heads": 2, "ngram_sizes": [2], "activation": "swiglu", "window": 3}
+        muon, adamw = (count_of_step(replace(CONFIGS["modern"], **sizes), algorithm=name) for name in ("muon", "adamw"))
+        assert muon["waits"] == adamw["waits"] == 0
+        assert adamw["operations"] < 200 * layers + 100
+        extra.append(muon["operations"] - adamw["operations"])
+    assert 0 < extra[0] == extra[1]
