@@ -1,0 +1,162 @@
+"""A GPU that is pretended: its tensors say cuda:0 or mps:0, and are computed by the processor.
+
+A plugin of pytest, as it has to be there before PyTorch is imported:
+
+    PRETENDED_GPU=cuda python -m pytest -p tests.pretended_gpu tests/on_a_gpu.py
+
+It raises where a real device would: for tensors of two devices in one operation, for `numpy()` of a tensor there, and
+for float64 on mps. It counts operations, each of which is at least one launch on a real device, how often a program
+waits for the device, and the bytes that it copies to the processor. It knows nothing of kernels, rounding, streams,
+random numbers or memory.
+"""
+
+import ctypes
+import importlib.util
+import os
+import platform
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+KIND = os.environ["PRETENDED_GPU"]
+SOURCE = Path(__file__).with_suffix(".cpp")
+
+
+def library(torch_folder: Path) -> ctypes.CDLL:
+    """What C++ has to know of the device, compiled at the first call."""
+    built = Path(tempfile.gettempdir(), f"pretended_gpu_{os.getuid()}_{int(SOURCE.stat().st_mtime)}.so")
+    if not built.exists():
+        libraries = [f"-L{torch_folder}/lib", f"-Wl,-rpath,{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
+        whole = built.with_suffix(f".{os.getpid()}")
+        command = ["g++", "-shared", "-fPIC", "-std=c++20", f"-I{torch_folder}/include", str(SOURCE), "-o", str(whole)]
+        subprocess.run(command + libraries, check=True)
+        whole.replace(built)  # two processes may build it at once
+    return ctypes.CDLL(str(built))
+
+
+getattr(library(Path(importlib.util.find_spec("torch").origin).parent), f"pretend_{KIND}")()
+
+import torch  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing  # noqa: E402
+from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
+
+DEVICE = torch.device(KIND, 0)
+COPIES = {"_to_copy", "copy_"}  # may read and write another device
+INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by indices of the processor too
+WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_consecutive"}
+
+counts: Counter[str] = Counter()  # "operations", "waits", and "bytes" that were copied to the processor
+
+
+class OnDevice(torch.Tensor):
+    """A tensor on the device, whose values are those of `inner`, a tensor of the processor."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "OnDevice":
+        places = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        tensor = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=DEVICE, **places)
+        tensor.inner = inner
+        return tensor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return compute(function, args, kwargs or {})
+
+    def tolist(self):
+        return self.cpu().tolist()
+
+    def __reduce_ex__(self, protocol):
+        return self.inner.__reduce_ex__(protocol)
+
+
+class Pretending(TorchDispatchMode):
+    """Also sees what makes a tensor, such as torch.zeros."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return compute(function, args, kwargs or {})
+
+
+def compute(function, args, kwargs):
+    """The result of an operation on any device."""
+    name = function._schema.name.removeprefix("aten::")
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    ours = [x for x in tensors if isinstance(x, OnDevice)]
+    wanted = kwargs.get("device")
+    if not ours and (wanted is None or torch.device(wanted).type != KIND):
+        return function(*args, **kwargs)
+    with Pretending():
+        parts = function.decompose(*args, **kwargs)  # in inference mode operations of other operations come here too
+    if parts is not NotImplemented:
+        return parts
+    stays = wanted is None or torch.device(wanted).type == KIND
+    if name == "copy_":
+        stays = isinstance(args[0], OnDevice)
+    if name in INDEXED:
+        waits = any(x is not None and (x.dtype == torch.bool or not isinstance(x, OnDevice)) for x in args[1])
+        tensors = [args[0], *args[2:3]] if isinstance(args[0], OnDevice) else tensors
+    else:
+        waits = name in WAITS or not stays
+    if name not in COPIES:
+        check_devices(function, tensors)
+    counts["waits"] += waits
+    counts["operations"] += not function.is_view
+    if not stays:
+        counts["bytes"] += ours[0].inner.nbytes
+    inner_args, inner_kwargs = tree_map_only(OnDevice, lambda x: x.inner, (args, kwargs))
+    if wanted is not None:
+        inner_kwargs |= {"device": torch.device("cpu")} | ({"pin_memory": False} if "pin_memory" in kwargs else {})
+    result = function(*inner_args, **inner_kwargs)
+    if not stays:
+        return args[0] if name == "copy_" else result
+    if KIND == "mps" and any(x.dtype == torch.float64 for x in tree_leaves(result) if isinstance(x, torch.Tensor)):
+        raise TypeError(
+            f"Cannot convert a MPS Tensor to float64 dtype, which the MPS framework does not have: {function}"
+        )
+    result = tree_map_only(torch.Tensor, OnDevice, result)
+    return return_and_correct_aliasing(function, args, kwargs, result) if ours and name != "_to_copy" else result
+
+
+def check_devices(function, tensors):
+    """Raises where a real device would refuse what lies elsewhere; a number may come from the processor."""
+    elsewhere = [x for x in tensors if not isinstance(x, OnDevice) and x.ndim]
+    if elsewhere:
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found {DEVICE} and cpu: {function}")
+
+
+class Generator(torch.Generator):
+    """One of any device: all draw the processor's numbers."""
+
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, "cpu")
+
+
+torch.Generator = Generator
+torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(..., device=DEVICE) is seen
+torch.__future__.set_swap_module_params_on_conversion(True)
+torch.Tensor.pin_memory = lambda tensor, *_: tensor
+state = torch.zeros(16, dtype=torch.uint8)
+module = getattr(torch, KIND)
+module.get_rng_state = lambda *_: state.clone()
+module.set_rng_state = lambda *_: None
+module.manual_seed_all = module.manual_seed = module.set_device = module.empty_cache = lambda *_: None
+module.is_available = torch.backends.mps.is_available = lambda: True
+module.device_count = lambda: 1
+if KIND == "mps":
+    platform.processor = lambda: "arm"  # Lightning asks
+
+    def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+        return torch._scaled_dot_product_attention_math(q, k, v, attn_mask, dropout_p, is_causal, **options)[0]
+
+    torch.nn.functional.scaled_dot_product_attention = attention  # whose kernel for mps is chosen before we are asked
+else:
+    torch.backends.mps.is_available = lambda: False
+    module.current_device = lambda: 0
+    module._lazy_init = lambda: None
+    module.is_bf16_supported = lambda **_: True
+    module.get_device_name = lambda *_: "a pretended GPU"
+    module.mem_get_info = lambda *_: (2**30, 2**30)
+    module.get_device_capability = lambda *_: (9, 0)
+Pretending().__enter__()
