@@ -11,14 +11,14 @@ Shapes: B batch, T query length, S key length, D model width, H heads, K head wi
 A mask is boolean; True means *may attend*. A query that may attend to nothing gets zeros.
 """
 
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.cache import LayerCache
-from model.kernels import MAX_SHORT_LENGTH, Linear, rms_norm, short_causal_attention
+from model.kernels import MAX_SHORT_LENGTH, rms_norm, short_causal_attention
 from model.masks import causal_mask, check_mask, fill_empty_rows, sliding_window_mask
 from model.rotary import apply_rotary
 
@@ -50,8 +50,9 @@ class CausalSelfAttention(nn.Module):
         self.qk_norm = qk_norm
         self.window = window
         self.dropout = dropout
-        self.qkv_proj = Linear(embed_dim, (num_heads + 2 * num_kv_heads) * self.head_dim, bias=bias)
-        self.output_proj = Linear(embed_dim, embed_dim, bias=bias)
+        qkv_dim = (num_heads + 2 * num_kv_heads) * self.head_dim
+        self.qkv_proj = nn.Linear(embed_dim, qkv_dim, bias=bias)
+        self.output_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
 
     def forward(
         self,
@@ -73,7 +74,7 @@ class CausalSelfAttention(nn.Module):
             value_embedding: (B, T, H_kv * K), added to the values.
 
         Raises:
-            TypeError, ValueError: for a mask that is not boolean or does not fit; ValueError for a full cache.
+            TypeError, RuntimeError: for a mask that is not boolean or does not fit.
         """
         q, k, v = self.project(x, rotary, value_embedding)
         if cache is not None:
@@ -81,7 +82,8 @@ class CausalSelfAttention(nn.Module):
         T, S = q.shape[-2], k.shape[-2]
         if self.window is not None and self.window + T - 1 < S:  # what lies before is in no query's window
             S = self.window + T - 1
-            k, v = k[..., -S:, :], v[..., -S:, :]
+            k = k[..., -S:, :]
+            v = v[..., -S:, :]
         visible, empty = None, None
         if mask is not None or (self.window is not None and self.window < S):
             visible = sliding_window_mask(T, self.window, S, device=q.device)
@@ -94,11 +96,15 @@ class CausalSelfAttention(nn.Module):
         return self.output_proj(merge_heads(values))
 
     def project(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, value_embedding: Tensor | None = None
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        value_embedding: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The queries (B, H, T, K), keys and values (B, H_kv, T, K) of x, as `attend` takes them."""
-        heads = split_heads(self.qkv_proj(x), self.num_heads + 2 * self.num_kv_heads)
-        qk, v = heads.split_with_sizes((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=-3)
+        num_qk_heads = self.num_heads + self.num_kv_heads
+        heads = split_heads(self.qkv_proj(x), num_qk_heads + self.num_kv_heads)
+        qk, v = heads.split_with_sizes((num_qk_heads, self.num_kv_heads), dim=-3)
         if value_embedding is not None:
             v = v + split_heads(value_embedding, self.num_kv_heads)
         if self.qk_norm:
@@ -121,9 +127,15 @@ class CausalSelfAttention(nn.Module):
         is_causal = mask is None and T == S  # PyTorch's flag lets the first query see the first key
         if mask is None and 1 < T < S:
             mask = causal_mask(T, S, device=q.device)
-        dropout_p = self.dropout if self.training else 0.0
-        grouped = self.num_kv_heads != self.num_heads
-        return fused_attention(q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=grouped)
+        return fused_attention(
+            q,
+            k,
+            v,
+            mask,
+            is_causal=is_causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=self.num_kv_heads != self.num_heads,
+        )
 
 
 def fused_attention(
@@ -138,20 +150,22 @@ def fused_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, computed in the way that is fastest here."""
-    options: dict[str, Any] = {
-        "is_causal": is_causal,
-        "dropout_p": dropout_p,
-        "scale": scale,
-        "enable_gqa": enable_gqa,
-    }
+    attend = partial(
+        F.scaled_dot_product_attention,
+        attn_mask=mask,
+        is_causal=is_causal,
+        dropout_p=dropout_p,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
     if not (q.is_cpu and q.dtype == torch.bfloat16):
-        return F.scaled_dot_product_attention(q, k, v, mask, **options)
+        return attend(q, k, v)
     plain = is_causal and mask is None and scale is None and not dropout_p
     if plain and q.shape == k.shape == v.shape and 1 < q.shape[-2] <= MAX_SHORT_LENGTH:
         return short_causal_attention(q, k, v)
     # On processors PyTorch's kernel is no faster in bfloat16, and its backward pass takes twice as long.
     with torch.autocast("cpu", enabled=False):
-        return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), mask, **options).bfloat16()
+        return attend(q.float(), k.float(), v.float()).bfloat16()
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -60,9 +60,11 @@ class KVCache:
         self.tokens[:, start:end] = tokens
         self.length = end
         # Views for all layers at once: one by one they would take longer than the copies that go through them.
-        keys, values = self.keys[..., :end, :], self.values[..., :end, :]
+        keys = self.keys[..., :end, :]
+        values = self.values[..., :end, :]
         views = (keys, values, keys[..., start:, :], values[..., start:, :])
-        return [LayerCache(*parts) for parts in zip(*(view.unbind() for view in views), strict=True)]
+        of_each_layer = zip(*(view.unbind() for view in views), strict=True)
+        return [LayerCache(*its_views) for its_views in of_each_layer]
 
     @cached_property
     def rotary_angles(self) -> tuple[Tensor, Tensor]:
@@ -79,16 +81,7 @@ class LayerCache(NamedTuple):
     new_values: Tensor
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores the k and v (B, H_kv, T, K) of the new tokens, and returns those of all tokens (B, H_kv, S, K).
-
-        Raises:
-            ValueError: if they are of another size; nothing is stored then.
-        """
-        if not self.new_keys.shape == k.shape == v.shape:
-            raise ValueError(
-                f"the cache takes keys and values of shape {tuple(self.new_keys.shape)}, "
-                f"not {tuple(k.shape)} and {tuple(v.shape)}"
-            )
+        """Stores the k and v (B, H_kv, T, K) of the new tokens, and returns those of all tokens (B, H_kv, S, K)."""
         self.new_keys.copy_(k.detach())
         self.new_values.copy_(v.detach())
         return self.keys, self.values

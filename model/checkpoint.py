@@ -42,7 +42,8 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
     """
     path = Path(path)
     if path.is_dir():
-        path = next((path / name for name in RUN_CHECKPOINTS if (path / name).is_file()), path / RUN_CHECKPOINTS[0])
+        there = [path / name for name in RUN_CHECKPOINTS if (path / name).is_file()]
+        path = there[0] if there else path / RUN_CHECKPOINTS[0]
     checkpoint = read_checkpoint(path)
     about = {part: checkpoint[part] for part in ("tokenizer", "global_step")}
     return build_gpt(path, checkpoint).to(device).eval(), about
@@ -63,8 +64,11 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
         )
     with parsing(path, OTHERS):
         config = GPTConfig(**options)
-        named = checkpoint["state_dict"].items()
-        weights = {name.removeprefix(WEIGHT_PREFIX): weight for name, weight in named if name.startswith(WEIGHT_PREFIX)}
+        weights = {
+            name.removeprefix(WEIGHT_PREFIX): weight
+            for name, weight in checkpoint["state_dict"].items()
+            if name.startswith(WEIGHT_PREFIX)
+        }
     try:
         return with_weights(config, weights)
     except Mistake as error:
@@ -78,7 +82,8 @@ def with_weights(config: GPTConfig, weights: dict[str, Tensor]) -> GPT:
             raise Mistake(f"{name} holds {getattr(weight, 'dtype', type(weight).__name__)}, not floats")
     if config.num_layers > len(weights):  # a million empty layers take minutes and gigabytes, even without weights
         raise Mistake(f"num_layers is {config.num_layers}, but there are {len(weights)} weights")
-    if config.vocab_size is None or config.vocab_size * config.embed_dim > sum(map(Tensor.numel, weights.values())):
+    num_values = sum(map(Tensor.numel, weights.values()))
+    if config.vocab_size is None or config.vocab_size * config.embed_dim > num_values:
         raise Mistake("its embeddings are not those of its vocabulary")  # whose size torch could not even count
     model = without_weights(config)
     sizes = {name: list(weight.shape) for name, weight in model.state_dict().items()}
@@ -116,7 +121,12 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
     """
     if not path.is_file():
         raise Missing(f"there is no checkpoint {path}")
-    with reading(path), path.open("rb") as file, parsing(path, OTHERS), zipfile.ZipFile(file) as archive:
+    with (
+        reading(path),
+        path.open("rb") as file,
+        parsing(path, OTHERS),
+        zipfile.ZipFile(file) as archive,
+    ):
         records = archive.infolist()
         if sum(record.file_size for record in records) > path.stat().st_size:
             raise Mistake("it would be larger if it were unpacked")  # torch.save compresses nothing

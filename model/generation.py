@@ -5,6 +5,7 @@ Shapes: B batch, T prompt length, V vocabulary.
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from model.cache import KVCache
 from model.checks import check_range
 from model.gpt import GPT, in_eval_mode
+from model.kernels import products_by_slices
 
 
 def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
@@ -69,8 +71,14 @@ def stream(
     check_range("top_k", top_k, 1)
     check_range("top_p", top_p, 0, 1, low_open=True)
     check_range("min_p", min_p, 0, 1)
-    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    sampling["generator"] = generator
+    draw = partial(
+        sample,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        generator=generator,
+    )
 
     @torch.inference_mode()
     def write(unread: Tensor, cache: KVCache | None) -> Iterator[Tensor]:
@@ -79,15 +87,16 @@ def stream(
             # Not always the whole context: a big batch that writes little needs less memory.
             cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
         finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
-        with in_eval_mode(model):
+        with in_eval_mode(model), products_by_slices(model):
             for _ in range(max_new_tokens):
                 if cache.length + unread.shape[1] > cache.max_len:
                     # The last half of the context is read again, or as much as is unread.
                     kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
-                    unread = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)[:, -kept:]
+                    text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
+                    unread = text[:, -kept:]
                     cache.length = 0
                 logits = model.unembed(model.features(unread, cache=cache)[:, -1])
-                token = sample(logits, **sampling)
+                token = draw(logits)
                 if stop_token is not None:
                     token = token.masked_fill(finished, stop_token)
                     finished = token == stop_token  # as of every row that has ended before
@@ -122,7 +131,8 @@ def sample(
         return logits.argmax(dim=-1)
     logits, vocab_size = logits.float(), logits.shape[-1]
     # With a maximum of 0 no row can overflow, however low the temperature.
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, torch.finfo(logits.dtype).tiny)
+    logits = logits - logits.amax(dim=-1, keepdim=True)
+    logits = logits / max(temperature, torch.finfo(logits.dtype).tiny)
     nucleus = top_p is not None and top_p < 1
     token_ids = None
     if top_k is not None or nucleus:
@@ -137,7 +147,8 @@ def sample(
     # https://arxiv.org/abs/1411.0030); the logarithm of an exponential variable is such noise, negated.
     # Of every token, by its id: what is drawn must not depend on the order in which `topk` sorts almost equal logits.
     # Not empty_like: with its memory in another order, as some products leave it, each logit would get other noise.
-    noise = logits.new_empty((len(logits), vocab_size)).exponential_(generator=generator).log_()
+    noise = logits.new_empty((len(logits), vocab_size))
+    noise = noise.exponential_(generator=generator).log_()
     if token_ids is None:
         return (logits - noise).argmax(dim=-1)
     drawn = (logits - noise.gather(-1, token_ids)).argmax(dim=-1, keepdim=True)

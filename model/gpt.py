@@ -8,21 +8,21 @@ Shapes: B batch, T query length, S key length, D model width, H heads, K head wi
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
-from model.cache import KVCache
+from model.cache import KVCache, LayerCache
 from model.checks import Mistake, check_choices, check_divides, check_range
-from model.kernels import RMS_EPSILON, Linear, rms_norm
-from model.masks import check_integers, document_mask
+from model.kernels import RMS_EPSILON, rms_norm
+from model.masks import document_mask
 from model.rotary import rotary_angles
 
 # An n-gram's hash: its ids times these factors, the last one first, added up modulo a prime; then the upper bits are
@@ -106,7 +106,8 @@ class GPTConfig:
             self.num_kv_heads = self.num_heads
         check_divides("num_kv_heads", self.num_kv_heads, "num_heads", self.num_heads)
         if self.feed_forward_dim is None:
-            self.feed_forward_dim = 8 * self.embed_dim // 3 if self.activation == "swiglu" else 4 * self.embed_dim
+            is_gated = self.activation == "swiglu"
+            self.feed_forward_dim = 8 * self.embed_dim // 3 if is_gated else 4 * self.embed_dim
 
     @property
     def head_dim(self) -> int:
@@ -143,9 +144,11 @@ class FeedForward(nn.Module):
         super().__init__()
         D, hidden, bias = config.embed_dim, config.feed_forward_dim, config.bias
         self.activation = ACTIVATIONS[config.activation]
-        self.up_proj = Linear(D, hidden, bias=bias)
-        self.gate_proj = Linear(D, hidden, bias=bias) if config.activation == "swiglu" else None
-        self.down_proj = Linear(hidden, D, bias=bias)
+        self.up_proj = nn.Linear(D, hidden, bias=bias)
+        self.gate_proj = None
+        if config.activation == "swiglu":
+            self.gate_proj = nn.Linear(D, hidden, bias=bias)
+        self.down_proj = nn.Linear(hidden, D, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate_proj is None:
@@ -159,15 +162,37 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.attention_norm = build_norm(config)
-        options = {name: getattr(config, name) for name in ("num_kv_heads", "bias", "qk_norm", "window", "dropout")}
-        self.attention = CausalSelfAttention(config.embed_dim, config.num_heads, **options)
+        self.attention = CausalSelfAttention(
+            config.embed_dim,
+            config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            bias=config.bias,
+            qk_norm=config.qk_norm,
+            window=config.window,
+            dropout=config.dropout,
+        )
         self.feed_forward_norm = build_norm(config)
         self.feed_forward = FeedForward(config)
-        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, **options: Any) -> Tensor:
-        """The options are those of `CausalSelfAttention.forward`."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), **options))
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        rotary: tuple[Tensor, Tensor] | None = None,
+        mask: Tensor | None = None,
+        cache: LayerCache | None = None,
+        value_embedding: Tensor | None = None,
+    ) -> Tensor:
+        """What stands beside x is for `CausalSelfAttention.forward`."""
+        attention = self.attention(
+            self.attention_norm(x),
+            rotary=rotary,
+            mask=mask,
+            cache=cache,
+            value_embedding=value_embedding,
+        )
+        x = x + self.dropout(attention)
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -176,28 +201,39 @@ class NgramEmbedding(nn.Embedding):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(len(config.ngram_sizes) * config.ngram_buckets, config.embed_dim)
-        self.sizes, self.buckets, self.no_token = config.ngram_sizes, config.ngram_buckets, config.vocab_size
+        self.sizes = config.ngram_sizes
+        self.buckets = config.ngram_buckets
+        self.no_token = config.vocab_size
 
     def rows(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, N): where the vectors are.
 
         What lies before the first token of a sequence or document counts as an id that no token has.
         """
-        T, key = tokens.shape[1], torch.zeros_like(tokens)
+        T = tokens.shape[1]
+        key = torch.zeros_like(tokens)
         rows: list[Tensor] = []
         for back in range(self.sizes[-1]):
             earlier = F.pad(tokens, (back, 0), value=self.no_token)[:, :T]
             if document_ids is not None:
-                earlier = earlier.where(F.pad(document_ids, (back, 0))[:, :T] == document_ids, self.no_token)
+                its_ids = F.pad(document_ids, (back, 0))[:, :T]
+                earlier = earlier.where(its_ids == document_ids, self.no_token)
             key = key + NGRAM_FACTORS[back] * earlier
             if back + 1 in self.sizes:
                 mixed = key % NGRAM_PRIME
-                rows.append((mixed ^ (mixed >> 15)) % self.buckets + len(rows) * self.buckets)
+                mixed = mixed ^ (mixed >> 15)
+                rows.append(mixed % self.buckets + len(rows) * self.buckets)
         return torch.stack(rows, dim=-1)
 
-    def forward(self, tokens: Tensor, last: int = 0, document_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        last: int = 0,
+        document_ids: Tensor | None = None,
+    ) -> Tensor:
         """(B, S) -> (B, T, D) for the `last` T tokens, 0 for all; those before them are only read."""
-        return super().forward(self.rows(tokens, document_ids)[:, -last:]).sum(dim=-2)
+        rows = self.rows(tokens, document_ids)[:, -last:]
+        return super().forward(rows).sum(dim=-2)
 
 
 class GPT(nn.Module):
@@ -215,16 +251,19 @@ class GPT(nn.Module):
         V, D = config.vocab_size, config.embed_dim
         self.token_embedding = nn.Embedding(V, D)
         self.ngram_embedding = NgramEmbedding(config) if config.ngram_sizes else None
-        self.position_embedding = nn.Embedding(config.context_length, D) if config.position == "learned" else None
+        self.position_embedding = None
+        if config.position == "learned":
+            self.position_embedding = nn.Embedding(config.context_length, D)
         self.embedding_norm = build_norm(config) if config.embedding_norm else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        # The last layer and every second before it, as in nanochat.
-        layers = range((config.num_layers - 1) % 2, config.num_layers, 2) if config.value_embeddings else ()
-        width = config.num_kv_heads * config.head_dim
-        self.value_embeddings = nn.ModuleDict({str(layer): nn.Embedding(V, width) for layer in layers})
+        self.value_embeddings = nn.ModuleDict()
+        if config.value_embeddings:
+            # The last layer and every second before it, as in nanochat.
+            for layer in range((config.num_layers - 1) % 2, config.num_layers, 2):
+                self.value_embeddings[str(layer)] = nn.Embedding(V, config.num_kv_heads * config.head_dim)
         self.final_norm = build_norm(config)
-        self.head = Linear(D, V, bias=False)
+        self.head = nn.Linear(D, V, bias=False)
         if config.tie_embeddings:
             self.head.weight = self.token_embedding.weight
         self.init_weights()
@@ -259,7 +298,8 @@ class GPT(nn.Module):
             elif module in sublayer_ends or module is self.head or module is self.ngram_embedding:
                 nn.init.zeros_(module.weight)
             elif module is self.token_embedding:
-                nn.init.normal_(module.weight, std=1 / self.config.embed_dim if self.config.tie_embeddings else 1.0)
+                std = 1 / self.config.embed_dim if self.config.tie_embeddings else 1.0
+                nn.init.normal_(module.weight, std=std)
             elif module is self.position_embedding:
                 nn.init.normal_(module.weight, std=0.02)
             else:
@@ -267,7 +307,13 @@ class GPT(nn.Module):
                 bound = math.sqrt(3 / fan_in)  # a uniform distribution of this standard deviation
                 nn.init.uniform_(module.weight, -bound, bound)
 
-    def forward(self, tokens: Tensor, *, cache: KVCache | None = None, document_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        *,
+        cache: KVCache | None = None,
+        document_ids: Tensor | None = None,
+    ) -> Tensor:
         """Logits of each position's next token.
 
         Args:
@@ -281,23 +327,39 @@ class GPT(nn.Module):
         return self.unembed(self.features(tokens, cache=cache, document_ids=document_ids))
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, *, document_ids: Tensor | None = None, reduction: str = "mean"
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        *,
+        document_ids: Tensor | None = None,
+        reduction: str = "mean",
     ) -> Tensor:
         """Cross-entropy in nats of `targets` (B, T) after `tokens` (B, T); a target of -100 does not count."""
         logits = self(tokens, document_ids=document_ids)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
 
-    def features(self, tokens: Tensor, *, cache: KVCache | None = None, document_ids: Tensor | None = None) -> Tensor:
+    def features(
+        self,
+        tokens: Tensor,
+        *,
+        cache: KVCache | None = None,
+        document_ids: Tensor | None = None,
+    ) -> Tensor:
         """(B, T) -> (B, T, D), the residual stream after the last block and the final norm."""
         T = tokens.shape[1]
         start = 0 if cache is None else cache.length
         if start + T > self.config.context_length:
             raise ValueError(f"got {start + T} tokens, more than the context_length {self.config.context_length}")
-        layer_caches = [None] * len(self.blocks) if cache is None else cache.append(tokens)
+        layer_caches: Sequence[LayerCache | None] = [None] * len(self.blocks)
+        if cache is not None:
+            layer_caches = cache.append(tokens)
         positions = torch.arange(start, start + T, device=tokens.device)
         x = self.token_embedding(tokens)
         if self.ngram_embedding is not None:
-            recent = tokens if cache is None else cache.tokens[:, max(0, start + 1 - len(NGRAM_FACTORS)) : start + T]
+            recent = tokens
+            if cache is not None:
+                first = max(0, start + 1 - len(NGRAM_FACTORS))
+                recent = cache.tokens[:, first : start + T]
             x = x + self.ngram_embedding(recent, T, document_ids)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
@@ -313,11 +375,17 @@ class GPT(nn.Module):
                 cos, sin = (table[start : start + T] for table in cache.rotary_angles)
             rotary = cos.to(x.dtype), sin.to(x.dtype)
         mask = None if document_ids is None else document_mask(document_ids)
-        for layer, (block, layer_cache) in enumerate(zip(self.blocks, layer_caches, strict=True)):
+        for layer, block in enumerate(self.blocks):
             value_embedding = None
             if str(layer) in self.value_embeddings:
                 value_embedding = self.value_embeddings[str(layer)](tokens).to(x.dtype)
-            x = block(x, rotary=rotary, mask=mask, cache=layer_cache, value_embedding=value_embedding)
+            x = block(
+                x,
+                rotary=rotary,
+                mask=mask,
+                cache=layer_caches[layer],
+                value_embedding=value_embedding,
+            )
         return self.final_norm(x)
 
     def unembed(self, x: Tensor) -> Tensor:
@@ -335,7 +403,8 @@ class GPT(nn.Module):
 
         Raises TypeError if they are not integers, ValueError for ids outside the vocabulary.
         """
-        check_integers("tokens", tokens)
+        if tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise TypeError(f"tokens must hold integers, not {tokens.dtype}")
         tokens = tokens.long()
         if tokens.min() < 0 or tokens.max() >= self.config.vocab_size:
             allowed = f"0..{self.config.vocab_size - 1}"
@@ -353,9 +422,10 @@ class GPT(nn.Module):
         as in appendix B of PaLM (Chowdhery et al. 2022, arXiv:2204.02311). S is context_length, or the window; the half
         that causality hides is counted too, as is customary.
         """
-        weights = sum(module.weight.numel() for module in self.modules() if isinstance(module, nn.Linear))
-        seen = min(self.config.context_length, self.config.window or self.config.context_length)
-        return 6 * weights + 12 * self.config.num_layers * self.config.embed_dim * seen
+        config = self.config
+        matrices = [module.weight for module in self.modules() if isinstance(module, nn.Linear)]
+        seen = min(config.context_length, config.window or config.context_length)
+        return 6 * sum(map(Tensor.numel, matrices)) + 12 * config.num_layers * config.embed_dim * seen
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 Results differ from those of PyTorch's own operations by rounding only. What each one gains:
 
     short_causal_attention  in bfloat16: 7-12% of a training step, AMD EPYC and Intel Xeon with AMX
-    Linear                  one text twice as fast on an AMD EPYC; not used on Intel's processors, where it would lose
+    products_by_slices      one text twice as fast on an AMD EPYC; not used on Intel's processors, where it would lose
     rms_norm                a third of the time of a norm while one text is written
     keep_freed_memory       a third of a training step, AMD EPYC with glibc
 
@@ -14,7 +14,9 @@ out, R rows of input.
 import ctypes
 import math
 import platform
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +57,8 @@ def short_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     values are rounded to bfloat16.
     """
     with torch.autocast(q.device.type, enabled=False):
-        return _ShortCausalAttention.apply(*(x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))).view(q.shape)
+        flat = [x.reshape(-1, *x.shape[-2:]) for x in (q, k, v)]
+        return _ShortCausalAttention.apply(*flat).view(q.shape)
 
 
 class _ShortCausalAttention(torch.autograd.Function):
@@ -64,7 +67,8 @@ class _ShortCausalAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         T, K = q.shape[-2:]
-        future = torch.full((T, T), -torch.inf, dtype=torch.float32, device=q.device).triu(1)
+        future = torch.full((T, T), -torch.inf, dtype=torch.float32, device=q.device)
+        future = future.triu(1)
         scores = torch.baddbmm(future, q.float(), k.float().mT, alpha=K**-0.5)
         weights = scores.softmax(dim=-1).to(q.dtype)
         ctx.save_for_backward(q, k, v, weights)
@@ -100,29 +104,42 @@ def has_slow_vector_products() -> bool:
     return torch.backends.mkl.is_available() and is_amd()
 
 
-class Linear(nn.Linear):
-    """`torch.nn.Linear`, (..., I) -> (..., O), by slices of its matrix for up to FEW_ROWS rows where that is faster.
+@contextmanager
+def products_by_slices(model: nn.Module) -> Iterator[None]:
+    """While text is written, every `torch.nn.Linear` of a model multiplies as `linear_by_slices`, where that is faster.
 
-    That depends on the processor alone, so that a seed gives the same text in every process. Only for float32, and
-    only where no gradient is wanted.
+    That depends on the processor alone, so that a seed gives the same text in every process.
     """
+    layers: list[nn.Linear] = []
+    if has_slow_vector_products():
+        linears = (module for module in model.modules() if type(module) is nn.Linear)
+        layers = [layer for layer in linears if "forward" not in vars(layer)]  # as it has while another text is written
+    try:
+        for layer in layers:
+            vars(layer)["forward"] = partial(linear_by_slices, layer)
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["forward"]
 
-    def forward(self, x: Tensor) -> Tensor:
-        weight, bias, width = self.weight, self.bias, self.in_features
-        rows = x.numel() // width
-        exact = x.is_cpu and x.dtype == torch.float32
-        if rows > FEW_ROWS or not exact or torch.is_grad_enabled() or not has_slow_vector_products():
-            return F.linear(x, weight, bias)
-        slices = math.gcd(SLICES, self.out_features)
-        columns = x.contiguous().as_strided((slices, width, rows), (0, 1, width))  # x transposed, once for each slice
-        matrices = weight.view(slices, -1, width)
-        if bias is None:
-            product = torch.bmm(matrices, columns)  # (slices, O / slices, R)
-        else:
-            product = torch.baddbmm(bias.view(slices, -1, 1), matrices, columns)
-        if rows > 1:
-            product = product.view(-1, rows).t()
-        return product.reshape(*x.shape[:-1], self.out_features)
+
+def linear_by_slices(layer: nn.Linear, x: Tensor) -> Tensor:
+    """(..., I) -> (..., O), by slices of the layer's matrix for up to FEW_ROWS rows in float32 without a gradient."""
+    weight, bias, width = layer.weight, layer.bias, layer.in_features
+    rows = x.numel() // width
+    exact = x.is_cpu and x.dtype == torch.float32
+    if rows > FEW_ROWS or not exact or torch.is_grad_enabled():
+        return F.linear(x, weight, bias)
+    slices = math.gcd(SLICES, layer.out_features)
+    columns = x.contiguous().as_strided((slices, width, rows), (0, 1, width))  # x transposed, once for each slice
+    matrices = weight.view(slices, -1, width)
+    if bias is None:
+        product = torch.bmm(matrices, columns)  # (slices, O / slices, R)
+    else:
+        product = torch.baddbmm(bias.view(slices, -1, 1), matrices, columns)
+    if rows > 1:
+        product = product.view(-1, rows).t()
+    return product.reshape(*x.shape[:-1], layer.out_features)
 
 
 def rms_norm(x: Tensor) -> Tensor:

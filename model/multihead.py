@@ -47,32 +47,47 @@ def scaled_dot_product_attention(
 
     Raises:
         TypeError: if the tensors are not floating-point of one type (autocast may mix them), or the mask not boolean.
-        ValueError: if the shapes do not fit together, or dropout_p is not in [0, 1).
     """
-    leading = _check_inputs(query, key, value, mask)
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must be at least 0 and below 1, not {dropout_p}")
+    mixed = not query.dtype == key.dtype == value.dtype
+    if torch.is_autocast_enabled(query.device.type):
+        mixed = False
+    if mixed or not query.is_floating_point():
+        raise TypeError(f"attention needs floats of one type, not {query.dtype}, {key.dtype} and {value.dtype}")
     T, S = query.shape[-2], key.shape[-2]
-    # PyTorch's own flag gives NaN for a scale of 0 or less.
-    if is_causal and (need_weights or mask is not None or T != S or (scale is not None and scale <= 0)):
+    leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    if mask is not None:
+        check_mask(mask, (*leading, T, S))
+    # PyTorch's own flag aligns the first query with the first key.
+    if is_causal and (need_weights or mask is not None or T != S):
         causal = causal_mask(T, S, device=query.device)
-        mask, is_causal = (causal if mask is None else mask & causal), False
-    mask, empty = (None, None) if mask is None else fill_empty_rows(torch.atleast_2d(mask))
-    if not need_weights:
-        # PyTorch's kernels broadcast some shapes only.
+        mask = causal if mask is None else mask & causal
+        is_causal = False
+    empty = None
+    if mask is not None:
+        mask, empty = fill_empty_rows(torch.atleast_2d(mask))
+    if not need_weights:  # PyTorch's kernels broadcast some shapes only
         query, key, value = (x.expand(*leading, *x.shape[-2:]) for x in (query, key, value))
-        values = fused_attention(query, key, value, mask, is_causal=is_causal, dropout_p=dropout_p, scale=scale)
+        values = fused_attention(
+            query,
+            key,
+            value,
+            mask,
+            is_causal=is_causal,
+            dropout_p=dropout_p,
+            scale=scale,
+        )
         return values if empty is None else values.masked_fill(empty, 0.0), None
 
     # float32 at least: in bfloat16 a score near 100 is known to within 0.5, which would change a weight by half.
     dtype = torch.promote_types(query.dtype, torch.float32)
-    scale = max(1, query.shape[-1]) ** -0.5 if scale is None else scale  # with a width of 0 all scores are 0
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
         scores = (query.to(dtype) * scale) @ key.to(dtype).mT  # (..., T, S)
-    if mask is None:
-        weights = scores.softmax(dim=-1)
-    else:
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).masked_fill(empty, 0.0)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    weights = scores.softmax(dim=-1)
+    if empty is not None:
+        weights = weights.masked_fill(empty, 0.0)
     weights = F.dropout(weights, dropout_p).to(query.dtype)
     return weights @ value, weights
 
@@ -92,7 +107,7 @@ class MultiHeadAttention(nn.Module):
         dropout: probability that a weight is dropped, in training mode only.
 
     Raises:
-        ValueError: for a width below 1, a dropout not in [0, 1), or, without head_dim, a query_dim not divided by H.
+        ValueError: without head_dim, for a query_dim that H does not divide.
     """
 
     def __init__(
@@ -112,15 +127,10 @@ class MultiHeadAttention(nn.Module):
         key_dim = query_dim if key_dim is None else key_dim
         value_dim = key_dim if value_dim is None else value_dim
         output_dim = query_dim if output_dim is None else output_dim
-        if head_dim is None and num_heads and query_dim % num_heads:
-            raise ValueError(f"num_heads={num_heads} does not divide query_dim={query_dim}: give a head_dim")
-        head_dim = query_dim // max(1, num_heads) if head_dim is None else head_dim
-        sizes = {"num_heads": num_heads, "query_dim": query_dim, "key_dim": key_dim, "value_dim": value_dim}
-        for name, size in (sizes | {"head_dim": head_dim, "output_dim": output_dim}).items():
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, not {size}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, not {dropout}")
+        if head_dim is None:
+            head_dim, rest = divmod(query_dim, num_heads)
+            if rest:
+                raise ValueError(f"num_heads={num_heads} does not divide query_dim={query_dim}: give a head_dim")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.dropout = dropout
@@ -152,14 +162,10 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             TypeError: if the mask is not boolean.
-            ValueError: if the shapes do not fit together or with the layer.
+            ValueError: if it has neither 2 nor 4 axes.
         """
         key = query if key is None else key
         value = key if value is None else value
-        for name, x in (("query", query), ("key", key), ("value", value)):
-            width = getattr(self, f"{name}_proj").in_features
-            if x.shape[-1] != width:
-                raise ValueError(f"{name} has width {x.shape[-1]}, but this layer was built for {name}_dim={width}")
         q = split_heads(self.query_proj(query), self.num_heads)
         k = split_heads(self.key_proj(key), self.num_heads)
         v = split_heads(self.value_proj(value), self.num_heads)
@@ -171,29 +177,3 @@ class MultiHeadAttention(nn.Module):
             q, k, v, mask, is_causal=is_causal, dropout_p=dropout_p, need_weights=need_weights
         )
         return self.output_proj(merge_heads(values)), weights
-
-
-def _check_inputs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> torch.Size:
-    """The leading dimensions that the tensors have together. Refuses what `scaled_dot_product_attention` cannot take.
-
-    Raises:
-        TypeError: if they are not floating-point of one type, unless autocast makes them so.
-        ValueError: if their shapes do not fit together.
-    """
-    mixed = not query.dtype == key.dtype == value.dtype and not torch.is_autocast_enabled(query.device.type)
-    if mixed or not all(x.is_floating_point() for x in (query, key, value)):
-        raise TypeError(f"attention needs floats of one type, not {query.dtype}, {key.dtype} and {value.dtype}")
-    shapes = [tuple(x.shape) for x in (query, key, value)]
-    if min(map(len, shapes)) < 2:
-        raise ValueError(f"query, key and value need 2 axes or more, not the shapes {shapes}")
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"query has width {query.shape[-1]}, but key has width {key.shape[-1]}")
-    if key.shape[-2] != value.shape[-2]:
-        raise ValueError(f"there are {key.shape[-2]} keys, but {value.shape[-2]} values")
-    try:
-        leading = torch.broadcast_shapes(*(shape[:-2] for shape in shapes))
-    except RuntimeError:
-        raise ValueError(f"the leading dimensions of query, key and value do not broadcast: {shapes}") from None
-    if mask is not None:
-        check_mask(mask, (*leading, query.shape[-2], key.shape[-2]))
-    return leading

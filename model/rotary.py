@@ -16,10 +16,13 @@ def rotary_angles(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     K is head_dim, an even number. The longest wavelength is just under 2 pi * 10000 positions. Always float32: in
     bfloat16 neighbouring positions would share an angle.
     """
-    frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim)
+    channels = torch.arange(0, head_dim, 2, device=positions.device).float()
+    frequencies = 10000.0 ** -(channels / head_dim)
     angles = positions.float()[:, None] * frequencies  # (T, K/2), one for each pair
     cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    cos = torch.cat((cos, cos), dim=-1)
+    sin = torch.cat((-sin, sin), dim=-1)
+    return cos, sin
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -29,4 +32,5 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
         (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin) = (x1, x2) * (cos, cos) + (x2, x1) * (-sin, sin)
     """
-    return (x * cos + x.roll(x.shape[-1] // 2, dims=-1) * sin).to(x.dtype)
+    exchanged = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * cos + exchanged * sin).to(x.dtype)

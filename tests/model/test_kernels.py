@@ -6,17 +6,13 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from model import attention, kernels
 from model.attention import CausalSelfAttention
 from model.generation import generate, stream
 from model.gpt import GPTConfig
-from model.kernels import (
-    FEW_ROWS,
-    MAX_SHORT_LENGTH,
-    Linear,
-    short_causal_attention,
-)
+from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, linear_by_slices, products_by_slices, short_causal_attention
 from model.multihead import scaled_dot_product_attention
 from tests.attentions import values_and_gradients
 from tests.gpts import random_gpt
@@ -112,36 +108,33 @@ def test_float32_and_cross_attention_go_to_pytorchs_kernel(fused_calls):
     assert len(fused_calls) == 4
 
 
-@pytest.fixture
-def slow_products(monkeypatch):
-    """As on a processor where slices pay."""
-    monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: True)
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("out_features", [1, 12, 13, 64])
 @pytest.mark.parametrize(
     "shape", [(), (0,), (1,), (1, 1), (FEW_ROWS, 1), (1, FEW_ROWS), (2, 2), (FEW_ROWS + 1, 1), (3, 2, 2)]
 )
 @torch.no_grad()
-def test_slices_do_not_change_a_product(shape, out_features, bias, slow_products):
-    layer, x = Linear(6, out_features, bias=bias), torch.randn(6, *shape).movedim(0, -1)
-    torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
+def test_slices_do_not_change_a_product(shape, out_features, bias):
+    layer, x = nn.Linear(6, out_features, bias=bias), torch.randn(6, *shape).movedim(0, -1)
+    torch.testing.assert_close(linear_by_slices(layer, x), layer(x))
 
 
-def test_slices_are_used_for_few_rows_in_float32_without_a_gradient_where_products_are_slow(monkeypatch):
+def test_slices_are_used_for_few_rows_in_float32_without_a_gradient_while_text_is_written(monkeypatch):
     calls, bmm = [], torch.bmm
     monkeypatch.setattr(torch, "bmm", lambda *args: calls.append(args[0].shape) or bmm(*args))
-    layer = Linear(6, 16, bias=False)
+    layer, x = nn.Linear(6, 16, bias=False), torch.randn(FEW_ROWS, 6)
     for slow, expected in ((True, [(8, 2, 6)]), (False, [])):
         monkeypatch.setattr(kernels, "has_slow_vector_products", lambda slow=slow: slow)
         calls.clear()
+        with products_by_slices(layer):
+            layer(x)
+            with torch.no_grad():
+                layer(torch.randn(FEW_ROWS + 1, 6))
+                linear_by_slices(layer.double(), x.double())
+                layer.float()(x)
         with torch.no_grad():
-            layer(torch.randn(FEW_ROWS, 6))
-            layer(torch.randn(FEW_ROWS + 1, 6))
-            Linear(6, 16, dtype=torch.float64)(torch.randn(1, 6, dtype=torch.float64))
-        layer(torch.randn(1, 6))
-        assert calls == expected
+            layer(x)
+        assert calls == expected and "forward" not in vars(layer)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 48), (3, 4, 1, 6), (2, 5, 48), (1, 48), (48,)], ids=str)
@@ -168,7 +161,8 @@ def test_the_processor_says_what_it_multiplies_slowly_and_fast(monkeypatch, capa
     assert kernels.has_fast_bfloat16.__wrapped__("cpu") == fast_bfloat16
 
 
-def test_two_texts_of_one_model_can_be_written_in_turn(slow_products):
+def test_two_texts_of_one_model_can_be_written_in_turn(monkeypatch):
+    monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: True)
     gpt = random_gpt(MODERN)
     prompt = torch.zeros(1, 1, dtype=torch.long)
     short, long = stream(gpt, prompt, 2, temperature=0), stream(gpt, prompt, 5, temperature=0)

@@ -41,25 +41,14 @@ def test_documents_do_not_see_each_other_and_masks_combine_with_and():
 
 
 @pytest.mark.parametrize(
-    ("mask", "arguments", "error", "message"),
+    ("mask", "arguments", "message"),
     [
-        (sliding_window_mask, (4, 0), ValueError, "0"),
-        (causal_mask, (-1,), ValueError, "query_len .*-1"),
-        (causal_mask, (2.5,), TypeError, r"query_len .*2\.5"),
-        (padding_mask, (torch.tensor([2, 5]), 4), ValueError, "5.* 4"),
-        (padding_mask, (torch.tensor([True]), 4), TypeError, "bool"),
-        (padding_mask, (torch.tensor(2), 4), ValueError, r"\(B,\) or \(B, T\)"),
-        (padding_mask, (torch.ones(1, 1, 1, dtype=torch.long), 4), ValueError, r"\(1, 1, 1\)"),
-        (document_mask, (torch.tensor([0, 0, 1]),), ValueError, r"\(B, T\), not of shape \(3,\)"),
-        (document_mask, (torch.zeros(1, 3),), TypeError, "float32"),
+        (sliding_window_mask, (4, 0), "0"),
+        (padding_mask, (torch.tensor(2), 4), r"\(B,\) or \(B, T\)"),
+        (padding_mask, (torch.ones(1, 1, 1, dtype=torch.long), 4), r"\(1, 1, 1\)"),
+        (document_mask, (torch.tensor([0, 0, 1]),), r"\(B, T\), not of shape \(3,\)"),
     ],
 )
-def test_what_makes_no_mask_is_refused(mask, arguments, error, message):
-    with pytest.raises(error, match=message):
+def test_what_makes_no_mask_is_refused(mask, arguments, message):
+    with pytest.raises(ValueError, match=message):
         mask(*arguments)
-
-
-def test_padding_compiles_without_looking_at_the_values():
-    compiled = torch.compile(padding_mask, fullgraph=True, backend="eager")
-    valid_lens = torch.tensor([1, 4])
-    torch.testing.assert_close(compiled(valid_lens, 4), padding_mask(valid_lens, 4))

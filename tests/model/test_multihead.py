@@ -70,7 +70,7 @@ def test_formula_and_kernel_agree_with_pytorch(seed, leading, T, S, K, Kv, data)
     sizes = ((T, K), (S, K), (S, Kv))
     inputs = [random(*before, *size) for before, size in zip(leading, sizes, strict=True)]
     leading = torch.broadcast_shapes(*leading)
-    scale = data.draw(st.sampled_from([None, 0.3, 1.0, 0.0, -1.0]))
+    scale = data.draw(st.sampled_from([None, 0.3, 1.0]))
     masks = [torch.rand(*shape) < 0.6 for shape in ((S,), (T, S), (*leading, T, S))]
     mask = data.draw(st.sampled_from([None, *masks, torch.zeros(*leading, T, S) > 0]))
     is_causal = data.draw(st.booleans())
@@ -183,57 +183,32 @@ def test_dropout_in_training_only(layer):
     torch.testing.assert_close(output(dropping.eval()), output(plain))
 
 
-def zeros(*shapes):
-    return [torch.zeros(shape) for shape in shapes]
-
-
 def mask(*shape):
     return torch.ones(shape, dtype=torch.bool)
 
 
-q, query = torch.zeros(2, 4, 8), torch.zeros(4, 8)
-FORMULA = [
-    (zeros((4, 8), (6, 7), (6, 7)), {}, ValueError, "8.* 7"),
-    (zeros((4, 8), (6, 8), (5, 8)), {}, ValueError, "6.* 5"),
-    (zeros((2, 4, 8), (3, 6, 8), (3, 6, 8)), {}, ValueError, r"\(2, 4, 8\), \(3, 6, 8\), \(3, 6, 8\)"),
-    (zeros((8,), (6, 8), (6, 8)), {}, ValueError, r"\[\(8,\), \(6, 8\), \(6, 8\)\]"),
-    ((query, query.double(), query), {}, TypeError, "torch.float32, torch.float64"),
-    ((q, q, q), {"mask": mask(4, 5)}, ValueError, r"\(4, 5\).* = \(2, 4, 4\)"),
-    ((q, q, q), {"mask": mask(1, 2, 4, 4)}, ValueError, r"\(1, 2, 4, 4\).* = \(2, 4, 4\)"),
-    ((q, q, q), {"mask": mask(4, 4).float()}, TypeError, "boolean.*not torch.float32"),
-    ((q, q, q), {"dropout_p": 1.0}, ValueError, "not 1.0"),
-]
-SELF, CAUSAL = MultiHeadAttention(8, 2), CausalSelfAttention(8, 4)
-WIDE = MultiHeadAttention(8, 2, key_dim=10, value_dim=12)
-LAYERS = [
-    (MultiHeadAttention, (10, 3), {}, ValueError, "num_heads=3 .*query_dim=10"),
-    (MultiHeadAttention, (10, 0), {}, ValueError, "num_heads .*0"),
-    (MultiHeadAttention, (10, 2), {"head_dim": 0}, ValueError, "head_dim .*0"),
-    (MultiHeadAttention, (10, 2), {"dropout": -0.1}, ValueError, "not -0.1"),
-    (SELF, zeros((2, 4, 8)), {"mask": mask(2, 4, 4)}, ValueError, "not 3"),
-    (WIDE, zeros((2, 4, 8)), {}, ValueError, r"key has width 8, .* key_dim=10"),
-    (CAUSAL, zeros((2, 6, 8)), {"mask": mask(1, 1, 6, 5)}, ValueError, r"6, 5\).* = \(2, 4, 6, 6\)"),
-]
+q, layer = torch.zeros(2, 4, 8), MultiHeadAttention(8, 2)
 
 
 @pytest.mark.parametrize(
-    ("call", "inputs", "options", "error", "message"),
-    [*((scaled_dot_product_attention, *case) for case in FORMULA), *LAYERS],
+    ("call", "arguments", "options", "error", "message"),
+    [
+        (scaled_dot_product_attention, (q, q.double(), q), {}, TypeError, "torch.float32, torch.float64"),
+        (scaled_dot_product_attention, (q, q, q), {"mask": mask(4, 5)}, RuntimeError, "4, 5"),
+        (scaled_dot_product_attention, (q, q, q), {"mask": mask(1, 2, 4, 4)}, RuntimeError, "1, 2, 4, 4"),
+        (scaled_dot_product_attention, (q, q, q), {"mask": mask(4, 4).float()}, TypeError, "boolean.*float32"),
+        (CausalSelfAttention(8, 4), (q,), {"mask": mask(1, 1, 4, 5)}, RuntimeError, "1, 1, 4, 5"),
+        (layer, (q,), {"mask": mask(2, 4, 4)}, ValueError, "not 3"),
+        (MultiHeadAttention, (10, 3), {}, ValueError, "num_heads=3 .*query_dim=10"),
+    ],
 )
-def test_what_does_not_fit_is_refused(call, inputs, options, error, message):
+def test_what_could_be_taken_for_something_else_is_refused(call, arguments, options, error, message):
     with pytest.raises(error, match=message):
-        call(*inputs, **options)
+        call(*arguments, **options)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_autocast_brings_types_together(need_weights):
     with torch.autocast("cpu", torch.bfloat16):
-        values, _ = scaled_dot_product_attention(query, query, query.bfloat16(), need_weights=need_weights)
+        values, _ = scaled_dot_product_attention(q, q, q.bfloat16(), need_weights=need_weights)
     assert values.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_with_a_width_of_zero_all_keys_are_equal(need_weights):
-    value = torch.randn(5, 3)
-    values, _ = scaled_dot_product_attention(torch.ones(4, 0), torch.ones(5, 0), value, need_weights=need_weights)
-    torch.testing.assert_close(values, value.mean(0).expand(4, 3))
