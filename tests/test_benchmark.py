@@ -65,8 +65,8 @@ def characters(tmp_path_factory):
 @pytest.fixture
 def measure(monkeypatch, capsys, tmp_path):
     """Runs the command line with work of seconds, its contenders in this process; returns the rows."""
-    sizes = {"STEPS_OF": [(SMALL, 2)], "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
-    learning = {"TEXTS": (1, 2), "LEARNING": (SMALL, 2, 8, 12), "SECONDS": 0.0}
+    sizes = {"STEPS_OF": {"cpu": [(SMALL, 2)]}, "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
+    learning = {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 0.0, 2, 8, 12)}, "SECONDS": 0.0}
     for name, value in {**sizes, **learning}.items():
         monkeypatch.setattr(benchmark, name, value)
     monkeypatch.setattr(gpt2, "EVALUATIONS", 2)
@@ -98,7 +98,7 @@ def test_train(measure, nanogpt):
 
 def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt):
     job = {"function": "measure_step", "contender": "nanogpt", "checkout": nanogpt.partition("=")[2], "seed": 0}
-    job |= {"size": SMALL, "batch_size": 2, "seconds": 0.0, "steps": 10}
+    job |= {"size": SMALL, "batch_size": 2, "seconds": 0.0, "steps": 10, "device": "cpu"}
     assert benchmark.run(job)["tokens"] == 16
 
 
@@ -125,7 +125,7 @@ def test_a_text_that_is_too_short_is_not_compared(monkeypatch):
     monkeypatch.setattr(gpt2, "generate", lambda gpt, prompt, max_new_tokens, **_: prompt)
     work = {"size": SMALL, "batch_size": 2, "prompt_tokens": 4, "new_tokens": 3}
     with pytest.raises(RuntimeError, match=r"glassgpt .*\(2, 4\).* 6 "):
-        gpt2.measure_writing(SimpleNamespace(contender="glassgpt", seed=0, **work))
+        gpt2.measure_writing(SimpleNamespace(contender="glassgpt", device="cpu", seed=0, **work))
 
 
 @pytest.mark.parametrize(
