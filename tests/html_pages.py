@@ -55,14 +55,14 @@ class Page(HTMLParser):
         urls = self.json("importmap")["imports"]
         return {name: base64.b64decode(url.partition("base64,")[2]).decode() for name, url in urls.items()}
 
-    def block(self, number: int) -> bytes:
-        return gzip.decompress(base64.b64decode(self.scripts[f"block-{number}"]))
+    def block(self, kind: str, step: int) -> bytes:
+        return gzip.decompress(base64.b64decode(self.scripts[f"block-{kind}-{step}"]))
 
     def maps(self, snapshot: int = -1, probe: int = 0) -> np.ndarray:
         """(L, H, T, T): the recorded maps of a snapshot."""
         about = self.data["run"]
         size = len(about["probes"][probe]["labels"])
-        packed = np.frombuffer(self.block(about["snapshots"][snapshot]["blocks"][probe]), np.uint8)
+        packed = np.frombuffer(self.block(about["probes"][probe]["name"], about["snapshots"][snapshot]["step"]), np.uint8)
         maps = np.zeros((about["layers"], about["heads"], size, size))
         queries, keys = np.tril_indices(size)
         maps[:, :, queries, keys] = (packed.reshape(*maps.shape[:2], -1) / 255) ** 2

@@ -24,7 +24,7 @@ from model.checks import Mistake
 from model.inspection.recording import Recording, Snapshot
 
 MAX_STEPS = 100  # of a page: more than one looks at, and each takes time to pack
-ELEMENT = 70  # bytes around a block
+ELEMENTS = 300  # bytes around the blocks of a step
 
 Blocks = dict[int, list[str]]  # by step each probe's maps, and the details, in base64
 
@@ -33,26 +33,30 @@ Blocks = dict[int, list[str]]  # by step each probe's maps, and the details, in 
 _packed: WeakKeyDictionary[Snapshot, list[str]] = WeakKeyDictionary()
 
 
-def pack_steps(recording: Recording, room: int, wanted: Collection[int] = ()) -> tuple[Blocks, list[str]]:
+def pack_steps(
+    recording: Recording,
+    room: int,
+    wanted: Collection[int] = (),
+) -> tuple[Blocks, list[str]]:
     """The steps that `room` bytes hold, and a note if steps were left out.
 
-    They are left out evenly in the logarithm of the step, but never the first, the last, or those that are `wanted`.
+    They are left out evenly, but never the first, the last, or those that are `wanted`.
 
     Raises a `Mistake` if even these do not fit.
     """
     steps = recording.mapped
     asked = [step for step in steps if step in wanted]
-    count = MAX_STEPS
-    while True:
-        kept = sorted({*log_spaced(steps, count), *asked})
-        blocks = {step: step_blocks(recording, recording.at(step)) for step in kept}
-        sizes = [sum(len(text) + ELEMENT for text in texts) for texts in blocks.values()]
-        if sum(sizes) <= room:
-            break
-        if count == 2:
-            length = max(probe.length for probe in recording.probes.values())
-            raise Mistake(f"maps of {length} tokens do not fit into a page: take a shorter text, or a .csv")
-        count = max(2, room // max(sizes) - len(asked))
+    kept = {*evenly(steps, MAX_STEPS), *asked}
+    sizes = [len("".join(step_blocks(recording, step))) + ELEMENTS for step in kept]
+    count = min(
+        MAX_STEPS,
+        room // max(sizes) - len(asked),
+    )
+    if count < min(2, len(steps)):
+        length = max(probe.length for probe in recording.probes.values())
+        raise Mistake(f"maps of {length} tokens do not fit into a page: take a shorter text, or a .csv")
+    kept = {*evenly(steps, count), *asked}
+    blocks = {step: step_blocks(recording, step) for step in sorted(kept)}
     for snapshot in recording.snapshots:
         if snapshot.step not in blocks:
             _packed.pop(snapshot, None)
@@ -60,26 +64,26 @@ def pack_steps(recording: Recording, room: int, wanted: Collection[int] = ()) ->
     return blocks, [f"To stay small, this page shows {len(kept)} of {len(steps)} recorded steps."] if left_out else []
 
 
-def log_spaced(steps: Sequence[int], count: int) -> list[int]:
-    """At most `count`, 2 or more, of the ascending steps: the first, the last, and others evenly in log(1 + step)."""
-    if count >= len(steps):
-        return list(steps)
-    places = np.log1p(np.array(steps, dtype=float))
-    chosen = [0]
-    for left in range(count - 1, 0, -1):
-        # The step nearest to an even share of the rest, but early enough to leave one for each choice to come.
-        target = places[chosen[-1]] + (places[-1] - places[chosen[-1]]) / left
-        nearest = int(np.abs(places - target).argmin())
-        chosen.append(min(max(nearest, chosen[-1] + 1), len(steps) - left))
-    return [steps[i] for i in chosen]
+def evenly(items: Sequence, count: int) -> list:
+    """At most `count` of the items, evenly spaced, including the first and the last."""
+    places = np.linspace(
+        0,
+        len(items) - 1,
+        min(count, len(items)),
+    )
+    return [items[place] for place in places.round().astype(int)]
 
 
-def step_blocks(recording: Recording, snapshot: Snapshot) -> list[str]:
+def step_blocks(recording: Recording, step: int) -> list[str]:
     """The maps of each reading at a step, and what they tell beside their maps, in base64."""
+    snapshot = recording.at(step)
     if snapshot not in _packed:
         readings = recording.readings(snapshot.step)
         told = {kind: reading.to_json() for kind, reading in readings.items()}
-        _packed[snapshot] = [*(_pack(reading.maps) for reading in readings.values()), compressed(told)]
+        _packed[snapshot] = [
+            *(_pack(reading.maps) for reading in readings.values()),
+            compressed(told),
+        ]
     return _packed[snapshot]
 
 
@@ -87,14 +91,21 @@ def _pack(maps: Tensor) -> str:
     rows, columns = np.tril_indices(maps.shape[-1])
     weights = maps.numpy()[:, :, rows, columns]
     values = 255 * np.sqrt(np.nan_to_num(weights).clip(0, 1))
-    return _encoded(np.rint(values).astype(np.uint8).tobytes(), level=4)  # a higher one helps no more
+    return _encoded(
+        np.rint(values).astype(np.uint8).tobytes(),
+        level=4,
+    )  # a higher one helps no more
 
 
 def compressed(value: Any) -> str:
     """`value` as JSON, in gzip and base64."""
-    return _encoded(json.dumps(value, allow_nan=False, separators=(",", ":")).encode(), level=6)
+    return _encoded(
+        json.dumps(value, allow_nan=False, separators=(",", ":")).encode(),
+        level=6,
+    )
 
 
 def _encoded(content: bytes, level: int) -> str:
     # Without a time stamp, so that the same snapshots make the same page.
-    return base64.b64encode(gzip.compress(content, level, mtime=0)).decode()
+    packed = gzip.compress(content, level, mtime=0)
+    return base64.b64encode(packed).decode()

@@ -6,21 +6,23 @@ most about where it looks (see `heads.information`).
 Shapes: L layers, H heads, T tokens.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
 
 from model.inspection.experiments import Effect
-from model.inspection.heads import RECENT, SCORES, choosing, information, is_delimiter, threshold
-from model.inspection.losses import Change
+from model.inspection.heads import SCORES, choosing, information, threshold
 from model.inspection.recording import Recording, Snapshot
 
 LABEL_LENGTH = 20
-SIGNS = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
-PLACES = {"text": "on text", "repeated": "on repeated tokens"}
+SIGNS = {
+    " ": "·",
+    "\n": "↵",
+    "\t": "⇥",
+    "\r": "␍",
+}
 RESTING = {"sink", "current_token"}
 WITHIN = {"recent": {"previous_token", "current_token"}}  # patterns whose keys are among those of another
 
@@ -41,7 +43,11 @@ def describe_heads(snapshot: Snapshot, effects: Sequence[Effect] = ()) -> list[l
     return [[_described(snapshot, effects, (layer, head)) for head in range(heads)] for layer in range(layers)]
 
 
-def _described(snapshot: Snapshot, effects: Sequence[Effect], at: Place) -> Description:
+def _described(
+    snapshot: Snapshot,
+    effects: Sequence[Effect],
+    at: Place,
+) -> Description:
     name, patterns, evidence = None, [], []
     if snapshot.heads.windows["text"][1] < 2:
         sentences = ["The text is a single token, so there is nothing to choose from"]
@@ -59,15 +65,19 @@ def _described(snapshot: Snapshot, effects: Sequence[Effect], at: Place) -> Desc
         head = "{}.{}".format(*at)
         found = [effect for effect in effects if effect.head == head and effect.weight]
         sentences += [f"It {one.finding}, with {one.weight:.0%} of its weight (“{one.title}”)" for one in found]
-        for kind, changes in (snapshot.ablation or {}).items():
-            change = changes[f"head {head}"]
-            if math.isfinite(change.rise) and (kind == "text" or change.is_clear):
-                evidence.append(_without(change, PLACES[kind]))
     told = {"sentence": _text(sentences), "evidence": _text(evidence)}
-    return {"name": name, "patterns": patterns, **told}
+    return {
+        "name": name,
+        "patterns": patterns,
+        **told,
+    }
 
 
-def followed(snapshot: Snapshot, at: Place, kind: str | None = None) -> str | None:
+def followed(
+    snapshot: Snapshot,
+    at: Place,
+    kind: str | None = None,
+) -> str | None:
     """The pattern that a head follows: of several the one that says most. kind: only those that show on such windows.
 
     A head that looks at the token just before also looks at recent tokens, and is said to do the first.
@@ -78,7 +88,11 @@ def followed(snapshot: Snapshot, at: Place, kind: str | None = None) -> str | No
     return max(names, key=lambda name: informs(snapshot, name, at), default=None)
 
 
-def informs(snapshot: Snapshot, name: str, at: Place) -> float:
+def informs(
+    snapshot: Snapshot,
+    name: str,
+    at: Place,
+) -> float:
     """What a pattern says about where a head looks, in nats."""
     if not SCORES[name].is_pattern:
         return 0.0
@@ -92,12 +106,13 @@ def first_formed(recording: Recording) -> list[dict[str, Any]]:
     """
     found = []
     for name, heads in recording.formation.items():
-        if heads:
-            step = min(heads.values())
-            scores = recording.at(step).scores[name]
-            at_once = [head for head, formed in heads.items() if formed == step]
-            head = max(at_once, key=lambda one: scores[tuple(map(int, one.split(".")))])
-            found.append({"score": name, "head": head, "step": step})
+        if not heads:
+            continue
+        step = min(heads.values())
+        scores = recording.at(step).scores[name]
+        at_once = [head for head, formed in heads.items() if formed == step]
+        head = max(at_once, key=lambda one: scores[tuple(map(int, one.split(".")))])
+        found.append({"score": name, "head": head, "step": step})
     return sorted(found, key=lambda one: one["step"])
 
 
@@ -134,7 +149,11 @@ def _spreads(tokens: float) -> str:
     return f"spreads its weight over {tokens:.0f} tokens on average"
 
 
-def _score(snapshot: Snapshot, name: str, at: Place) -> str:
+def _score(
+    snapshot: Snapshot,
+    name: str,
+    at: Place,
+) -> str:
     """Such as "0.71 ± 0.02 of its weight on 16 windows of 128 tokens (uniform attention: ...)", with standard error."""
     kind, uniform = SCORES[name].probe, snapshot.heads.uniform[name]
     total, length = snapshot.heads.windows[kind]
@@ -149,62 +168,43 @@ def _score(snapshot: Snapshot, name: str, at: Place) -> str:
     return f"{snapshot.scores[name][at]:.2f}{error} of its weight on {windows}{length} tokens{repeats} {limits}"
 
 
-def _without(change: Change, where: str) -> str:
-    """What the loss does without a part."""
-    if math.isnan(change.error):
-        return f"Without it the loss of this text changes by {change.rise:+.3f} nats per token, which may be chance"
-    figure = f"{abs(change.rise):.3f} ± {change.error:.3f} nats per token"
-    if not change.is_clear:
-        return f"Without it the loss {where} changes by {figure}: no clear effect"
-    return f"Without it the loss {where} {'rises' if change.rise > 0 else 'falls'} by {figure}"
-
-
 # ---- what a page opens with
 
 
 def opening_view(recording: Recording, step: int) -> dict[str, Any]:
     """The head that teaches most, and the token that shows it: {"head", "probe", "token", "score"}.
 
-    head: layer * H + head, of the head about which its pattern says most, which takes a clear pattern and sharp
-        weights. Heads that rest read nothing, so they come after the others with a name, and heads without one last.
+    head: layer * H + head, of the head about which its name says most; one that rests only if no other has a name, and
+        without any the first.
     probe, score: the names of the probe that shows the pattern, and of the pattern.
-    token: the query that reads most clearly. Of those that come near it is one that looks further back than one token,
-        and a word.
+    token: the last query that reads nearly as clearly as any.
     """
     snapshot = recording.at(step)
-    probes = {"text": recording.probes["text"]} if recording.is_prompt else recording.probes
-    counted = {}  # by the name of each pattern its keys, of the queries that count
-    for name, score in SCORES.items():
-        if score.keys and score.probe in probes:
-            texts = probes[score.probe]
-            keys = score.keys(texts)
-            (of_queries,) = keys & choosing(keys, texts)[:, :, None]
-            if of_queries.any():
-                counted[name] = of_queries
-    if not counted:
-        return {"head": 0, "probe": "text", "token": 0, "score": next(iter(SCORES))}
-
-    def teaches(at: Place) -> tuple[int, float, str]:
-        """How much a head teaches, and by which pattern."""
-        named = [name for name in counted if snapshot.heads.formed[name][at]]
-        name = max(named or counted, key=lambda name: informs(snapshot, name, at))
-        rank = 0 if not named else 1 if name in RESTING else 2
-        return rank, informs(snapshot, name, at), name
-
-    layer, head = max(np.ndindex(snapshot.shape), key=lambda at: teaches(at)[:2])
-    _, _, name = teaches((layer, head))
-    probe = SCORES[name].probe
-    weights = recording.readings(step)[probe].maps[layer, head]
-    token = _clearest(counted[name], weights, probes[probe].labels[0])
-    return {"head": layer * snapshot.shape[1] + head, "probe": probe, "token": token, "score": name}
-
-
-def _clearest(keys: Tensor, weights: Tensor, labels: Sequence[str]) -> int:
-    """The query that gives one of its keys most weight; of several near it one with more than a few keys to choose."""
-    most, key = (weights * keys).nan_to_num().max(-1)
-    near = [query for query, weight in enumerate(most.tolist()) if weight >= 0.9 * most.max()]
-
-    def shows(query: int) -> tuple:
-        return query - key[query] > 1, query >= RECENT, not is_delimiter(labels[query]), most[query].item()
-
-    return max(near, key=shows)
+    kind = "text" if recording.is_prompt else None
+    named = {}
+    for at in np.ndindex(snapshot.shape):
+        name = followed(snapshot, at, kind)
+        if name:
+            named[at] = name
+    if not named:
+        return {
+            "head": 0,
+            "probe": "text",
+            "token": 0,
+            "score": next(iter(SCORES)),
+        }
+    layer, head = max(named, key=lambda at: (named[at] not in RESTING, informs(snapshot, named[at], at)))
+    name = named[layer, head]
+    score = SCORES[name]
+    texts = recording.probes[score.probe]
+    keys = score.keys(texts)
+    (counted,) = keys & choosing(keys, texts)[:, :, None]
+    weights = recording.readings(step)[score.probe].maps[layer, head]
+    clear = (weights * counted)[:-1].sum(-1)  # after the last the true next token is not known
+    (tokens,) = torch.where(clear >= 0.9 * clear.max())
+    return {
+        "head": layer * snapshot.shape[1] + head,
+        "probe": score.probe,
+        "token": int(tokens[-1]),
+        "score": name,
+    }

@@ -15,7 +15,17 @@ from model.files import write_atomically
 from model.inspection.recording import Recording
 
 DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
-COLUMNS = ("run", "step", "layer", "head", "query", "query_token", "key", "key_token", "weight")
+COLUMNS = (
+    "run",
+    "step",
+    "layer",
+    "head",
+    "query",
+    "query_token",
+    "key",
+    "key_token",
+    "weight",
+)
 
 Head = tuple[int, int]  # layer, head
 
@@ -43,7 +53,12 @@ def choose_heads(recording: Recording, names: Sequence[str] | None) -> list[Head
     return [known[name] for name in dict.fromkeys(names)]
 
 
-def write_csv(recording: Recording, path: Path, step: int | None = None, heads: Sequence[Head] | None = None) -> None:
+def write_csv(
+    recording: Recording,
+    path: Path,
+    step: int | None = None,
+    heads: Sequence[Head] | None = None,
+) -> None:
     """The maps of the text at a step, by default the last: a row for each weight of a query that can see its key.
 
     Layers, heads and positions count from 0. A later key has a row only where it has weight.
@@ -58,7 +73,14 @@ def write_csv(recording: Recording, path: Path, step: int | None = None, heads: 
         for query, key in np.ndindex(maps.shape[2:]):
             weight = maps[layer, head, query, key]
             if key <= query or weight:
-                of_query = (recording.name, step, layer, head, query, text.tokens[query])
+                of_query = (
+                    recording.name,
+                    step,
+                    layer,
+                    head,
+                    query,
+                    text.tokens[query],
+                )
                 number = f"{weight:.{DIGITS}g}" if np.isfinite(weight) else ""
                 writer.writerow((*of_query, key, text.tokens[key], number))
     write_atomically(path, content.getvalue().encode(errors="backslashreplace"))  # a folder's name may be no valid text

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import numpy as np
+from model.pages.blocks import evenly
 
 Rows = Sequence[Mapping[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
 Points = list[tuple[float, float]]  # (step, value)
@@ -33,11 +33,18 @@ def learning(rows: Rows, samples: Sequence[dict], config_text: str, config: Mapp
     rows: of its metrics. samples: each with step, prompt and text. config_text: its configuration as YAML; config: as
     values, for the story.
     """
-    charts = [chart(rows, *spec) for spec in CHARTS]
+    charts = []
+    for title, unit, columns in CHARTS:
+        curves = []
+        for name, column in columns.items():
+            if points := column_points(rows, column):
+                curves.append({"name": name, "points": evenly(points, MAX_POINTS)})
+        if curves:
+            charts.append({"title": title, "unit": unit, "curves": curves})
     return {
         "story": story(rows, config),
         "facts": facts(rows),
-        "charts": [one for one in charts if one["curves"]],
+        "charts": charts,
         "samples": evenly(samples, MAX_SAMPLES),
         "config": config_text,
     }
@@ -68,32 +75,20 @@ def _text_in_words(data: Mapping) -> str:
         text = ", ".join(files) if isinstance(files, list) else files
     else:
         text = CORPORA.get(corpus, f"the corpus {corpus}") if corpus else "a text"
-    if repeated := data.get("repeat_fraction"):
-        text += f"; {100 * repeated:.3g}% of its windows{repeated_range(data)} repeat themselves"
-    if repeated := data.get("random_repeat_fraction"):
-        text += f"; {100 * repeated:.3g}% of all windows are random tokens that repeat themselves"
+    if data.get("repeat_fraction") or data.get("random_repeat_fraction"):
+        text += ", of which some windows repeat themselves"
     return text
-
-
-def repeated_range(data: Mapping) -> str:
-    """The windows of which some repeat their text, where these are not all."""
-    first, last = data.get("repeat_from") or 0, data.get("repeat_until")
-    if last is not None:
-        return f" {first:,} to {last:,}"
-    return f" from {first:,} on" if first else ""
 
 
 def facts(rows: Rows) -> list[tuple[str, str, str]]:
     """The most important figures: (name, value, remark)."""
     found = []
-    for column, name, more in (
-        ("val/bits_per_byte", "bits per byte", "; a guess needs 8"),
-        ("val/loss", "validation loss", ""),
-    ):
+    for column, name in (("val/bits_per_byte", "bits per byte"), ("val/loss", "validation loss")):
         if points := column_points(rows, column):
-            last, best = points[-1], min(points, key=lambda point: point[1])
+            last = points[-1]
+            best = min(points, key=lambda point: point[1])
             remark = f"at step {last[0]:,}" if best == last else f"best {best[1]:.4f} at step {best[0]:,}"
-            found.append((name, f"{last[1]:.4f}", remark + more))
+            found.append((name, f"{last[1]:.4f}", remark))
     if points := column_points(rows, "tokens_per_second"):
         found.append(("tokens per second", short(median(value for _, value in points)), "median"))
     return found
@@ -113,21 +108,6 @@ def training_seconds(rows: Rows) -> float:
 def column_points(rows: Rows, column: str) -> Points:
     """The finite numbers of a column."""
     return [(row["step"], row[column]) for row in rows if math.isfinite(row.get(column, math.nan))]
-
-
-def evenly(items: Sequence, count: int) -> list:
-    """At most `count` of the items, evenly spaced, including the first and the last."""
-    places = np.linspace(0, len(items) - 1, min(count, len(items)))
-    return [items[place] for place in places.round().astype(int)]
-
-
-def chart(rows: Rows, title: str, unit: str, columns: dict[str, str]) -> dict:
-    """Data of one chart: a curve for each column that has a number in some row. columns: name of a curve -> column."""
-    curves = []
-    for name, column in columns.items():
-        if points := column_points(rows, column):
-            curves.append({"name": name, "points": evenly(points, MAX_POINTS)})
-    return {"title": title, "unit": unit, "curves": curves}
 
 
 def short(number: float) -> str:

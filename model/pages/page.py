@@ -6,7 +6,7 @@ browser runs the model on what a person types. While a run goes on it is written
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,22 +17,13 @@ from model.inspection.losses import ERRORS
 from model.inspection.maps import Checks
 from model.inspection.recording import Recording, take_snapshot
 from model.pages import template
-from model.pages.blocks import Blocks, compressed, log_spaced, pack_steps
+from model.pages.blocks import compressed, evenly, pack_steps
 from model.pages.describe import describe_heads, first_formed, opening_view
 from model.pages.weights import Models, Packed, pack
 
 log = logging.getLogger(__name__)
 MAX_MAP_BYTES = 25_000_000  # of the recorded maps and what was measured beside them
 MAX_CURVE_POINTS = 300
-NOTHING = {
-    "layers": 0,
-    "heads": 0,
-    "probes": [],
-    "formation": {},
-    "stages": [],
-    "snapshots": [],
-    "opening": {"head": 0, "score": next(iter(SCORES)), "probe": "", "token": 0},
-}
 
 
 def run_page(
@@ -55,41 +46,72 @@ def run_page(
         tokenizer: of the models, one of `data.tokenizers`.
         state: of a run, "running", "interrupted" or "ended"; gap: the seconds since the page before this one.
     """
-    data = legend(title) | {"learning": learning, "experiments": None, "run": NOTHING}
+    data = legend(title) | {
+        "learning": learning,
+        "experiments": None,
+        "run": None,
+    }
     if state:
-        data["status"] = {"state": state, "written": round(time.time(), 1), "gap": round(gap, 1)}
+        data["status"] = {
+            "state": state,
+            "written": round(time.time(), 1),
+            "gap": round(gap, 1),
+        }
     notes: list[str] = []
     elements: list[str] = []
-    effects: dict[int, Sequence[Effect]] = {}  # by each step whose weights the page holds
+    held: list[int] = []  # the steps whose weights the page holds
+    effects: Sequence[Effect] = ()  # what experiments found at the last of them
     if models and recording:
         recording = _with_steps(recording, models, tokenizer)
         model, notes = _packed(models, tokenizer, recording)
         if model:
-            for step, (gpt, means) in zip(model.manifest["steps"], model.models, strict=True):
-                effects[step], tried = try_all(gpt, tokenizer, recording.windows["text"], means)
-            data["experiments"] = {"effects": [asdict(effect) for effect in effects[step]], "tried": tried}
+            held = model.manifest["steps"]
+            gpt, means = model.models[-1]
+            effects, tried = try_all(gpt, tokenizer, recording.windows["text"], means)
+            data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}
             data["text"] = _longest_document(recording.probes["text"].tokens[0].tolist(), tokenizer)
             elements = model.elements()
     if recording and recording.mapped:
-        blocks, left_out = pack_steps(recording, MAX_MAP_BYTES, effects)
-        packed, places = _block_elements(recording, blocks, effects)
-        data["run"] = _about(recording, places)
-        elements = [*packed, *elements]
+        blocks, left_out = pack_steps(recording, MAX_MAP_BYTES, held)
+        data["run"] = _about(recording, blocks, held)
+        for step, texts in blocks.items():
+            described = describe_heads(recording.at(step), effects if [step] == held[-1:] else ())
+            kinds = [*recording.probes, "details", "descriptions"]
+            for kind, text in zip(
+                kinds,
+                [*texts, compressed(described)],
+                strict=True,
+            ):
+                elements.append(template.json_element(f"block-{kind}-{step}", text))
         notes += [*left_out, *recording.problems.values()]
     return template.fill(data | {"notes": notes}, elements)
 
 
-def _with_steps(recording: Recording, models: Models, tokenizer: Any) -> Recording:
+def _with_steps(
+    recording: Recording,
+    models: Models,
+    tokenizer: Any,
+) -> Recording:
     """The recording, with what it lacks at the steps of the models."""
     steps = {step for step, _ in models}
     there = {one.step: one for one in recording.snapshots if one.step not in steps or one.ablation}
     for step, gpt in models:
         if step not in there or step not in recording.mapped:
-            there[step] = take_snapshot(gpt, step, recording, tokenizer.label, with_losses=True)
+            there[step] = take_snapshot(
+                gpt,
+                step,
+                recording,
+                tokenizer.label,
+                with_losses=True,
+            )
     return replace(recording, snapshots=[there[step] for step in sorted(there)])
 
 
-def _packed(models: Models, tokenizer: Any, recording: Recording) -> tuple[Packed | None, list[str]]:
+def _packed(
+    models: Models,
+    tokenizer: Any,
+    recording: Recording,
+) -> tuple[Packed | None, list[str]]:
     """The models for the page: all, or the last alone, or none; and why a page has none."""
     probe, windows = recording.probes["text"], recording.windows["text"]
     for chosen in (models, models[-1:]):
@@ -104,38 +126,24 @@ def _packed(models: Models, tokenizer: Any, recording: Recording) -> tuple[Packe
     return None, [f"One cannot type to this model here: {reason}."]
 
 
-def _block_elements(
-    recording: Recording, blocks: Blocks, effects: Mapping[int, Sequence[Effect]]
-) -> tuple[list[str], dict[int, dict[str, Any]]]:
-    """The elements that hold the blocks of each step, and by step where they are.
+def _about(
+    recording: Recording,
+    mapped: Collection[int],
+    held: Sequence[int],
+) -> dict[str, Any]:
+    """What the page has of a recording beside its blocks: texts, scores and dates.
 
-    effects: what experiments found, by each step whose weights the page holds.
+    mapped: the steps whose maps it shows; held: those whose weights it holds.
     """
-    elements: list[str] = []
-    places: dict[int, dict[str, Any]] = {}
-
-    def element(text: str) -> int:
-        elements.append(template.json_element(f"block-{len(elements)}", text))
-        return len(elements) - 1
-
-    for step, texts in blocks.items():
-        *maps, details = map(element, texts)
-        described = describe_heads(recording.at(step), effects.get(step, ()))
-        places[step] = {"blocks": maps, "details": details, "descriptions": element(compressed(described))}
-        if step in effects:
-            places[step]["weights"] = list(effects).index(step)
-    return elements, places
-
-
-def _about(recording: Recording, places: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-    """What the page has of a recording beside its blocks: texts, scores and dates."""
     layers, heads = recording.snapshots[0].shape
-    points = places.keys() | log_spaced(recording.steps, MAX_CURVE_POINTS)
-    snapshots = [
-        one.to_json() | _verdicts(one.checks) | places.get(one.step, {})
-        for one in recording.snapshots
-        if one.step in points
-    ]
+    points = {*mapped, *evenly(recording.steps, MAX_CURVE_POINTS)}
+    snapshots = []
+    for one in recording.snapshots:
+        if one.step in points:
+            told = one.to_json() | _verdicts(one.checks) | {"mapped": one.step in mapped}
+            if one.step in held:
+                told["weights"] = held.index(one.step)
+            snapshots.append(told)
     probes = [{"name": kind, "labels": of.labels[0], "period": of.period} for kind, of in recording.probes.items()]
     uniform = recording.snapshots[-1].heads.uniform
     return {
@@ -169,11 +177,13 @@ def legend(title: str) -> dict[str, Any]:
         name: {
             "label": name.replace("_", " "),
             "letter": score.letter or name[0].upper(),
-            "meaning": score.meaning,
-            "glossary": score.glossary,
-            "probe": score.probe,
-            "is_pattern": score.is_pattern,
+            **{field: getattr(score, field) for field in ("meaning", "glossary", "probe", "is_pattern")},
         }
         for name, score in SCORES.items()
     }
-    return {"title": title, "scores": scores, "errors": ERRORS, "colours": template.PALETTES}
+    return {
+        "title": title,
+        "scores": scores,
+        "errors": ERRORS,
+        "colours": template.PALETTES,
+    }

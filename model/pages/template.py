@@ -29,10 +29,20 @@ if (parent !== window && location.search.startsWith("?look=")) {
   parent.postMessage({ written: %s }, "*");
   window.stop();
 }
+// The newer page is not seen before it is drawn: until then a browser shows the one before.
+if (history.state) document.documentElement.dataset.renewed = "";
 </script>"""
 
 # From white to dark blue with steadily falling lightness, so that it can be read without colour vision.
-COLOURS = ("#ffffff", "#cfe8e3", "#7cc3cb", "#3a8dba", "#275c9c", "#1d2f6f", "#0d1238")
+COLOURS = (
+    "#ffffff",
+    "#cfe8e3",
+    "#7cc3cb",
+    "#3a8dba",
+    "#275c9c",
+    "#1d2f6f",
+    "#0d1238",
+)
 # The colours of the page's maps, of weights from 0 to 1 and of differences from -1 to 1, where 0 is that of the paper.
 PALETTES = {
     "light": {
@@ -50,8 +60,16 @@ def fill(data: Mapping[str, Any], elements: Iterable[str]) -> str:
     """The document with its data, of which "title" is its title, and more elements."""
     written = TELLS_WHEN % json.dumps(data["status"]["written"]) if data.get("status") else ""
     document = _document().replace("<!-- written -->", written, 1)
-    document = document.replace("<title></title>", f"<title>{html.escape(data['title'])}</title>", 1)
-    return document.replace("<!-- data -->", "\n".join([json_element("data", data), *elements]), 1)
+    document = document.replace(
+        "<title></title>",
+        f"<title>{html.escape(data['title'])}</title>",
+        1,
+    )
+    return document.replace(
+        "<!-- data -->",
+        "\n".join([json_element("data", data), *elements]),
+        1,
+    )
 
 
 def json_element(name: str, value: object) -> str:

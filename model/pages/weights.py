@@ -59,7 +59,12 @@ class Packed:
         return [template.json_element("manifest", self.manifest), *texts]
 
 
-def pack(snapshots: Models, tokenizer: Any, probe: Texts, windows: Texts | None = None) -> Packed:
+def pack(
+    snapshots: Models,
+    tokenizer: Any,
+    probe: Texts,
+    windows: Texts | None = None,
+) -> Packed:
     """The data of a page that runs a model, or several snapshots of one.
 
     Args:
@@ -122,13 +127,23 @@ def pack(snapshots: Models, tokenizer: Any, probe: Texts, windows: Texts | None 
     return Packed(manifest, blocks, models)
 
 
-def _append(content: bytearray, name: str, kind: str, tensors: Sequence[Tensor]) -> dict[str, Any]:
+def _append(
+    content: bytearray,
+    name: str,
+    kind: str,
+    tensors: Sequence[Tensor],
+) -> dict[str, Any]:
     """Adds the tensors, the last of which has the shape, at a multiple of four bytes. Returns the manifest's entry."""
     content += bytes(-len(content) % 4)
     start = len(content)
     for tensor in tensors:
         content += tensor.contiguous().numpy().tobytes()
-    return {"name": name, "shape": list(tensors[-1].shape), "kind": kind, "start": start}
+    return {
+        "name": name,
+        "shape": list(tensors[-1].shape),
+        "kind": kind,
+        "start": start,
+    }
 
 
 def _kind_that_fits(snapshots: Models) -> str:
@@ -141,10 +156,9 @@ def _kind_that_fits(snapshots: Models) -> str:
     size = (numbers + 4 * rows) * in_base64
     if size <= MAX_BYTES:
         return "int8"
-    several = f" in each of {len(snapshots)} snapshots" if len(snapshots) > 1 else ""
     raise Mistake(
         f"a page with this model would take {size / 1e6:.0f} MB, and the limit is {MAX_BYTES / 1e6:.0f} MB: it has "
-        f"{numbers:,} weights{several} and a vocabulary of {gpt.head.out_features:,} tokens"
+        f"{numbers:,} weights in each of {len(snapshots)} snapshots"
     )
 
 
@@ -176,7 +190,12 @@ def _attention_note(gpt: GPT, tokens: Tensor) -> str:
     context = gpt.config.context_length
     tokens = tokens.repeat(1, math.ceil(context / tokens.shape[1]))[:, :context]
 
-    def standard_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    def standard_attention(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
 
     with undisturbed(gpt), torch.no_grad():

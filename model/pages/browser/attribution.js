@@ -2,7 +2,7 @@
 // that ends there. The parts add up to the logit exactly, but for rounding: each adds a vector to the stream, and the
 // final norm's scale is that of the whole.
 
-import { percent, quote } from "browser/words.js";
+import { percent, quote, scientific } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers, relative to the largest logit where that is above 1
 
@@ -27,8 +27,7 @@ export const sum = (parts) =>
   parts.reduce((total, { value }) => (total === null || value === null ? null : total + value), 0);
 
 export function badge(error) {
-  if (error === null) return { good: false, text: "the sum could not be checked" };
-  const size = error === 0 ? "0" : error.toExponential(0);
-  if (error > LARGEST_ERROR) return { good: false, text: `✗ does not add up to the logit: off by ${size}` };
-  return { good: true, text: `✓ adds up to the logit: within ${size}` };
+  const size = scientific(error, 0);
+  const good = error !== null && error <= LARGEST_ERROR;
+  return { good, text: good ? `✓ adds up to the logit: within ${size}` : `✗ not the logit: off by ${size}` };
 }

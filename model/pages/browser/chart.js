@@ -4,7 +4,8 @@ import { withMinus } from "browser/words.js";
 
 export const BOX = { left: 46, right: 12, top: 16, bottom: 21 }; // above the curves stand the marks of the stages
 const NARROW = 34; // pixels from one step's number to the next
-const APART = 38; // pixels from one mark to the next
+const APART = 46; // pixels from one flag to the next
+const DOTTED = 40; // points of a curve, of which each gets a dot
 
 // Adds an SVG element.
 export function shape(parent, name, attributes, textContent = "") {
@@ -27,12 +28,11 @@ export function stepAxis(stops, last) {
 
 // Draws a chart into an SVG element of the size that the style sheet gives it, which takes a millisecond.
 //
-// share: see stepAxis. stops: [{ step, isMarked }], whose numbers stand below. low, high: the range of the
-// values. curves: [{ points: [[step, value]], dots: some points, radius of these, colour, width, opacity }], the last
-// on top; a point without a value is left out. stages: [{ step, mark, colour, inWords }], when heads formed.
-// guides: [{ value, dashes }].
-// Returns { x, y }: from a step and from a value to pixels.
-export function drawChart(svg, { share, stops, low, high, curves, stages, guides = [] }) {
+// share: see stepAxis. stops: [{ step, isMarked }], whose numbers stand below. curves: [{ points: [[step, value]],
+// colour }]; a point without a value is left out. stages: [{ step, colour }], when heads formed. guides: of values from
+// 0 to 1, [{ value, dashes }]. Returns { x, y }: from a step and from a value to pixels.
+export function drawChart(svg, { share, stops, curves, stages, guides }) {
+  const [low, high] = guides ? [0, 1] : range(curves.flatMap(({ points }) => points.map(([, value]) => value)));
   const [width, height] = [svg.clientWidth, svg.clientHeight];
   const x = (step) => BOX.left + share(step) * (width - BOX.left - BOX.right);
   const y = (value) => BOX.top + (1 - (value - low) / (high - low)) * (height - BOX.top - BOX.bottom);
@@ -43,7 +43,7 @@ export function drawChart(svg, { share, stops, low, high, curves, stages, guides
     level(value, { class: "grid" });
     shape(svg, "text", { x: BOX.left - 7, y: y(value) + 4, "text-anchor": "end" }, written(value));
   }
-  for (const { value, dashes } of guides) level(value, { class: "guide", "stroke-dasharray": dashes });
+  for (const { value, dashes } of guides ?? []) level(value, { class: "guide", "stroke-dasharray": dashes });
   let free = Infinity; // from right to left, so that the last one has its number
   for (const { step, isMarked } of [...stops].reverse()) {
     const fits = x(step) <= free;
@@ -53,27 +53,30 @@ export function drawChart(svg, { share, stops, low, high, curves, stages, guides
     if (isMarked) shape(svg, "circle", { cx: x(step), cy: foot + 2, r: 4, style: "fill: var(--ink)" });
     if (fits) shape(svg, "text", { x: x(step), y: height - 2, "text-anchor": "middle" }, written(step));
   }
-  const places = apart(stages.map(({ step }) => x(step)), width - APART / 2);
-  for (const [i, { step, mark, inWords, colour }] of stages.entries()) {
-    shape(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: 14, y2: height - BOX.bottom, stroke: colour });
-    const look = { class: "letter", x: places[i], y: 11, "text-anchor": "middle", style: `fill: ${colour}` };
-    shape(shape(svg, "text", look, mark), "title", {}, inWords);
-  }
-  for (const { points, dots, radius = 2.6, colour, width = 1.8, opacity = 1 } of curves) {
+  for (const { step, colour: stroke } of stages)
+    shape(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: 14, y2: height - BOX.bottom, stroke });
+  for (const { points, colour } of curves) {
     const known = points.filter(([, value]) => value !== null);
     const d = known.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
-    shape(svg, "path", { d, style: `stroke: ${colour}`, "stroke-width": width, opacity });
-    for (const [step, value, fill = colour] of dots)
-      shape(svg, "circle", { cx: x(step), cy: y(value), r: radius, style: `fill: ${fill}` });
+    shape(svg, "path", { d, style: `stroke: ${colour}`, "stroke-width": 1.8 });
+    for (const [step, value] of known.length <= DOTTED ? known : known.slice(-1))
+      shape(svg, "circle", { cx: x(step), cy: y(value), r: 2.6, style: `fill: ${colour}` });
   }
   return { x, y };
 }
 
-// The places of marks, ascending, with room for each and none beyond the end.
-export function apart(places, end) {
+// The lowest and the highest value of an axis.
+function range(values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const floor = low > 0 && (low < 0.5 * high || low === high) ? 0 : low;
+  return [floor, high > floor ? high : floor + 1];
+}
+
+// The places of the middles of flags, ascending, with room for each and none beyond the width.
+export function apart(places, width) {
   const moved = [];
   for (const place of places) moved.push(Math.max(place, (moved.at(-1) ?? -Infinity) + APART));
-  let free = end; // from right to left
+  let free = width - APART / 2; // from right to left
   for (let i = moved.length - 1; i >= 0; i--) {
     moved[i] = Math.min(moved[i], free);
     free = moved[i] - APART;

@@ -1,9 +1,11 @@
-// The header, the slider of the steps, and the keys.
+// The header, the slider of the steps, the keys, and one line that says what is not as in the trained model, or beside
+// it: switched off, patched, compared; with one button that ends all of it.
 
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
-import { addView, change, rendered, shown } from "browser/render.js";
+import { addView, change, shown } from "browser/render.js";
 import { data, LAST, SCORES, state, TEXTS } from "browser/state.js";
+import { listed, visible } from "browser/words.js";
 
 const openManual = () => $("manual").showModal();
 
@@ -12,8 +14,6 @@ const slides = [["slide-a", "at"], ["slide-b", "other"]].map(([id, field]) => {
   const [slider, output] = ["input", "output"].map((part) => $(id).querySelector(part));
   return { root: $(id), slider, output, field };
 });
-
-let playing = null; // the timer of the next step
 
 addView(function drawSteps() {
   slides.forEach(({ root, slider, output }, i) => {
@@ -26,30 +26,27 @@ addView(function drawSteps() {
   $("compare").ariaPressed = shown.other !== null;
 });
 
+addView(function drawChanged() {
+  const { typing, off, otherText, other, sides } = shown;
+  const parts = [
+    typing && off.length && `Off, replaced by their mean: ${listed(off)}.`,
+    typing && otherText && `Text B to patch from: “${visible(otherText, 30)}”.`,
+    other !== null && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
+  ].filter(Boolean);
+  $("changed").hidden = !parts.length;
+  $("as-trained").textContent = typing && off.length ? "all as trained" : "end this";
+  $("what-changed").textContent = parts.join(" ");
+});
+
+function endChanges() {
+  $("other-text").value = "";
+  change({ off: [], otherText: "", other: null, target: null });
+}
+
 const toggleCompare = () => change({ other: state.other === null ? 0 : null });
 
-// Milliseconds a step: a few steps are shown for as long as they take to look at.
-const PAUSE = Math.max(140, Math.min(800, 5000 / (LAST + 1)));
-
-async function playNext() {
-  await rendered;
-  if (!playing) return;
-  if (state.at === LAST) return play();
-  change({ at: state.at + 1 });
-  playing = setTimeout(playNext, PAUSE);
-}
-
-function play() {
-  if (!playing && state.at === LAST) change({ at: 0 });
-  playing = playing ? clearTimeout(playing) : setTimeout(playNext, PAUSE);
-  Object.assign($("play"), { textContent: playing ? "❚❚" : "▶", ariaPressed: Boolean(playing) });
-}
-
 const goBySteps = (by) => change({ at: clamp(state.at + by, LAST) });
-
-function goByHeads(by) {
-  change({ head: clamp(state.head + by, thumbs.length - 1), part: null });
-}
+const goByHeads = (by) => change({ head: clamp(state.head + by, thumbs.length - 1), part: null });
 
 // What each key does outside of a box; a view may add its own.
 export const keys = {
@@ -67,9 +64,8 @@ document.addEventListener("keydown", (event) => {
   const { target, key, ctrlKey, metaKey, altKey } = event;
   if (ctrlKey || metaKey || altKey || !shown) return;
   if (document.querySelector("dialog[open]") || target.matches("select, input, textarea")) return;
-  const action = key === " " ? !target.matches("button, summary") && LAST > 0 && play : keys[key];
-  if (!action) return;
-  action();
+  if (!keys[key]) return;
+  keys[key]();
   event.preventDefault();
 });
 
@@ -79,7 +75,7 @@ for (const { label, glossary } of Object.values(SCORES))
 $("controls").hidden = LAST < 1;
 for (const { slider, field } of slides)
   slider.addEventListener("input", () => change({ [field]: Number(slider.value) }));
-$("play").addEventListener("click", play);
 $("compare").addEventListener("click", toggleCompare);
+$("as-trained").addEventListener("click", endChanges);
 $("theme").addEventListener("click", () => change({ theme: state.theme === "dark" ? "light" : "dark" }));
 for (const opener of document.querySelectorAll("[aria-haspopup=dialog]")) opener.addEventListener("click", openManual);

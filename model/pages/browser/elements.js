@@ -34,6 +34,8 @@ export function element(name, { style, dataset, ...fields } = {}, ...children) {
   return node;
 }
 
+export const button = (textContent, onclick) => element("button", { textContent, onclick });
+
 // A bar for each share, and a tick at another one if it is given.
 export function track(shares, tick) {
   const bars = shares.map((one) => element("i", { style: { width: `${100 * one}%` } }));

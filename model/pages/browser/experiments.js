@@ -1,7 +1,7 @@
 // Experiments that hold for this model (see experiments.py): a text, one change, and what was predicted beside what the
 // page shows. They use what a person can do as well: type, choose a head, switch it off.
 
-import { $, element } from "browser/elements.js";
+import { $, button, element } from "browser/elements.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { data, headName, headNumber, headPart, holdsWeights, mapped, state } from "browser/state.js";
@@ -32,13 +32,12 @@ async function show(effect, stage) {
   const token = tokensOf(typed).tokens.length - 1;
   const head = effect.head === null ? {} : { head: headNumber(effect.head) };
   const at = stage && holdsWeights(state.at) ? state.at : TRIED_AT;
-  change({ typed, off, token, probe: 0, at, other: null, direction: "to", square: null, ...PLAIN, ...head });
+  change({ typed, off, token, probe: 0, at, other: null, square: null, ...PLAIN, ...head });
 }
 
 // What the right tokens get of the probability, as far as they are listed.
-const shareOf = ({ trial: { right } }, next) =>
-  next.reduce((sum, [id, probability]) => sum + (right.includes(id) ? probability : 0), 0);
-const rightShare = (effect) => shareOf(effect, shown.sides[0].next);
+const rightShare = ({ trial: { right } }) =>
+  shown.sides[0].next.reduce((sum, [id, probability]) => sum + (right.includes(id) ? probability : 0), 0);
 
 const fromTo = ([before, after]) => `${percent(before)} → ${percent(after)}`;
 
@@ -52,7 +51,6 @@ addView(function drawExperiment() {
 });
 
 const paragraph = (...nodes) => element("p", {}, ...nodes);
-const button = (textContent, onclick) => element("button", { textContent, onclick });
 const listedOnes = () => `the ${shown.sides[0].next.length} likeliest`;
 const gets = ({ trial: { right, answer } }) =>
   right.length > 1

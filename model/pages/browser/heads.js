@@ -10,17 +10,19 @@ import {
 import { engine } from "browser/typed-text.js";
 import { decimal } from "browser/words.js";
 
-// What the help says of a word: as a tooltip where the page uses it, and of a part below the picture.
-const words = new Map([...$("words").querySelectorAll("dt")].map((word) =>
-  [word.textContent, word.nextElementSibling.textContent]));
-for (const word of document.querySelectorAll("dfn")) word.title = words.get(word.textContent.toLowerCase());
+// What the help says of a word: as a tooltip where the page uses it (dfn), and of a part beside the map.
+const words = new Map([...$("words").querySelectorAll("dt")].map(({ textContent, nextElementSibling }) =>
+  [textContent, nextElementSibling.textContent.replace(/\s+/g, " ").trim()]));
+for (const used of document.querySelectorAll("dfn")) used.title = words.get(used.textContent.toLowerCase());
+export const word = (textContent) =>
+  (words.has(textContent) ? element("dfn", { textContent, title: words.get(textContent) }) : textContent);
 const kindOf = (part) => part.replace(/ [\d.]+$/, "");
 export const meaningOf = (part) => words.get(kindOf(part));
 
 export const thumbs = ALL_HEADS.map((head) => {
-  const [marks, without] = ["marks", "without"].map((className) => element("span", { className }));
-  const parts = [element("canvas"), element("i"), marks, without];
-  return element("button", { className: "thumb", onclick: () => change({ head, part: null }) }, ...parts);
+  const parts = [element("canvas"), element("i"), element("span", { className: "marks" })];
+  const onclick = () => change({ head, part: null });
+  return element("button", { className: "thumb", title: words.get("head"), onclick }, ...parts);
 });
 
 // ---- the picture: a button for each part
@@ -37,18 +39,16 @@ function buttonOf(part, textContent) {
 }
 
 const SHORT = { "feed-forward": "FF", "value embeddings": "VE" };
-const isOf = (layer) => (part) => part.endsWith(` ${layer}`) && kindOf(part) in SHORT;
 const tables = PARTS.filter((part) => !/\d$/.test(part));
 const blocks = [...Array(LAYERS).keys()].map((layer) => {
   const heads = element("span", { className: "heads" }, ...thumbs.slice(layer * HEADS, (layer + 1) * HEADS));
-  const others = PARTS.filter(isOf(layer)).map((part) => buttonOf(part, SHORT[kindOf(part)]));
-  const first = others.filter(({ textContent }) => textContent === "VE");
-  const last = others.filter(({ textContent }) => textContent === "FF");
-  const name = element("span", { className: "heading", textContent: `block ${layer}` });
-  return element("span", { className: "block" }, name, element("span", {}, ...first, heads, ...last));
+  const of = (kind) => PARTS.filter((part) => part === `${kind} ${layer}`).map((part) => buttonOf(part, SHORT[kind]));
+  const name = element("span", { className: "heading" }, word("block"), ` ${layer}`);
+  return element("span", { className: "block" }, name, element("span", {}, ...of("value embeddings"), heads, ...of("feed-forward")));
 });
 const stack = element("span", { className: "tables" }, ...tables.map((part) => buttonOf(part, part)));
-$("grid").append("text →", stack, ...blocks, "→ next token");
+const arrow = (name, end) => element("span", {}, word(name), end);
+$("grid").append(arrow("token", "s →"), stack, arrow("stream", " →"), ...blocks, "→ next token");
 $("grid").style.setProperty("--blocks", LAYERS);
 $("grid").style.setProperty("--columns", HEADS <= 4 ? HEADS : Math.ceil(Math.sqrt(HEADS)));
 
@@ -65,10 +65,6 @@ export function parametersOf(part) {
   if (kindOf(part) in names) return count(names[kindOf(part)]);
   return Math.round(count(`blocks.${layer}.attention.`) / HEADS);
 }
-
-// On what losses without a part are measured, and which of these is like the text that is shown.
-export const KINDS = { text: "on text", repeated: "on repetition" };
-export const kindShown = () => (shown.textName === "repeated" ? "repeated" : "text");
 
 addView(function drawHeads() {
   const [side] = shown.sides;

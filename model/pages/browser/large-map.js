@@ -6,45 +6,31 @@ import { addFollower, addView, change, chosenToken, point, pointer, shown } from
 import { data, headName, headPart } from "browser/state.js";
 import { squareInWords } from "browser/words.js";
 
-function panes() {
-  const length = shown.labels.length;
-  const many = shown.sides.length > 1;
-  return shown.sides.map(({ name, when, head, weights }) => {
-    const map = ofHead(weights, head, length);
-    return {
-      name: many ? name : "",
-      title: many ? `${when}, ${headPart(head)}` : when,
-      value: (query, key) => weightAt(map, query, key),
-      colour: (query, key) => shown.palette.weights[byteAt(map, query, key)],
-    };
-  });
-}
-
-const paneTitle = ({ name, title }) => (name ? `${name}: ${title}` : title);
-
 addView(function drawStage() {
   $("stage-title").textContent = headName(shown.head).replace("l", "L");
   fillRamp($("ramp"), "weights", ["0%", "25%", "100%"]);
-  const list = panes();
-  while ($("panes").children.length > list.length) $("panes").lastChild.remove();
-  while ($("panes").children.length < list.length) $("panes").append(newPane());
+  const { sides, labels, palette } = shown;
+  while ($("panes").children.length > sides.length) $("panes").lastChild.remove();
+  while ($("panes").children.length < sides.length) $("panes").append(newPane());
   const titles = [...$("panes").children].map((pane) => pane.firstChild);
   for (const [i, title] of titles.entries()) {
-    title.textContent = paneTitle(list[i]);
-    title.hidden = !shown.sides[1];
+    title.textContent = `${sides[i].title}, ${headPart(sides[i].head)}`;
+    title.hidden = !sides[1];
   }
   // Room for the map in the first screen, below the header and beside the rest of this panel, which stands by now.
   const opened = $("square").offsetHeight; // below the map, where one scrolls to it
   const rest = $("stage").offsetHeight - $("panes").offsetHeight - opened + titles[0].offsetHeight;
   const height = Math.max(300, (parseFloat(css("window")) || innerHeight) - $("main").offsetTop - rest - 28);
-  shown.panes = list.map((pane, i) => {
+  shown.panes = sides.map(({ name, when, head, weights }, i) => {
     const box = $("panes").children[i];
-    const [map, over] = box.lastChild.children;
-    const geometry = layout(map.getContext("2d"), box.clientWidth, height, shown.labels);
-    drawMap(fitCanvas(map, geometry.wide, geometry.high), geometry, pane.colour);
+    const [canvas, over] = box.lastChild.children;
+    const geometry = layout(canvas.getContext("2d"), box.clientWidth, height, labels);
+    const map = ofHead(weights, head, labels.length);
+    drawMap(fitCanvas(canvas, geometry.wide, geometry.high), geometry, (...square) =>
+      palette.weights[byteAt(map, ...square)]);
     const keys = "arrow keys move the crosshair, enter chooses the token";
-    over.ariaLabel = `attention map, ${headName(shown.head)}, ${pane.title}; ${keys}`;
-    return { ...pane, geometry, over };
+    over.ariaLabel = `attention map, ${headName(head)}, ${when}; ${keys}`;
+    return { name: sides[1] ? name : "", value: (...square) => weightAt(map, ...square), geometry, over };
   });
   drawHover();
 });
@@ -60,8 +46,7 @@ function newPane() {
     const inside = key >= 0 && key < geometry.length && query >= 0 && query < geometry.length;
     return inside ? { query, key } : null;
   };
-  const choose = () => pointer.cell &&
-    change({ token: shown.received ? pointer.cell.key : pointer.cell.query, square: pointer.cell });
+  const choose = () => pointer.cell && change({ token: pointer.cell.query, square: pointer.cell });
   over.addEventListener("pointermove", (event) => hover(locate(event)));
   for (const end of ["pointerleave", "blur"]) over.addEventListener(end, () => hover(null));
   over.addEventListener("click", (event) => (hover(locate(event)), choose()));
@@ -79,7 +64,7 @@ function hover(cell) {
   if (cell?.query !== before?.query || cell?.key !== before?.key) point({ cell });
 }
 
-// Frames the chosen token's row (or column), and draws a crosshair on the square that is pointed at.
+// Frames the chosen token's row, and draws a crosshair on the square that is pointed at.
 function drawHover() {
   const { cell: pointed } = pointer;
   const mark = { back: css("accent"), ink: css("panel") };
@@ -91,10 +76,9 @@ function drawHover() {
       axis === "query" ? [room, PAD + index * cell, side, cell] : [room + index * cell, PAD, cell, side];
     context.strokeStyle = context.fillStyle = mark.back;
     if (token !== null) {
-      const axis = shown.received ? "key" : "query";
       context.lineWidth = 1.5;
-      context.strokeRect(...band(axis, token));
-      drawLabel(context, geometry, axis, token, texts[token], mark);
+      context.strokeRect(...band("query", token));
+      drawLabel(context, geometry, "query", token, texts[token], mark);
     }
     if (!pointed) continue;
     for (const [axis, index] of Object.entries(pointed)) {
@@ -107,12 +91,9 @@ function drawHover() {
     context.strokeRect(room + pointed.key * cell - 1, PAD + pointed.query * cell - 1, cell + 2, cell + 2);
   }
   const invitation = `Point at a square to read it; click to ${shown.typing ? "open it" : "choose its token"}.`;
+  const reading = ({ query, key }) =>
+    squareInWords(shown.labels, query, key, shown.panes.map(({ name, value }) => [name, value(query, key)]));
   $("readout").textContent = pointed ? reading(pointed) : invitation;
-}
-
-function reading({ query, key }) {
-  const weights = shown.panes.map(({ name, value }) => [name, value(query, key)]);
-  return squareInWords(shown.labels, query, key, weights);
 }
 
 // Fills an element with a ramp of the page's colours, and with what its left end, its middle and its right end mean.

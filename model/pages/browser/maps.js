@@ -75,7 +75,7 @@ export function layout(context, width, height, labels) {
 }
 
 // The context's origin is the corner of the geometry's wide x high; colourOf takes (query, key).
-export function drawMap(context, geometry, colourOf, { line, text } = { line: css("line"), text: css("ink") }) {
+export function drawMap(context, geometry, colourOf) {
   const { texts, room, cell, side, stride, length } = geometry;
   const squares = new OffscreenCanvas(length, length);
   const image = new ImageData(length, length);
@@ -85,16 +85,16 @@ export function drawMap(context, geometry, colourOf, { line, text } = { line: cs
   squares.getContext("2d").putImageData(image, 0, 0);
   context.imageSmoothingEnabled = cell * devicePixelRatio < 1;
   context.drawImage(squares, room, PAD, side, side);
-  context.strokeStyle = line;
+  context.strokeStyle = css("line");
   context.lineWidth = 1;
   context.strokeRect(room + 0.5, PAD + 0.5, side - 1, side - 1);
-  context.fillStyle = text;
+  context.fillStyle = css("ink");
   for (let i = 0; i < length; i += stride)
     for (const axis of ["query", "key"]) drawLabel(context, geometry, axis, i, texts[i]);
 }
 
 // A token beside its row, or turned below its column; where it must stand out its background hides what it meets.
-export function drawLabel(context, { room, cell, side, stride, font }, axis, index, text, background) {
+export function drawLabel(context, { room, cell, side, font }, axis, index, text, background) {
   const middle = (index + 0.5) * cell;
   context.save();
   context.font = font;
@@ -103,14 +103,8 @@ export function drawLabel(context, { room, cell, side, stride, font }, axis, ind
   context.translate(...(axis === "query" ? [room - 4, PAD + middle] : [room + middle, PAD + side + 4]));
   if (axis === "key") context.rotate(-Math.PI / 2);
   if (background) {
-    const wide = Math.min(context.measureText(text).width, room - 5) + 6;
-    context.fillStyle = css("panel");
-    for (const labelled of [Math.floor, Math.ceil].map((round) => stride * round(index / stride))) {
-      const apart = (labelled - index) * cell;
-      if (Math.abs(apart) < 14) context.fillRect(4 - room, apart - 7, room - 2, 14);
-    }
     context.fillStyle = background.back;
-    context.fillRect(3 - wide, -7.5, wide, 15);
+    context.fillRect(4 - room, -7.5, room - 2, 15);
     context.fillStyle = background.ink;
   }
   context.fillText(text, 0, 0.5, room - 5);

@@ -3,9 +3,9 @@
 
 import { badge, nextInWords, partsOf, sum } from "browser/attribution.js";
 import { $, element } from "browser/elements.js";
-import { buttons } from "browser/heads.js";
+import { buttons, word } from "browser/heads.js";
 import { createLens } from "browser/lens.js";
-import { addFollower, addView, change, pointer, shown } from "browser/render.js";
+import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
 import { partName } from "browser/scores.js";
 import { expectation, measuredOf } from "browser/surprise.js";
 import { quote, signed } from "browser/words.js";
@@ -15,7 +15,6 @@ import { quote, signed } from "browser/words.js";
 function drawSurprise() {
   const on = shown.text === "surprise";
   const token = pointer.token ?? shown.token;
-  $("by-surprise").ariaPressed = on;
   $("surprise-key").hidden = !on;
   $("expected").hidden = !on || token === null;
   if ($("expected").hidden) return;
@@ -23,8 +22,7 @@ function drawSurprise() {
   $("expected").replaceChildren(...sentences.map((textContent) => element("p", { textContent })));
 }
 
-$("by-surprise").addEventListener("click", () =>
-  change({ text: shown.text === "surprise" ? "attention" : "surprise" }));
+addChoices($("shades"), "text", [["attention", "reads"], ["surprise", word("surprise")]]);
 // What is pointed at on the map is not told here, so that the list is not read out again for each square.
 addFollower((patch) => "token" in patch && drawSurprise());
 
@@ -57,25 +55,19 @@ function drawAttribution() {
   $("pushes").hidden = $("parts").hidden = !next;
   const { good, text } = badge(measured.attribution_error);
   Object.assign($("attribution-badge"), { textContent: text, className: `badge ${good ? "good" : "bad"}` });
-  const parts = partsOf(measured, token);
-  drawParts(parts);
-  light(next ? parts : []);
+  drawParts(partsOf(measured, token), next);
 }
 
-// On the picture of the model, what pushed the prediction most.
-function light(parts) {
+// On the picture of the model, what pushed the prediction most if one knows it; and in the table a row a part: its name,
+// a bar to either side of zero, and its number.
+function drawParts(parts, isKnown) {
   const largest = Math.max(1e-9, ...parts.map(({ value }) => Math.abs(value)));
   const values = new Map(parts.map(({ name, value }) => [name, value]));
   for (const [part, button] of buttons) {
-    const value = values.get(part) ?? 0;
+    const value = (isKnown && values.get(part)) || 0;
     button.style.setProperty("--lit", (Math.abs(value) / largest).toFixed(2));
     button.classList.toggle("less", value < 0);
   }
-}
-
-// A row a part: its name, a bar to either side of zero, and its number.
-function drawParts(parts) {
-  const largest = Math.max(1e-9, ...parts.map(({ value }) => Math.abs(value)));
   const body = parts.map(({ name, value }) => element("tr", {},
     element("th", { scope: "row" }, partName(name)),
     element("td", { className: "balance" }, bar(value, largest)),

@@ -15,7 +15,7 @@ export const row = (matrix, i, width) => matrix.subarray(i * width, (i + 1) * wi
 const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
 
 // The first position that the token at `position` sees: its document's, in a model that reads documents apart.
-export function documentStart({ document_start: token }, tokens, position) {
+function documentStart({ document_start: token }, tokens, position) {
   return token === null ? 0 : Math.max(0, tokens.subarray(0, position + 1).lastIndexOf(token));
 }
 

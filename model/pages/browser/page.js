@@ -13,17 +13,17 @@ import "browser/switches.js";
 import "browser/patching.js";
 import "browser/measurements.js";
 import "browser/experiments.js";
-import "browser/changed.js";
 import "browser/square.js";
 import "browser/tour.js";
 import { $, element } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
+import { meaningOf } from "browser/heads.js";
 import { addView, render, shown, start } from "browser/render.js";
 import { data, mapped, state } from "browser/state.js";
 import { box } from "browser/text.js";
 import { engine, useEngine } from "browser/typed-text.js";
 import { watch } from "browser/watching.js";
-import { decimal } from "browser/words.js";
+import { decimal, scientific } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
 const STOPPED = "The model has stopped, and what one types with it. Reload the page to start it again.";
@@ -40,18 +40,21 @@ const BADGES = [
   ["causality", "causal", "cannot see the future", "the future leaks"],
 ];
 
+// figures: for the help.
+function showBadge(id, isGood, words, figures) {
+  const textContent = `${isGood ? "✓" : "✗"} ${words}`;
+  const ariaLabel = `${textContent}, ${figures}; opens the help`;
+  const className = `badge ${isGood ? "good" : "bad"}`;
+  Object.assign($(id), { textContent, ariaLabel, className, title: meaningOf(id), hidden: false });
+  $(`${id}-figures`).textContent = `Here: ${figures}.`;
+}
+
 addView(function drawBadges() {
   const { snapshot } = shown;
   const { checks, repeatable } = snapshot;
-  const number = (x) => (x === null ? "not a number" : x === 0 ? "0" : x.toExponential(1));
   for (const [error, verdict, good, bad] of BADGES) {
-    const isGood = snapshot[verdict];
-    const textContent = isGood ? `✓ ${good}` : `✗ ${repeatable ? bad : "random in eval mode"}`;
-    const figure = `${number(checks[error])} in ${checks.precision}`;
-    const ariaLabel = `${textContent}, ${error} ${figure}; opens the help`;
-    const className = `badge ${isGood ? "good" : "bad"}`;
-    Object.assign($(error), { textContent, ariaLabel, className, hidden: false });
-    $(`${error}-figures`).textContent = `Here: ${figure}.`;
+    const words = snapshot[verdict] ? good : repeatable ? bad : "random in eval mode";
+    showBadge(error, snapshot[verdict], words, `${error} ${scientific(checks[error])} in ${checks.precision}`);
   }
 });
 
@@ -62,12 +65,10 @@ async function drawParity() {
   if (now !== shown) return;
   const good = error <= LARGEST_ERROR && !engine.note;
   const weights = engine.kind === "int8" ? ", with int8 weights" : "";
-  const textContent = good ? `✓ as PyTorch computes it${weights}` : "✗ not what PyTorch computes";
-  const figures = `the largest difference of a logit is ${error.toExponential(1)}`;
-  Object.assign($("parity"), { textContent, className: `badge ${good ? "good" : "bad"}`, hidden: false });
-  $("parity").ariaLabel = `${textContent}: ${engine.note || figures}; opens the help`;
-  const stored = `Weights are stored as ${engine.kind} to make the file small, which costs`;
-  $("parity-figures").textContent = `Here ${figures}. ${stored} ${decimal(bits, 4)} bits per token. ${engine.note}`;
+  const words = good ? `as PyTorch computes it${weights}` : "not what PyTorch computes";
+  const figures = `the largest difference of a logit is ${scientific(error)}`;
+  const stored = `weights are stored as ${engine.kind} to make the file small, which costs ${decimal(bits, 4)} bits a token`;
+  showBadge("parity", good, words, [engine.note, figures, stored].filter(Boolean).join("; "));
 }
 
 // ---- the model, if the page holds it

@@ -17,7 +17,7 @@ const DONE = `Each square: one head at one token, given what it gives at the sam
 
 const table = $("patch-matrix");
 state.target = null;
-let matrix = null; // { key, target, rows: see LiveModel.patchAll, largest change of a logit, cells of the table }
+let matrix = null; // { key, target, rows: see LiveModel.patchAll, cells of the table }
 let running = null; // the AbortController of what fills it
 
 // What is asked of the model; null where there is no second text.
@@ -45,8 +45,11 @@ function stop() {
   running?.abort();
   running = matrix = null;
   $("patch-all").textContent = ALL;
-  table.hidden = $("patch-ramp").hidden = true;
-  $("patch-note").textContent = "";
+  drawMatrix();
+  const [a, b] = [shown.labels.length, shown.sides[0].other?.typed.labels.length];
+  $("patch-note").textContent = b && a !== b
+    ? `A has ${a} tokens and B ${b}: the first ${Math.min(a, b)} are patched, and best compared where both have as many.`
+    : "";
 }
 
 async function fillMatrix() {
@@ -57,22 +60,15 @@ async function fillMatrix() {
   // Each token gets what B has at the same place.
   const both = labels.slice(0, other.typed.labels.length);
   const cells = newCells(ALL_HEADS.map(shortName), both.length, 0);
-  const mine = (matrix = { key, target: question.target, rows: [], largest: LEAST, cells });
+  const mine = (matrix = { key, target: question.target, rows: [], cells });
   const names = both.map((label) => element("th", {}, element("span", {}, visible(label, 12))));
   table.tFoot.rows[0].replaceChildren(element("th"), ...names);
   table.style.setProperty("--columns", both.length);
   $("patch-all").textContent = "cancel";
-  const tellProgress = () => {
-    const done = `${mine.rows.length} of ${ALL_HEADS.length} heads are patched.`;
-    $("patch-note").textContent = `${done} The page can be used meanwhile; a change of a text stops this.`;
-  };
-  tellProgress();
+  $("patch-note").textContent = "The page can be used meanwhile; a change of a text stops this.";
   const onValue = (row) => {
     mine.rows.push(row);
-    if (!table.matches(":hover, :focus-within")) tellProgress(); // and not while a square is read
-    const { largest } = mine;
-    mine.largest = Math.max(largest, ...row.patched.map(([logit]) => Math.abs(logit - row.plain[0])));
-    drawMatrix(mine.largest > largest ? 0 : mine.rows.length - 1); // a larger change makes the others paler
+    drawMatrix();
   };
   running = new AbortController();
   await engine.ask("patchAll", question, { onValue, signal: running.signal });
@@ -82,18 +78,16 @@ async function fillMatrix() {
   $("patch-note").textContent = $("live").textContent = DONE;
 }
 
-// Colours the rows from that of head `first` on.
-function drawMatrix(first = 0) {
+function drawMatrix() {
   table.hidden = $("patch-ramp").hidden = !matrix;
   if (!matrix) return;
-  const { rows, cells, largest } = matrix;
+  const { rows, cells } = matrix;
+  const changes = rows.map(({ plain, patched }) => patched.map(([logit]) => logit - plain[0]));
+  const largest = Math.max(LEAST, ...changes.flat().map(Math.abs));
   fillRamp($("patch-ramp"), "differences", [signed(-largest), "logit", signed(largest)]);
-  for (const [row, { plain, patched }] of rows.slice(first).entries())
-    for (const [token, [logit]] of patched.entries())
-      cells[first + row][token].style.background = rgb(shown.palette.difference((logit - plain[0]) / largest));
-  const mark = (names, chosen) => names.forEach((name, i) => name.classList.toggle("chosen", i === chosen));
-  mark(table.querySelectorAll("tbody th"), shown.head);
-  mark(table.querySelectorAll("tfoot span"), shown.token);
+  for (const [row, ofHead] of changes.entries())
+    for (const [token, change] of ofHead.entries())
+      cells[row][token].style.background = rgb(shown.palette.difference(change / largest));
 }
 
 const newCells = createCells(table, {

@@ -170,8 +170,7 @@ export class Reading {
   //
   // scores, q.k / sqrt(K), and weights, their softmax, are of the keys that the query can see, from the key `first` on.
   // sources: [part, share] of those that most make the key's score differ from the mean of all these.
-  // lengths: of what the value adds to the stream, of what the head adds, and of the stream. pushes: [token, change of
-  // its logit] of those that the value by itself raises most, as `attribution` counts.
+  // pushes: [token, change of its logit] of those that the value by itself raises most, as `attribution` counts.
   *square({ layer, head, query, key }) {
     const { cache, trace, network } = this;
     const { D, H, kv, K, V, config } = network;
@@ -189,17 +188,15 @@ export class Reading {
     const sources = Object.entries(shares[key - first]).map(([part, share]) =>
       [part, share - average(shares.map((of) => of[part]))]);
     const matrix = network.weight(`blocks.${layer}.attention.output_proj`);
-    const written = (x) => Float64Array.from({ length: D }, (_, d) => dot(row(matrix, d * H + head, K), x));
-    const value = written(rowOf(cache.values, key)).map((x) => weights[key - first] * x);
-    const given = written(row(trace.heads[layer], query * H + head, K));
-    const lengths = [value, given, row(trace.residual[2 * layer], query, D)].map((x) => Math.hypot(...x));
+    const read = rowOf(cache.values, key).map((x) => weights[key - first] * x);
+    const value = Float64Array.from({ length: D }, (_, d) => dot(row(matrix, d * H + head, K), read));
     const weight = network.weight("final_norm");
     const middle = weight ? average(value) : 0;
     const [, divisor] = moments(row(trace.residual.at(-1), query, D), weight);
     const normed = value.map((x, i) => ((x - middle) / divisor) * (weight ? weight[i] : 1));
     const changes = Float64Array.from({ length: V }, (_, id) => dot(row(network.weight("head"), id, D), normed));
     return {
-      first, scores, weights, lengths, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]),
+      first, scores, weights, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]),
       sources: sources.sort(([, one], [, two]) => Math.abs(two) - Math.abs(one)).slice(0, TOP),
     };
   }

@@ -3,27 +3,25 @@
 
 import { $ } from "browser/elements.js";
 import { recent } from "browser/recent.js";
-import { mapped, RUN } from "browser/state.js";
+import { RUN, stepOf } from "browser/state.js";
 import { bytesOf } from "browser/weights.js";
 
-const known = recent(120); // blocks by their number
+const known = recent(120); // blocks by their name
 
-const unpacked = (number, form) => known(number, () => {
-  const bytes = bytesOf(JSON.parse($(`block-${number}`).textContent));
+const unpacked = (kind, at, form) => known(`${kind}-${stepOf(at)}`, () => {
+  const bytes = bytesOf(JSON.parse($(`block-${kind}-${stepOf(at)}`).textContent));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")))[form]();
 });
 
 // What each head does, see describe.py: [L][H].
-export const descriptionsOf = (at) => unpacked(mapped[at].descriptions, "json");
+export const descriptionsOf = (at) => unpacked("descriptions", at, "json");
 
 // What `render` shows of a recorded text.
 export async function readRecorded({ textName }, at) {
-  const number = RUN.probes.findIndex(({ name }) => name === textName);
-  const { blocks, details: measured } = mapped[at];
-  const asked = [unpacked(blocks[number], "arrayBuffer"), unpacked(measured, "json"), descriptionsOf(at)];
+  const { labels } = RUN.probes.find(({ name }) => name === textName);
+  const asked = [unpacked(textName, at, "arrayBuffer"), unpacked("details", at, "json"), descriptionsOf(at)];
   const [maps, readings, descriptions] = await Promise.all(asked);
-  const { parts, sublayers, tokens, top, top_probability: probabilities } = readings[textName];
+  const { parts, sublayers, tokens } = readings[textName];
   const details = { parts, sublayers, tokens, probes: readings };
-  const next = top.at(-1).map((id, place) => [id, probabilities.at(-1)[place]]);
-  return { weights: new Uint8Array(maps), details, descriptions, labels: RUN.probes[number].labels, next };
+  return { weights: new Uint8Array(maps), details, descriptions, labels };
 }

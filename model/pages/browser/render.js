@@ -1,11 +1,11 @@
 // Draws the state. A view is a module that calls addView with its drawing function. A view that needs another one
 // imports it, and is therefore drawn after it. addFollower is for what changes while something is only pointed at.
 
-import { $, element } from "browser/elements.js";
+import { $, button, element } from "browser/elements.js";
 import { palette } from "browser/maps.js";
 import { readRecorded } from "browser/recorded.js";
 import {
-  addOption, data, holdsWeights, keepView, mapped, restore, save, state, textNumber, TEXTS,
+  addOption, data, holdsWeights, keepView, mapped, nearest, restore, save, state, textNumber, TEXTS,
 } from "browser/state.js";
 import { measuredOf } from "browser/surprise.js";
 import { engine, readTyped } from "browser/typed-text.js";
@@ -36,15 +36,18 @@ export const addFollower = (draw) => followers.push(draw);
 // The token that is pointed at in the text or on the map, or else the one that was chosen; null if there is none.
 export function chosenToken() {
   const { cell, token } = pointer;
-  return token ?? (cell ? (shown.received ? cell.key : cell.query) : shown.token);
+  return token ?? cell?.query ?? shown.token;
 }
+
+// A button that goes to a step.
+export const stepButton = (step) => button(`step ${step}`, () => change({ at: nearest(step) }));
 
 // Buttons that set a field of the state: `options` are its values and their names. A field of this view alone is an
 // option (see addOption).
 export function addChoices(parent, field, options) {
   if (!(field in state)) addOption(field, options.map(([value]) => value));
-  const buttons = options.map(([value, textContent]) =>
-    element("button", { textContent, onclick: () => change({ [field]: value }) }));
+  const buttons = options.map(([value, name]) =>
+    element("button", { onclick: () => change({ [field]: value }) }, name));
   parent.append(...buttons);
   addView(() => buttons.forEach((button, i) => (button.ariaPressed = options[i][0] === shown[field])));
 }
@@ -86,7 +89,7 @@ async function draw() {
   asked = false;
   document.documentElement.dataset.theme = state.theme;
   if (!mapped.length) return plainViews.forEach((view) => view());
-  const next = { ...state, received: state.direction === "from", ...textOf(state) };
+  const next = { ...state, ...textOf(state) };
   const first = await side("A", next, next.at);
   next.sides = [first];
   const { length } = first.labels;

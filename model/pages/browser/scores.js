@@ -1,23 +1,22 @@
-// What heads are measured by. Scores: those of the chosen head as bars, each with a tick at the value of uniform
+// What parts are measured by. Scores: those of the chosen head as bars, each with a tick at the value of uniform
 // attention, and what they mean. Losses: what is added to the loss, in nats per token, when a part is replaced by its
 // mean, with its standard error over the windows; measured at the steps whose weights were kept.
 
 import { $, element, tableHead, track } from "browser/elements.js";
-import { buttons, KINDS, kindShown, markOf, meaningOf, parametersOf, thumbs } from "browser/heads.js";
-import { addView, change, shown } from "browser/render.js";
-import {
-  data, formation, formedBetween, headName, headNumber, headPart, mapped, nearest, RUN, SCORES,
-} from "browser/state.js";
+import { buttons, markOf, meaningOf, parametersOf } from "browser/heads.js";
+import { addView, change, shown, stepButton } from "browser/render.js";
+import { data, formation, formedBetween, headName, headNumber, headPart, mapped, RUN, SCORES } from "browser/state.js";
+import { engine } from "browser/typed-text.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 
-const UNCLEAR = "no clear effect";
+const KINDS = { text: "on text", repeated: "on repetition" }; // what losses are measured on
 
 addView(function drawCard() {
   $("card-title").textContent = `Scores of ${headName(shown.head)}`;
   $("card").replaceChildren(...Object.entries(SCORES).flatMap(([score, { is_pattern, label, meaning }]) => [
     element("dt", {}, is_pattern ? markOf(score) : "", ` ${label}`),
     ...shown.sides.map((side) => rowOf(side, score)),
-    element("dd", { className: "soft" }, [meaning, ...formedIn(score)].join("; ")),
+    element("dd", { className: "soft" }, [meaning, ...measuredOn(score), ...formedIn(score)].join("; ")),
   ]));
 });
 
@@ -29,6 +28,13 @@ function rowOf({ name, snapshot, head }, score) {
     element("span", {}, decimal(value) + (error > 0 ? ` ± ${decimal(error)}` : "")));
 }
 
+// A pattern of lines or signs is not in every window, and only where it is can it be shown.
+function measuredOn(score) {
+  const { counts, windows } = shown.snapshot;
+  const all = windows[SCORES[score].probe][0];
+  return counts[score] < all ? [`on the ${counts[score]} of ${all} windows that can show it`] : [];
+}
+
 function formedIn(score) {
   const step = formation(score, shown.head);
   return step < Infinity ? [`formed ${formedBetween(step)}`] : [];
@@ -36,27 +42,16 @@ function formedIn(score) {
 
 // ---- losses without parts
 
-// Whether a change is more than chance explains, as ablation.py judges it.
+// A change of the loss in words: whether it is more than chance explains, as losses.py judges it.
 const isClear = ([change, error]) => error !== null && Math.abs(change) > data.errors * error;
-const inWords = ([change, error], digits = 3) => `${signed(change, digits)} ± ${decimal(error, digits)}`;
-
-addView(function drawNumbers() {
-  const changes = shown.snapshot.ablation?.[kindShown()];
-  for (const [head, thumb] of thumbs.entries()) {
-    const found = changes?.[headPart(head)];
-    thumb.lastChild.textContent = found && isClear(found) ? signed(found[0]) : "";
-    if (!found) continue;
-    thumb.ariaLabel += `, loss without it ${isClear(found) ? inWords(found) : UNCLEAR} nats per token`;
-  }
-});
+const inWords = (found) =>
+  (isClear(found) ? `${signed(found[0], 3)} ± ${decimal(found[1], 3)}` : "no clear effect");
 
 // Of the part that is pointed at or was chosen last: what it is, its size, and what is lost without it.
 function tellPart(part) {
   const measured = shown.snapshot.ablation ?? RUN.snapshots.findLast(({ ablation }) => ablation)?.ablation;
-  const losses = Object.entries(KINDS).map(([kind, where]) => {
-    const found = measured?.[kind][part];
-    return found && `${where} ${isClear(found) ? inWords(found, 2) : UNCLEAR}`;
-  }).filter(Boolean);
+  const losses = Object.entries(KINDS).filter(([kind]) => measured?.[kind][part])
+    .map(([kind, where]) => `${where} ${inWords(measured[kind][part])}`);
   const size = parametersOf(part);
   $("part").replaceChildren(element("b", {}, part), [
     `: ${meaningOf(part) ?? ""}`,
@@ -77,20 +72,19 @@ addView(function drawTable() {
   const there = RUN.snapshots.filter((snapshot) => snapshot.ablation).map(({ step }) => step);
   $("ablation").hidden = !there.length;
   $("ablations").hidden = !ablation;
-  const jumps = there.filter((step) => mapped.some((one) => one.step === step)).map((step) =>
-    element("button", { textContent: `step ${step}`, onclick: () => change({ at: nearest(step) }) }));
+  const jumps = mapped.filter(({ step }) => there.includes(step)).map(({ step }) => stepButton(step));
   const [{ windows }] = RUN.snapshots;
   const on = `Measured on ${windows.text[0]} windows of text and ${windows.repeated[0]} that repeat, at `;
   $("measured-at").replaceChildren(on, ...jumps, ablation ? "" : `, not at step ${shown.snapshot.step}`);
   if (!ablation) return;
   const parts = Object.keys(ablation.text);
   const ranked = largestFirst(parts.map((part) => ablation.text[part][0] ?? -Infinity)).map((place) => parts[place]);
-  const cell = (found) =>
-    (isClear(found) ? element("td", {}, inWords(found)) : element("td", { className: "soft" }, UNCLEAR));
+  const cell = (found) => element("td", { className: isClear(found) ? "" : "soft" }, inWords(found));
   const row = (part) => element("tr", {},
     element("th", { scope: "row" }, partName(part)),
-    ...Object.keys(KINDS).map((kind) => cell(ablation[kind][part])));
-  const head = tableHead(["without", ...Object.values(KINDS)]);
+    ...Object.keys(KINDS).map((kind) => cell(ablation[kind][part])),
+    ...(engine ? [element("td", {}, parametersOf(part).toLocaleString("en"))] : []));
+  const head = tableHead(["without", ...Object.values(KINDS), ...(engine ? ["parameters"] : [])]);
   $("ablations").replaceChildren(head, element("tbody", {}, ...ranked.map(row)));
 });
 
@@ -98,6 +92,6 @@ addView(function drawTable() {
 export function partName(textContent) {
   const head = headNumber(textContent.replace(/^head /, ""));
   if (head === undefined) return textContent;
-  const onclick = () => change({ head });
+  const onclick = () => change({ head, part: null });
   return element("button", { textContent, ariaPressed: head === shown.head, onclick });
 }

@@ -4,16 +4,18 @@ import { $, element } from "browser/elements.js";
 import { addFollower, addView, chosenToken, shown } from "browser/render.js";
 import { headName, headPart } from "browser/state.js";
 import { weightsOf } from "browser/text.js";
-import { isReadInWords, readsInWords } from "browser/words.js";
+import { readsInWords } from "browser/words.js";
 
 const OFF = "Off now, so nothing that it reads reaches the model. ";
 
 addView(function drawSays() {
   const paragraph = (...nodes) => element("p", {}, ...nodes);
-  const told = shown.sides.map(({ label, head, off, descriptions }) =>
-    ({ label, head, off: shown.typing && off.includes(headPart(head)), ...descriptions.flat()[head] }));
-  $("sentences").replaceChildren(...told.map(({ label, head, off, sentence }) =>
-    paragraph(element("b", {}, `${label}${headName(head).replace("l", "L")}. `), off ? OFF : "", sentence)));
+  const { head, sides } = shown;
+  const told = sides.map(({ label, descriptions }) => ({ label, ...descriptions.flat()[head] }));
+  const name = headName(head).replace("l", "L");
+  const off = shown.typing && shown.off.includes(headPart(head)) ? OFF : "";
+  $("sentences").replaceChildren(...told.map(({ label, sentence }) =>
+    paragraph(element("b", {}, `${label}${name}. `), off, sentence)));
   // The numbers that the sentence rests on.
   $("evidence").replaceChildren(...told.map(({ label, evidence }) => paragraph(evidence ? label + evidence : "")));
   drawReading();
@@ -23,13 +25,11 @@ function drawReading() {
   const token = chosenToken();
   const { labels } = shown;
   if (token === null) {
-    const what = shown.received ? "which tokens read it" : "what it reads";
-    $("reading").textContent = `Point at a token to see ${what}; click to keep it.`;
+    $("reading").textContent = "Point at a token to see what it reads; click to keep it.";
     return;
   }
-  const inWords = shown.received ? isReadInWords : readsInWords;
   $("reading").replaceChildren(...shown.sides.map(({ label }, i) =>
-    element("p", {}, label + inWords(labels, token, weightsOf(shown.panes[i])))));
+    element("p", {}, label + readsInWords(labels, token, weightsOf(shown.panes[i])))));
 }
 
 addFollower(drawReading);

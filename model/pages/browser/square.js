@@ -30,11 +30,10 @@ addView(async function drawSquare() {
   opened = square;
 });
 
-function contents({ first, scores, weights, lengths, sources, pushes }, { query, key }, { labels, head }) {
+function contents({ first, scores, weights, sources, pushes }, { query, key }, { labels, head }) {
   const { config: { embed_dim, num_heads } } = engine;
   const width = embed_dim / num_heads;
   const token = (i) => `${quote(labels[i])} (token ${i})`;
-  const size = (length) => decimal(length, length < 10 ? 2 : 0);
   const weight = weights[key - first];
   const close = element("button", { textContent: "close", className: "push", onclick: () => change({ square: null }) });
   const title = element("h3", { textContent: `How ${quote(labels[query])} comes to read ${quote(labels[key])}` });
@@ -56,10 +55,9 @@ function contents({ first, scores, weights, lengths, sources, pushes }, { query,
         `all that ${quote(labels[query])} can see is ${decimal(mean)}.${madeOf}`),
       step("Softmax", `e to the power of each score, divided by the sum over all that ${quote(labels[query])} can see:`,
         scoreTable(first, scores, weights, key, labels)),
-      step("Value", `${percent(weight)} of the value of ${quote(labels[key])}, through the output matrix, adds a ` +
-        `vector of length ${size(lengths[0])} to the stream of ${quote(labels[query])}. The whole head adds ` +
-        `${size(lengths[1])} to a stream of length ${size(lengths[2])}.`),
-      raised.length ? step("What that pushes", `By itself it raises most the logits of ${listed(raised)}.`) : ""),
+      step("Value", `${percent(weight)} of the value of ${quote(labels[key])} is written to the stream of ` +
+        `${quote(labels[query])}, through the output matrix.`,
+        raised.length ? ` By itself that raises most the logits of ${listed(raised)}.` : "")),
   ];
 }
 

@@ -4,7 +4,8 @@ import { $, closest, systemTheme } from "browser/elements.js";
 
 export const data = JSON.parse($("data").textContent);
 export const SCORES = data.scores;
-export const RUN = data.run; // what was recorded of the model
+const NOTHING = { layers: 0, heads: 0, probes: [], formation: {}, stages: [], snapshots: [], opening: { head: 0 } };
+export const RUN = data.run ?? NOTHING; // what was recorded of the model
 export const { layers: LAYERS, heads: HEADS } = RUN;
 export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by layer
 
@@ -13,7 +14,7 @@ for (const [i, score] of Object.values(SCORES).entries()) score.colour = score.i
 export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].is_pattern);
 
 // The steps that have maps on this page, which are the stops of its slider. All snapshots have scores.
-export const mapped = RUN.snapshots.filter((snapshot) => snapshot.blocks);
+export const mapped = RUN.snapshots.filter((snapshot) => snapshot.mapped);
 export const LAST = mapped.length - 1;
 export const stepOf = (at) => mapped[at].step;
 // Where the page holds the model's weights, a person can type.
@@ -75,7 +76,6 @@ addField("score", () => state.score, (text) => (state.score = text in SCORES ? t
 addField("token", () => state.token ?? null, (text) => (state.token = numberIn(text) ?? null)); // may be too large
 addField("against", () => (state.other === null ? null : stepOf(state.other)), (text) => (state.other = placeIn(text)));
 addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
-addOption("text", ["attention", "surprise"]);
 
 let isHeld = false;
 // While the address is held, it stays as it is.

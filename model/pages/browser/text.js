@@ -1,15 +1,15 @@
 // The text: a recorded one, or the box in which a person types. Its tokens are shaded by what the chosen token reads
-// (attends to), by what reads it, or by how little the model expected each.
+// (attends to), or by how little the model expected each.
 
 import { $, clamp, element, onKeys, SIDEWAYS, tokenSpans } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import {
-  addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown,
+  addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown, stepButton,
 } from "browser/render.js";
 import { addField, holdsWeights, keepView, mapped, save, state, stepOf, TEXTS } from "browser/state.js";
 import { depth, lossOf } from "browser/surprise.js";
 import { engine, tokensOf } from "browser/typed-text.js";
-import { decimal, visible } from "browser/words.js";
+import { decimal, isOdd, visible } from "browser/words.js";
 
 const PAUSE = 300; // milliseconds after which the address follows
 const LONG_PAUSE = 1000; // milliseconds without a letter, after which what is typed is undone by itself
@@ -25,17 +25,16 @@ let pieces = []; // { text, ids }: together the text that was read last; what wa
 let spans = []; // { span, ids }: those of the pieces that have ids, as they stand in the page
 let revealed = null; // the chosen token that was scrolled to last
 
-// The weights between the chosen token and each other token, on one of the large maps.
+// What the chosen token gives to each token, on one of the large maps.
 export function weightsOf(pane) {
   const token = chosenToken();
-  const weight = shown.received ? (i) => pane.value(i, token) : (i) => pane.value(token, i);
-  return shown.labels.map((_, i) => (token === null ? 0 : weight(i)));
+  return shown.labels.map((_, i) => (token === null ? 0 : pane.value(token, i)));
 }
 
 // The tokens as pieces of the text in the box. A character that is spread over several tokens is one piece. Not read
 // are the beginning of a long text, and what the tokenizer leaves out.
 function piecesOf({ text, tokens, all }) {
-  const decoder = new TextDecoder();
+  const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // which is text here
   const known = []; // the last first
   let ids = [];
   for (const [i, token] of (all ? tokens : []).entries()) {
@@ -65,6 +64,7 @@ function layBox() {
   for (const { text, ids } of pieces) {
     if (!value.startsWith(text, at)) break;
     const span = element("span", { textContent: text, className: ids.length ? "" : "unread" });
+    span.toggleAttribute("data-odd", isOdd(text));
     if (ids.length) span.dataset.index = ids.at(-1);
     if (ids.length) spans.push({ span, ids });
     nodes.push(span);
@@ -90,7 +90,7 @@ function shade() {
   const [{ measured }] = shown.sides;
   const weights = weightsOf(shown.panes[0]);
   const token = chosenToken();
-  const pointed = pointer.cell && (shown.received ? pointer.cell.query : pointer.cell.key);
+  const pointed = pointer.cell?.key;
   const most = (ids, of) => Math.max(...ids.map(of));
   for (const { span, ids } of spans) {
     span.style.setProperty("--depth", most(ids, (id) => depth(measured, id)).toFixed(3));
@@ -128,18 +128,17 @@ function tell() {
   $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? cost : ""}`;
   const { period } = TEXTS.find(({ name }) => name === shown.textName);
   const wanted = TEXTS[state.probe].name;
+  const why = engine ? "of this step the page holds no weights." : "the model in this page has not started.";
+  const steps = [...mapped.keys()].filter(holdsWeights).map((at) => stepButton(stepOf(at)));
+  $("heads").hidden = TEXTS[0].name !== "typed";
+  $("no-weights").replaceChildren("To type and change something ",
+    ...(wanted === "typed" ? ["go to a step with weights (●): ", ...steps] : ["choose “your text”."]));
   $("window").textContent = [
-    wanted === "typed" && !typing && whyNotTyped(),
+    wanted === "typed" && !typing && `This is the recorded text: ${why}`,
     period && `${period} random tokens, which nothing can expect, then the same again: here heads show that look back.`,
     labels.includes(END_OF_TEXT) && `${END_OF_TEXT} marks where a document begins.`,
     ...(typing ? aboutTyped(typed) : []),
   ].filter(Boolean).join(" ");
-}
-
-function whyNotTyped() {
-  if (!engine) return "This is the recorded text; the model in this page has not started.";
-  const steps = [...mapped.keys()].filter(holdsWeights).map(stepOf).join(" or ");
-  return `This is the recorded text: of this step the page holds no weights. To type, go to step ${steps} (●).`;
 }
 
 function aboutTyped(typed) {
@@ -168,27 +167,24 @@ export function showInBox(text) {
   showEnd();
 }
 
-// The texts before the one in the box, and those that were undone, the last of them last.
-const [before, undone] = [[], []];
+const before = []; // the texts before the one in the box, the last of them last
 let typedAt = -Infinity; // when a person changed the text last
 
 // To be called before the box gets another text: one can come back to this one.
 export function keepText(text = box.value) {
   keepView();
   before.push(text);
-  undone.length = 0;
   typedAt = -Infinity;
 }
 
-// by: -1 for the text before this one, 1 for the one that was undone.
-export function undo(by = -1) {
-  const [from, to] = by < 0 ? [before, undone] : [undone, before];
-  while (from.at(-1) === box.value) from.pop(); // the tour has put it back
-  if (!from.length) return;
-  to.push(box.value);
+export function undo() {
+  while (before.at(-1) === box.value) before.pop(); // the tour has put it back
+  if (!before.length) return;
+  keepView(); // the browser's "back" undoes this
   typedAt = -Infinity;
-  showInBox(from.pop());
+  showInBox(before.pop());
   readBox();
+  save();
 }
 export const canUndo = () => before.some((text) => text !== box.value);
 
@@ -265,5 +261,4 @@ onKeys(tokens, SIDEWAYS, (by) => {
 const NAMES = { typed: "your text", text: "recorded", repeated: "repeated" };
 addChoices($("probes"), "probe", TEXTS.map(({ name }, i) => [i, NAMES[name] ?? name]));
 $("probes").hidden = TEXTS.length < 2;
-addChoices($("directions"), "direction", [["to", "reads"], ["from", "is read by"]]);
 addFollower(shade);

@@ -2,13 +2,13 @@
 // person can type, has not closed it before, and came without a link to a view; and always from its button. What the
 // model does not do has no stop.
 
-import { $, closest, element, onKeys, SIDEWAYS } from "browser/elements.js";
+import { $, button, closest, element, onKeys, SIDEWAYS } from "browser/elements.js";
 import { PLAIN, TRIED_AT } from "browser/experiments.js";
 import { ofHead, PAD, weightAt } from "browser/maps.js";
 import { addView, change, rendered, shown } from "browser/render.js";
 import {
-  ALL_HEADS, data, formation, formedBetween, headNumber, headPart, holdAddress, holdsWeights, LAST, mapped, placeOf,
-  save, state, stepOf,
+  ALL_HEADS, data, formation, formedBetween, headName, headPart, holdAddress, holdsWeights, LAST, mapped,
+  placeOf, save, state, stepOf,
 } from "browser/state.js";
 import { probabilities } from "browser/sampling.js";
 import { box, keepText, showInBox } from "browser/text.js";
@@ -18,7 +18,7 @@ import { stopWriting } from "browser/writing.js";
 
 const KEPT_AS = "glassgpt: tour"; // in the browser's storage, once it was closed
 const ELSEWHERE = "You have gone on by yourself: “back” and “next” return to the tour, “skip” ends it.";
-const LOOKED_AT = ["at", "head", "probe", "token", "typed", "off", "other", "direction", "text"]; // fields of the state
+const LOOKED_AT = ["at", "head", "probe", "token", "typed", "off", "other", "text"]; // fields of the state
 const REPEATED = "A made-up word, twice"; // the experiment; see experiments.py
 
 let stops = []; // { thing: the id of what is highlighted, patch: what to do to the state, tell: the sentence }
@@ -33,14 +33,8 @@ let isShown = false; // whether the stop is
 const since = (head) => formation("previous_token", head);
 const previousTokenHeads = (at) => ALL_HEADS.filter((head) => since(head) <= stepOf(at));
 
-// A head's number is explained where it is used first.
-let isNamed = false;
-function named(head) {
-  const [layer, inLayer] = placeOf(head);
-  const name = isNamed ? headPart(head) : `${headPart(head)} (head ${inLayer} of layer ${layer}, counted from 0)`;
-  isNamed = true;
-  return name;
-}
+// A head's number explained, where it is used first.
+const named = (head) => `${headPart(head)} (${headName(head)}, both counted from 0)`;
 
 const tokenStop = (calm) => ({
   thing: "editor",
@@ -56,9 +50,7 @@ function previousStop(calm) {
   const head = closest(heads, (one) => -strength[one]);
   const { labels, sides: [{ weights }] } = shown;
   const given = (query) => weightAt(ofHead(weights, head, labels.length), query, query - 1);
-  const queries = [...labels.keys()].slice(1);
-  const most = Math.max(...queries.map(given));
-  const clear = queries.filter((query) => given(query) > 0.95 * most);
+  const clear = [...labels.keys()].filter((query) => query && given(query) > 0.5);
   if (!clear.length) return [];
   const token = clear[clear.length >> 1]; // one in the middle
   const tell = `This is ${named(head)}, which reads the token before: in the framed row ${quote(labels[token])} ` +
@@ -93,7 +85,7 @@ async function repeatedStops(calm) {
     thing: "stage",
     patch: word,
     tell: "These letters were drawn at random and begin again, so only the first copy tells how they go on: " +
-      `${named(finder)} looks there (last row, ${percent(given(finder))} on ${quote(labels[source])}), and ` +
+      `${headPart(finder)} looks there (last row, ${percent(given(finder))} on ${quote(labels[source])}), and ` +
       `${quote(answer)} gets ${percent(intact)}.`,
   }, {
     thing: "coming",
@@ -169,12 +161,11 @@ async function open() {
   [before, scrolled] = [{ ...state }, scrollY];
   isTheirs = false;
   holdAddress(true);
-  const plain = { ...PLAIN, off: [], other: null, direction: "to", text: "attention", square: null };
+  const plain = { ...PLAIN, off: [], other: null, text: "attention", square: null };
   const typed = shown.typing ? { typed: data.text, probe: 0 } : {};
   const token = shown.typing ? Math.max(0, tokensOf(data.text).tokens.length - 1) : shown.token;
   const calm = { ...before, ...plain, ...typed, token, at: shown.typing ? TRIED_AT : LAST };
   await put(calm);
-  isNamed = false;
   stops = [tokenStop(calm), ...previousStop(calm), ...(await repeatedStops(calm))];
   $("tour").hidden = false;
   await visit(0);
@@ -205,7 +196,7 @@ function highlight(thing) {
   $(thing).scrollIntoView({ block: "nearest" });
   // The card stands below what the stop speaks of, or above it.
   $("tour").classList.remove("above");
-  const [card, kept] = [$("tour"), $("kept-in-sight")].map((one) => one.getBoundingClientRect());
+  const [card, kept] = [$("tour"), $("model")].map((one) => one.getBoundingClientRect());
   const [top, bottom] = spokenOf(thing);
   const first = thing === "controls" ? 0 : Math.max(0, kept.bottom);
   if (top < first || bottom > card.top) scrollBy(0, (top + bottom - first - card.top) / 2);
@@ -227,7 +218,7 @@ async function close() {
   $("tour").hidden = true;
   highlight(null);
   opener?.focus?.({ preventScroll: true });
-  storage()?.setItem(KEPT_AS, "closed");
+  storage?.setItem(KEPT_AS, "closed");
   await put(before);
   mine = null;
   holdAddress(false);
@@ -235,14 +226,10 @@ async function close() {
   scrollTo(0, scrolled);
 }
 
-// Null where a page may keep nothing: there the tour does not begin by itself.
-function storage() {
-  try {
-    return localStorage;
-  } catch {
-    return null;
-  }
-}
+let storage = null; // where a page may keep nothing: there the tour does not begin by itself
+try {
+  storage = localStorage;
+} catch {}
 
 // What a person does meanwhile stays until the tour goes on.
 addView(function drawTour() {
@@ -251,7 +238,6 @@ addView(function drawTour() {
 });
 
 const go = (by) => (stops[number + by] ? visit(number + by) : by > 0 && close());
-const button = (textContent, onclick) => element("button", { textContent, onclick });
 const [back, forward] = [button("back", () => go(-1)), button("next", () => go(1))];
 Object.assign($("tour"), { role: "dialog", ariaLabel: "tour" });
 $("tour").append(
@@ -267,5 +253,5 @@ addView(function offerTour() {
   offered = true;
   $("tour-start").hidden = false;
   // Whoever comes with a link that names a view gets that, and is only offered the tour.
-  if (shown.typing && !location.hash && storage()?.getItem(KEPT_AS) === null) open();
+  if (shown.typing && !location.hash && storage?.getItem(KEPT_AS) === null) open();
 });

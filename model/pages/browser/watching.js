@@ -8,8 +8,7 @@ import { rendered } from "browser/render.js";
 import { data, LAST, save, state } from "browser/state.js";
 
 const EVERY = 4000; // milliseconds
-const PATIENCE = 4; // times longer than the page before must a new one take before the run may have died
-const LEAST_PATIENCE = 120; // seconds
+const PATIENCE = [120, 4]; // seconds, and times longer than the page before: then the run may have died
 
 const seconds = () => Date.now() / 1000;
 const inWords = (count) => (count < 100 ? `${Math.round(count)} s` : `${Math.round(count / 60)} minutes`);
@@ -21,29 +20,22 @@ function tell() {
   if (going === "ended") return "The run has ended.";
   if (going === "interrupted") return "The run was interrupted here: train.py --resume goes on.";
   const age = Math.max(0, seconds() - written);
-  const late = age > Math.max(LEAST_PATIENCE, PATIENCE * gap);
+  const late = age > Math.max(PATIENCE[0], PATIENCE[1] * gap);
   return late
     ? `No newer page for ${inWords(age)}: the run may have stopped or died.`
     : `Training: this page is ${inWords(age)} old, and follows by itself.`;
 }
 
-function draw() {
-  $("status").replaceChildren(tell(), " ", ...(going === "running" ? [button] : []));
-}
-
-const config = $("config").closest("details");
-
-// Shows the newer page. Who was at the last step will be at the newer one's; who reads the help is not interrupted.
+// Shows the newer page. Who was at the last step will be at the newer one's; who reads the help or the configuration is not
+// interrupted.
 function renew() {
-  if ($("manual").open) return;
+  if ($("manual").open || $("config").checkVisibility()) return;
   save();
   const fields = new URLSearchParams(location.hash.slice(1));
   if (state.at === LAST) fields.delete("step");
-  history.replaceState({ scroll: scrollY, isOpen: config.open }, "", `#${fields}`);
+  history.replaceState({ scroll: scrollY }, "", `#${fields}`);
   location.reload();
 }
-
-const button = element("button", { textContent: "look now", onclick: renew });
 
 function look() {
   frame?.remove();
@@ -53,10 +45,11 @@ function look() {
 
 export function watch() {
   if (!going) return;
+  const draw = () => ($("status").textContent = tell());
   draw();
-  const { scroll, isOpen = false } = history.state ?? {};
-  config.open = isOpen;
-  if (scroll) rendered.then(() => scrollTo(0, scroll));
+  const { scroll } = history.state ?? {};
+  // The newer page, which was not shown until now: see template.py.
+  if (scroll !== undefined) rendered.finally(() => (delete document.documentElement.dataset.renewed, scrollTo(0, scroll)));
   if (going !== "running") return;
   addEventListener("message", ({ data: found, source }) => {
     if (source === frame?.contentWindow && Number(found?.written) > written) renew();

@@ -1,6 +1,8 @@
 // Tokens, shares and places in words. Pure functions; token text may hold anything and is made safe to show here.
 
-export const HIDDEN = /[\p{Cc}\p{Cs}\p{Co}\p{Cn}\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/gu;
+// What has no shape of its own, or that of a space: as str.isprintable in Python, see `visible` in describe.py.
+export const HIDDEN = /(?! )[\p{C}\p{Z}]/gu;
+export const isOdd = (text) => /(?![ \n\t])[\p{C}\p{Z}]/u.test(text); // and is not seen in a text
 const NAMED = { "\n": "↵", "\t": "⇥", "\r": "␍" };
 export const codePoint = (c) => NAMED[c] ?? `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`;
 export const cut = (text, length) =>
@@ -14,7 +16,11 @@ export const quote = (label) => (/^\n+$/.test(label) ? visible(label, 20) : `“
 // A number with so many digits after the point: the page's own minus sign, which is as wide as a plus, no sign on what
 // rounds to 0, and a dash where there is no number.
 export const decimal = (value, digits = 2) => (Number.isFinite(value) ? withMinus(value.toFixed(digits)) : "–");
-export const withMinus = (written) => written.replace(/^-/, Number(written) === 0 ? "" : "−");
+export const withMinus = (written) => (Number(written) === 0 ? written.replace("-", "") : written.replaceAll("-", "−"));
+
+// A very small one, such as 2.5e−7.
+export const scientific = (value, digits = 1) =>
+  (!Number.isFinite(value) ? "not a number" : value === 0 ? "0" : withMinus(value.toExponential(digits)));
 
 // The same for a change, with a plus where it is one.
 export function signed(value, digits = 2) {
@@ -66,16 +72,6 @@ export function readsInWords(labels, query, weights) {
   if (!keys.length) return `${start} spreads its attention: no token gets more than ${percent(Math.max(...weights))}.`;
   const looks = keys.map((key) => `${keyInWords(labels, query, key, weights[key])} (${percent(weights[key])})`);
   return `${start} looks at ${listed(looks)}.`;
-}
-
-// Which tokens look at one, from its column of the map: weights[query].
-export function isReadInWords(labels, key, weights) {
-  const queries = strongest(weights);
-  const name = quote(labels[key]);
-  if (!queries.length) return `No token gives ${name} more than ${percent(Math.max(...weights))} of its attention.`;
-  const place = (query) => (query === key ? "itself" : `${quote(labels[query])}, ${away(query - key)} later`);
-  const readers = queries.map((query) => `${place(query)} (${percent(weights[query])} of its attention)`);
-  return `${name} is read most by ${listed(readers)}.`;
 }
 
 // One square of the map. `weights`: [name of the pane, weight], one for each map.

@@ -24,7 +24,7 @@ export function stopWriting() {
 async function write() {
   const { tokenizer } = engine;
   keepText();
-  const decoder = new TextDecoder();
+  const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   const start = performance.now();
   let text = box.value;
   let count = 0;
@@ -83,20 +83,18 @@ addView(function drawChoices() {
   $("undo").disabled = !canUndo();
 });
 
-// by: see undo.
-async function goBack(by) {
+async function goBack() {
   await stopWriting();
-  undo(by);
+  undo();
 }
 
 document.addEventListener("keydown", (event) => {
-  const { target, key, ctrlKey, metaKey, shiftKey } = event;
-  const letter = key.toLowerCase();
-  if (!(ctrlKey || metaKey) || !["y", "z"].includes(letter) || target === $("other-text")) return;
+  const { target, key, ctrlKey, metaKey } = event;
+  if (!(ctrlKey || metaKey) || key !== "z" || target === $("other-text")) return;
   event.preventDefault();
-  goBack(letter === "z" && !shiftKey ? -1 : 1);
+  goBack();
 });
-$("undo").addEventListener("click", () => goBack(-1));
+$("undo").addEventListener("click", goBack);
 
 $("write").addEventListener("click", () => {
   if (running) running.abort();

@@ -23,9 +23,9 @@ from tests.measurements import learned_recording
 def test_no_two_labels_overlap_at_64_tokens(layers, heads):
     tokens = [*HOSTILE, "return", " self", "supercalifragilistic"]
     labels = [tokens[i % len(tokens)] for i in range(64)]
-    names = [f"layer {layer}" for layer in range(layers)], [f"head {head}" for head in range(heads)]
+    rows = [[(layer, head) for head in range(heads)] for layer in range(layers)]
     with matplotlib.rc_context(images.SETTINGS):
-        figure = images.grid_figure(np.zeros((layers, heads, 64, 64)), labels, "A title that is long enough", *names)
+        figure = images.maps_figure(np.zeros((layers, heads, 64, 64)), rows, labels, "A title that is long enough")
         renderer = FigureCanvasAgg(figure).get_renderer()
         figure.draw_without_rendering()
     shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]

@@ -119,7 +119,7 @@ def test_what_is_typed_while_the_tour_runs_stays_when_it_goes_on_or_ends(first_v
     page.locator("#box").press("Control+z")  # back to the text before it, and to it again
     settle(page)
     assert typed_in(page) == opening
-    page.locator("#box").press("Control+Shift+z")
+    page.go_back()
     settle(page)
     assert typed_in(page) == "my own words"
     click(page.locator("#tour-start"))

@@ -15,7 +15,7 @@ test("signs are shown unless a number rounds to nothing", () => {
   assert.deepEqual(signed, ["+0.12", "−0.50", "0.00", "0.00", "0.00"]);
   const decimals = [-1.239, 2, -0.004, -0, null, NaN].map((x) => words.decimal(x));
   assert.deepEqual(decimals, ["−1.24", "2.00", "0.00", "0.00", "–", "–"]);
-  assert.deepEqual(["-0", "-2.5M", "-1e-7", "0%"].map(words.withMinus), ["0", "−2.5M", "−1e-7", "0%"]);
+  assert.deepEqual(["-0", "-2.5M", "-1e-7", "0%"].map(words.withMinus), ["0", "−2.5M", "−1e−7", "0%"]);
 });
 
 test("a share has as many digits as a weight of the page", () => {
