@@ -74,15 +74,12 @@ def run_page(
     if recording and recording.mapped:
         blocks, left_out = pack_steps(recording, MAX_MAP_BYTES, held)
         data["run"] = _about(recording, blocks, held)
+        packed: list[str] = []  # before the weights, so that a page that is cut there still shows the maps
         for step, texts in blocks.items():
             described = describe_heads(recording.at(step), effects if [step] == held[-1:] else ())
-            kinds = [*recording.probes, "details", "descriptions"]
-            for kind, text in zip(
-                kinds,
-                [*texts, compressed(described)],
-                strict=True,
-            ):
-                elements.append(template.json_element(f"block-{kind}-{step}", text))
+            names = [f"block-{kind}-{step}" for kind in (*recording.probes, "details", "descriptions")]
+            packed += map(template.json_element, names, [*texts, compressed(described)])
+        elements = packed + elements
         notes += [*left_out, *recording.problems.values()]
     return template.fill(data | {"notes": notes}, elements)
 
