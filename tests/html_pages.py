@@ -61,8 +61,9 @@ class Page(HTMLParser):
     def maps(self, snapshot: int = -1, probe: int = 0) -> np.ndarray:
         """(L, H, T, T): the recorded maps of a snapshot."""
         about = self.data["run"]
-        size = len(about["probes"][probe]["labels"])
-        packed = np.frombuffer(self.block(about["probes"][probe]["name"], about["snapshots"][snapshot]["step"]), np.uint8)
+        name, labels = (about["probes"][probe][field] for field in ("name", "labels"))
+        size = len(labels)
+        packed = np.frombuffer(self.block(name, about["snapshots"][snapshot]["step"]), np.uint8)
         maps = np.zeros((about["layers"], about["heads"], size, size))
         queries, keys = np.tril_indices(size)
         maps[:, :, queries, keys] = (packed.reshape(*maps.shape[:2], -1) / 255) ** 2
