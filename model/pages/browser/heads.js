@@ -25,8 +25,6 @@ export const thumbs = ALL_HEADS.map((head) => {
   return element("button", { className: "thumb", title: words.get("head"), onclick }, ...parts);
 });
 
-// ---- the picture: a button for each part
-
 Object.assign(state, { part: null }); // that is not a head and was chosen last
 const PARTS = Object.keys(RUN.snapshots.find(({ ablation }) => ablation)?.ablation.text ?? {});
 export const buttons = new Map(ALL_HEADS.map((head) => [headPart(head), thumbs[head]]));
@@ -44,7 +42,8 @@ const blocks = [...Array(LAYERS).keys()].map((layer) => {
   const heads = element("span", { className: "heads" }, ...thumbs.slice(layer * HEADS, (layer + 1) * HEADS));
   const of = (kind) => PARTS.filter((part) => part === `${kind} ${layer}`).map((part) => buttonOf(part, SHORT[kind]));
   const name = element("span", { className: "heading" }, word("block"), ` ${layer}`);
-  return element("span", { className: "block" }, name, element("span", {}, ...of("value embeddings"), heads, ...of("feed-forward")));
+  const parts = [...of("value embeddings"), heads, ...of("feed-forward")];
+  return element("span", { className: "block" }, name, element("span", {}, ...parts));
 });
 const stack = element("span", { className: "tables" }, ...tables.map((part) => buttonOf(part, part)));
 const arrow = (name, end) => element("span", {}, word(name), end);

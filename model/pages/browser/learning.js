@@ -76,7 +76,8 @@ function tell(step) {
     const found = points.findLast(([at]) => at <= step + NEAR);
     if (!found) return `– before step ${number(points[0][0])}`;
     const [measured, value] = found;
-    return (chart.guides ? decimal(value) : written(value)) + (step - measured > NEAR ? ` (of step ${number(measured)})` : "");
+    const when = step - measured > NEAR ? ` (of step ${number(measured)})` : "";
+    return (chart.guides ? decimal(value) : written(value)) + when;
   };
   const entries = chart.curves.map(({ name, points, colour }) => element("span", {},
     element("i", { style: { background: colour } }), `${name} `, element("b", {}, valueOf(points))));

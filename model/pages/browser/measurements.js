@@ -10,8 +10,6 @@ import { partName } from "browser/scores.js";
 import { expectation, measuredOf } from "browser/surprise.js";
 import { quote, signed } from "browser/words.js";
 
-// ---- surprise
-
 function drawSurprise() {
   const on = shown.text === "surprise";
   const token = pointer.token ?? shown.token;
@@ -58,8 +56,8 @@ function drawAttribution() {
   drawParts(partsOf(measured, token), next);
 }
 
-// On the picture of the model, what pushed the prediction most if one knows it; and in the table a row a part: its name,
-// a bar to either side of zero, and its number.
+// On the picture of the model, what pushed the prediction most if one knows it; and in the table a row a part: its
+// name, a bar to either side of zero, and its number.
 function drawParts(parts, isKnown) {
   const largest = Math.max(1e-9, ...parts.map(({ value }) => Math.abs(value)));
   const values = new Map(parts.map(({ name, value }) => [name, value]));

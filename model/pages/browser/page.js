@@ -67,7 +67,7 @@ async function drawParity() {
   const weights = engine.kind === "int8" ? ", with int8 weights" : "";
   const words = good ? `as PyTorch computes it${weights}` : "not what PyTorch computes";
   const figures = `the largest difference of a logit is ${scientific(error)}`;
-  const stored = `weights are stored as ${engine.kind} to make the file small, which costs ${decimal(bits, 4)} bits a token`;
+  const stored = `weights are stored as ${engine.kind} to be small, which costs ${decimal(bits, 4)} bits a token`;
   showBadge("parity", good, words, [engine.note, figures, stored].filter(Boolean).join("; "));
 }
 

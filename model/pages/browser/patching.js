@@ -48,7 +48,7 @@ function stop() {
   drawMatrix();
   const [a, b] = [shown.labels.length, shown.sides[0].other?.typed.labels.length];
   $("patch-note").textContent = b && a !== b
-    ? `A has ${a} tokens and B ${b}: the first ${Math.min(a, b)} are patched, and best compared where both have as many.`
+    ? `A has ${a} tokens and B ${b}: the first ${Math.min(a, b)} are patched; best is a B of as many as A.`
     : "";
 }
 

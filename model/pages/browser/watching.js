@@ -26,8 +26,8 @@ function tell() {
     : `Training: this page is ${inWords(age)} old, and follows by itself.`;
 }
 
-// Shows the newer page. Who was at the last step will be at the newer one's; who reads the help or the configuration is not
-// interrupted.
+// Shows the newer page. Who was at the last step will be at the newer one's; who reads the help or the configuration
+// is not interrupted.
 function renew() {
   if ($("manual").open || $("config").checkVisibility()) return;
   save();
@@ -49,7 +49,8 @@ export function watch() {
   draw();
   const { scroll } = history.state ?? {};
   // The newer page, which was not shown until now: see template.py.
-  if (scroll !== undefined) rendered.finally(() => (delete document.documentElement.dataset.renewed, scrollTo(0, scroll)));
+  const { dataset } = document.documentElement;
+  if (scroll !== undefined) rendered.finally(() => (delete dataset.renewed, scrollTo(0, scroll)));
   if (going !== "running") return;
   addEventListener("message", ({ data: found, source }) => {
     if (source === frame?.contentWindow && Number(found?.written) > written) renew();
