@@ -235,7 +235,7 @@ def test_validation_counts_every_token_once(length):
 
 def test_a_bare_loop_learns():
     work = {"batch_size": 2, "size": SMALL, "seed": 0, "steps": 60}
-    job = SimpleNamespace(contender="glassgpt", **work)
+    job = SimpleNamespace(contender="glassgpt", device="cpu", **work)
     learner = gpt2.build_learner(job)
     assert learner.model.config.init == "gpt2"
     text = torch.arange(8).repeat(50)
