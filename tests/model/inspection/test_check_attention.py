@@ -1,5 +1,6 @@
 """check_attention: what it says of attentions with one mistake each, and that it accuses no right one."""
 
+import copy
 import math
 
 import pytest
@@ -9,74 +10,111 @@ from torch import nn
 
 from model import check_attention
 from model.attention import CausalSelfAttention
-from model.multihead import scaled_dot_product_attention
+from model.multihead import MultiHeadAttention, scaled_dot_product_attention
+from tests.small_runs import assert_same
 
-INF = float("inf")
+
+def hidden(scores, mask):
+    return scores if mask is None else scores.masked_fill(~mask, -1e30)
 
 
-def written(change=None, *, axis=-1, scale=None, hide=True, after=None, dropout=0.0, own=lambda q, k, v: (q, k, v)):
+def written(mask=hidden, *, axis=-1, scale=lambda q: q.shape[-1] ** -0.5, after=lambda weights, mask: weights):
     """A function as a learner writes it, with one thing changed."""
 
-    def attend(q, k, v, mask=None):
-        q, k, v = own(q, k, v)
-        scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale(q))
-        if mask is not None and hide:
-            scores = scores.masked_fill(~mask, -1e30) if change is None else change(scores, mask)
-        weights = F.dropout(scores.softmax(axis), dropout)
-        return (weights if after is None or mask is None else after(weights, mask)) @ v
+    def attend(q, k, v, allowed=None):
+        scores = q @ k.transpose(-2, -1) * scale(q)
+        return after(mask(scores, allowed).softmax(axis), allowed) @ v
 
     return attend
 
 
-class Layer(nn.Module):
-    """Causal attention with four matrices, as in a notebook, of which one step is changed."""
+def split(x):
+    return x.view(*x.shape[:2], 8, -1).transpose(1, 2)
 
-    def __init__(self, merge=None, split=None, mask=None, keys=None, values=None, heads=8):
+
+def merged(x):
+    return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+
+def tril(diagonal):
+    return lambda T: torch.ones(T, T).tril(diagonal).bool()
+
+
+CAUSAL, RIGHTLY = tril(0), written()
+
+
+class Layer(nn.Module):
+    """Causal attention of 8 heads with four matrices, as in a notebook, of which one step is changed."""
+
+    def __init__(self, merge=merged, split=split, mask=CAUSAL, attend=RIGHTLY):
         super().__init__()
         self.query, self.key, self.value, self.output = (nn.Linear(64, 64) for _ in range(4))
-        self.heads, self.keys, self.values = heads, keys or self.key, values or self.value
-        self.merge = merge or (lambda x: x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1))
-        self.split = split or (lambda x: x.view(*x.shape[:2], heads, -1).transpose(1, 2))
-        self.allowed = mask or (lambda T: torch.ones(T, T).tril().bool())
+        self.dropout = nn.Dropout(0.5)
+        self.split, self.mask, self.attend, self.merge = split, mask, attend, merge
 
     def forward(self, x):
-        q, k, v = (self.split(part(x)) for part in (self.query, self.keys, self.values))
-        scores = q @ k.mT / math.sqrt(q.shape[-1])
-        scores = scores.masked_fill(~self.allowed(x.shape[1]), -1e30)
-        return self.output(self.merge(scores.softmax(-1) @ v))
+        return self.of(x, x, x, self.mask(x.shape[1]))
+
+    def of(self, queries, keys, values, mask):
+        q, k, v = self.query(queries), self.key(keys), self.value(values)
+        return self.output(self.merge(self.attend(self.split(q), self.split(k), self.split(v), mask)))
 
 
-def keys_of_queries():
-    layer = Layer()
-    layer.keys = layer.query
-    return layer
+class KeysOfQueries(Layer):
+    def of(self, queries, keys, values, mask):
+        q, v = self.split(self.query(queries)), self.split(self.value(values))
+        return self.output(self.merge(self.attend(q, q, v, mask)))
 
 
-class BatchSecond(nn.Module):
+class ValidLens(Layer):
+    """With `wrong`, keys and values are made from the queries."""
+
+    def __init__(self, wrong=False):
+        super().__init__()
+        self.wrong = wrong
+
+    def forward(self, queries, keys, values, valid_lens):
+        keys, values = (queries, queries) if self.wrong else (keys, values)
+        allowed = torch.arange(keys.shape[1]) < valid_lens[:, None, :, None]
+        return self.of(queries, keys, values, allowed)
+
+
+class NoBuffer(Layer):
     def __init__(self):
         super().__init__()
-        self.attention = nn.MultiheadAttention(64, 4)
-
-    def forward(self, x, mask=None):
-        return self.attention(x, x, x, attn_mask=None)
+        self.allowed = torch.ones(64, 64).tril().bool()
 
 
-class Inverted(nn.Module):
-    """PyTorch's layer hides where its mask is True."""
-
-    def __init__(self, invert=False):
-        super().__init__()
-        self.attention, self.invert = nn.MultiheadAttention(64, 4, batch_first=True), invert
-
-    def forward(self, x, mask=None):
-        mask = ~mask if self.invert and mask is not None else mask
-        return self.attention(x, x, x, attn_mask=mask)
+class DropsScores(Layer):
+    def of(self, queries, keys, values, mask):
+        self.attend = written(lambda scores, mask: self.dropout(hidden(scores, mask)))
+        return super().of(queries, keys, values, mask)
 
 
-class Plain(Layer):
+class Kept(Layer):
+    """Keeps its weights, to be looked at, and was called before."""
+
     def __init__(self):
         super().__init__()
-        self.mask = torch.ones(64, 64).tril().bool()
+        self(torch.randn(1, 3, 64))
+
+    def of(self, queries, keys, values, mask):
+        self.attend = written(after=self.keep)
+        return super().of(queries, keys, values, mask)
+
+    def keep(self, weights, _):
+        self.weights = weights
+        return self.dropout(weights)
+
+
+class OfPyTorch(nn.Module):
+    def __init__(self, invert=True, batch_first=True):
+        super().__init__()
+        self.attention, self.invert = nn.MultiheadAttention(64, 4, batch_first=batch_first), invert
+
+    def forward(self, x, mask):
+        mask = ~mask if self.invert else mask
+        return self.attention(x, x, x, attn_mask=mask if self.attention.batch_first else None)
 
 
 def if_mask(q, k, v, mask=None):
@@ -87,49 +125,56 @@ def no_transpose(q, k, v, mask=None):
     return (q @ k / math.sqrt(q.shape[-1])).softmax(-1) @ v
 
 
-def with_nan_gradients(q, k, v, mask=None):
-    mask = torch.ones(5, 5, dtype=torch.bool) if mask is None else mask
-    return (q @ k.mT / math.sqrt(q.shape[-1]) + torch.where(mask, 0.0, -INF)).softmax(-1).nan_to_num() @ v
+def heads_for_tokens():
+    """Heads are split and not transposed, so that a token's heads attend to each other."""
+    return Layer(
+        split=lambda x: x.view(*x.shape[:2], 8, -1), merge=lambda x: x.flatten(2), attend=written(lambda s, m: s)
+    )
 
 
-def transposed(q, k, v, mask=None):
-    return written()(q, k, v, mask).transpose(1, 2)
+def by_view(x):
+    return x.view(x.shape[0], 8, x.shape[1], -1)
 
 
-def as_view(x):
+def merged_by_view(x):
     return x.reshape(x.shape[0], x.shape[2], -1)
 
 
 WRONG = {
-    # The five of the notebooks.
-    "merged without transposing back": (lambda: Layer(merge=as_view), "merged without transposing back"),
-    "a mask that is computed and not applied": (lambda: written(hide=False), "the mask changes nothing"),
+    # Of the notebooks.
+    "merged without transposing back": (lambda: Layer(merge=merged_by_view), "merged without transposing back"),
+    "a mask that is computed and not applied": (lambda: written(lambda s, m: s), "the mask changes nothing"),
     "if mask": (lambda: if_mask, "if mask is not None"),
-    "keys from queries": (keys_of_queries, "keys are made from the queries"),
-    "a mask that is no buffer": (Plain, "register_buffer"),
-    # Those of public questions.
+    "keys from queries": (KeysOfQueries, "keys are made from the queries"),
+    "keys and values from queries": (lambda: ValidLens(wrong=True), "does not depend on values"),
+    "a mask that is no buffer": (NoBuffer, "register_buffer"),
+    # Of public questions.
     "softmax over queries": (lambda: written(axis=-2), "over queries"),
     "softmax over heads": (lambda: written(axis=1), "over heads"),
-    "softmax over the batch": (lambda: written(axis=0), "over the batch"),
-    "mask after softmax": (lambda: written(hide=False, after=lambda w, m: w * m), "after the softmax"),
-    "triu by one": (lambda: Layer(mask=lambda T: torch.ones(T, T).tril(1).bool()), "sees the one after it"),
-    "triu by minus one": (lambda: Layer(mask=lambda T: torch.ones(T, T).tril(-1).bool()), "does not see itself"),
-    "k without transpose": (lambda: no_transpose, "it fails with RuntimeError"),
-    "view for transpose": (lambda: Layer(split=lambda x: x.view(x.shape[0], 8, x.shape[1], -1)), "split by view"),
-    "dropout in eval": (lambda: written(dropout=0.5), "dropout is not switched off"),
+    "softmax over the batch": (lambda: written(axis=0), "another text of the batch"),
+    "mask after softmax": (lambda: written(lambda s, m: s, after=lambda w, m: w * m), "after the softmax"),
+    "triu by one": (lambda: Layer(mask=tril(1)), "sees the one after it"),
+    "triu by minus one": (lambda: Layer(mask=tril(-1)), "does not see itself"),
+    "k without transpose": (lambda: no_transpose, "Are the keys transposed?"),
+    "view for transpose": (lambda: Layer(split=by_view), "split by view"),
+    "dropout in eval": (lambda: written(after=lambda w, m: F.dropout(w)), "dropout is not switched off"),
     "no root": (lambda: written(scale=lambda q: 1), "not divided by the root"),
     "scale of the model": (lambda: written(scale=lambda q: (q.shape[1] * q.shape[-1]) ** -0.5), "model's width"),
-    "scale by K": (lambda: written(scale=lambda q: 1 / q.shape[-1]), "not by its root"),
-    "mask added as numbers": (lambda: written(lambda s, m: s + m.float()), "added to the scores as 0 and 1"),
-    "mask added with the wrong sign": (lambda: written(lambda s, m: s - m * 1e9), "inverted"),
-    "inverted": (lambda: written(lambda s, m: s.masked_fill(m, -INF)), "inverted"),
-    "hidden scores are 0": (lambda: written(lambda s, m: s * m), "takes for a score"),
-    "values from keys": (lambda: written(own=lambda q, k, v: (q, k, k)), "values are made from the keys"),
-    "not transposed back": (lambda: transposed, "shapes: (2, 5, 3, 8) where (2, 3, 5, 8)"),
-    "NaN in empty rows": (lambda: written(lambda s, m: s.masked_fill(~m, -INF)), "gets NaN"),
-    "NaN gradients": (lambda: with_nan_gradients, "gradient"),
-    "batch second": (BatchSecond, "texts of a batch mix"),
-    "PyTorch's mask": (Inverted, "the mask is inverted"),
+    # What is seen, where no cause is found.
+    "inverted": (lambda: written(lambda s, m: s.masked_fill(m, -math.inf)), "inverted"),
+    "PyTorch's mask": (lambda: OfPyTorch(invert=False), "to which it may attend"),
+    "batch second": (lambda: OfPyTorch(batch_first=False), "another text of the batch"),
+    "heads attend to heads": (heads_for_tokens, "does not depend on token"),
+    "the mask is not looked at": (
+        lambda: lambda q, k, v, m: written()(q, k, v, CAUSAL(q.shape[-2])),
+        "which is masked or comes later",
+    ),
+    "dropout before the softmax": (DropsScores, "in training"),
+    "not transposed back": (lambda: lambda *inputs: written()(*inputs).mT, "shapes: (2, 3, 8, 5) where (2, 3, 5, 8)"),
+    "queries and keys swapped": (lambda: lambda q, k, v, m: written()(k, q, v, m), "differs from the formula"),
+    "NaN": (lambda: written(lambda s, m: s + ~m * -math.inf), "NaN"),
+    "weights of 1.5 in all": (lambda: written(after=lambda w, m: w * 1.5), "differs from the formula by"),
+    "sigmoid": (lambda: written(after=lambda w, m: w.sigmoid() * m), "do not add up to 1"),
 }
 
 
@@ -160,34 +205,43 @@ class Einsum(nn.Module):
     def forward(self, x, mask=None):
         q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 16).unbind(2)
         scores = torch.einsum("bthk,bshk->bhts", q, k) / 4
-        weights = scores if mask is None else scores.masked_fill(~mask, torch.finfo(x.dtype).min)
+        weights = scores if mask is None else scores.masked_fill(~mask, -math.inf)
         return self.output(torch.einsum("bhts,bshk->bthk", weights.softmax(-1), v).flatten(2))
 
 
-def of_pytorch(q, k, v, mask=None):
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+def begins_with_zeros():
+    layer = Layer()
+    nn.init.zeros_(layer.output.weight)
+    return layer
 
 
 RIGHT = {
     "PyTorch's": lambda: nn.MultiheadAttention(64, 4, batch_first=True, dropout=0.5),
-    "PyTorch's, time first": lambda: nn.MultiheadAttention(64, 4),
-    "PyTorch's in a module": lambda: Inverted(invert=True),
-    "PyTorch's kernel": lambda: of_pytorch,
+    "PyTorch's, time first, bfloat16": lambda: nn.MultiheadAttention(64, 4).bfloat16(),
+    "PyTorch's in a module": OfPyTorch,
+    "PyTorch's kernel": lambda: F.scaled_dot_product_attention,
     "a loop over heads": Loop,
     "einsum": Einsum,
-    "grouped heads": lambda: CausalSelfAttention(64, 4, num_kv_heads=2),
-    "the GPT's with a norm": lambda: CausalSelfAttention(64, 4, qk_norm=True),
-    "the formula": lambda: lambda q, k, v, mask=None: scaled_dot_product_attention(q, k, v, mask),
-    "by hand": lambda: written(),
-    "without a mask": lambda: lambda q, k, v: written()(q, k, v),
+    "float16": lambda: Einsum().half(),
+    "computed in bfloat16": lambda: lambda q, k, v, m: written()(q.bfloat16(), k.bfloat16(), v.bfloat16(), m),
+    "grouped heads": lambda: CausalSelfAttention(64, 4, num_kv_heads=2).bfloat16(),
+    "the GPT's with a norm and a window": lambda: CausalSelfAttention(64, 4, qk_norm=True, window=3),
+    "the general layer": lambda: MultiHeadAttention(64, 4),
+    "the formula": lambda: scaled_dot_product_attention,
+    "by hand": written,
     "a module that is causal": lambda: Layer().train(),
+    "valid lengths": ValidLens,
+    "keeps its weights": Kept,
+    "begins with zeros": begins_with_zeros,
 }
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_no_right_one_is_accused(name):
+def test_no_right_one_is_accused_nor_changed(name):
     torch.manual_seed(0)
     mine = RIGHT[name]()
-    training = isinstance(mine, nn.Module) and mine.training
+    is_module = isinstance(mine, nn.Module)
+    before = (copy.deepcopy(mine.state_dict()), mine.training) if is_module else None
     assert not check_attention(mine)
-    assert not isinstance(mine, nn.Module) or mine.training == training
+    if is_module:
+        assert_same(before, (mine.state_dict(), mine.training))
