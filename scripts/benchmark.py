@@ -69,7 +69,6 @@ LEARNING = {
 REASONS = {
     "nanogpt": "set --nanogpt to a checkout of it",
     "transformers": "pip install transformers",
-    "llama.cpp": "pip install gguf llama-cpp-python, and --device cpu",
 }
 CONTENDER = "import sys; from scripts.benchmarks.gpt2 import main; main(*sys.argv[1:])"
 
@@ -153,17 +152,12 @@ def train(options: argparse.Namespace) -> list[Row]:
 
 
 def generate(options: argparse.Namespace) -> list[Row]:
-    """Time to write 128 tokens after 16: ours, nanoGPT, GPT-2 of `transformers` with its cache, and llama.cpp.
+    """Time to write 128 tokens after 16: ours, nanoGPT, and GPT-2 of `transformers` with its cache.
 
-    All have the same architecture and size, 6 layers of width 384, and random weights. nanoGPT has no cache. llama.cpp
-    takes part with one text at a time. 4 minutes on 2 CPU cores.
+    All have the same architecture and size, 6 layers of width 384, and random weights. nanoGPT has no cache.
+    4 minutes on 2 CPU cores.
     """
-    able = {
-        "nanogpt": options.nanogpt,
-        "transformers": find_spec("transformers"),
-        "llama.cpp": options.device == "cpu" and find_spec("llama_cpp") and find_spec("gguf"),
-    }
-    names = contenders(**able)
+    names = contenders(nanogpt=options.nanogpt, transformers=find_spec("transformers"))
     rows = []
     for texts in TEXTS:
         job = {
@@ -175,8 +169,6 @@ def generate(options: argparse.Namespace) -> list[Row]:
             "prompt_tokens": PROMPT_TOKENS,
             "new_tokens": NEW_TOKENS,
         }
-        if texts > 1:
-            names = [name for name in names if name != "llama.cpp"]
         results = take_turns(dict.fromkeys(names, job), options.rounds)
         work = f"writing {texts} x {NEW_TOKENS} tokens, {NAME.format(**WRITER)}"
         rows += compare(work, results, same=("parameters", "tokens"))

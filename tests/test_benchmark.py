@@ -160,7 +160,7 @@ def jobs(monkeypatch, **codes):
         return popen([sys.executable, "-c", f"{begin}\n{codes[job['function']]}"], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    return {name.replace("_", "."): {"function": name} for name in codes}
+    return {name: {"function": name} for name in codes}
 
 
 WORKS = "open(folder + '/result.json', 'w').write(str(seed))"
@@ -168,9 +168,9 @@ DIES = "import os, signal; print('bad matrix', flush=True); os.kill(os.getpid(),
 
 
 def test_contenders_take_turns_and_a_peer_that_dies_is_left_out(monkeypatch, capsys):
-    contenders = jobs(monkeypatch, glassgpt=WORKS, llama_cpp=DIES, nanogpt=WORKS)
+    contenders = jobs(monkeypatch, glassgpt=WORKS, transformers=DIES, nanogpt=WORKS)
     assert benchmark.take_turns(contenders, 2) == {"glassgpt": [0, 1], "nanogpt": [0, 1]}
-    assert tells(capsys.readouterr().err, "llama.cpp -11 matrix")
+    assert tells(capsys.readouterr().err, "transformers -11 matrix")
 
 
 FAILURES = {

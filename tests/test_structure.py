@@ -108,7 +108,7 @@ def test_the_network_can_be_used_with_torch_alone():
 def test_every_import_is_a_declared_dependency():
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     declared = set(re.findall(r'(?:^    |\[|, )"([\w-]+)[\[>]', project, re.MULTILINE))
-    names = {"pyyaml": "yaml", "llama-cpp-python": "llama_cpp"}  # how a package is imported, where that differs
+    names = {"pyyaml": "yaml"}  # how a package is imported, where that differs
     importable = {names.get(name, name).lower() for name in declared} | {"model", "data", "scripts", "train"}
     for path in SOURCES:
         tops = {module.split(".")[0] for module, _ in imports(path)}

@@ -1,7 +1,7 @@
-"""GPT-2's architecture by four authors: ours and nanoGPT's train, and with transformers' and llama.cpp's they write.
+"""GPT-2's architecture by three authors: ours and nanoGPT's train, and with transformers' they write.
 
 nanoGPT's model.py is run from the person's checkout. Its train.py trains as soon as it is imported, so its loop is
-written here anew, with the settings that it publishes, and trains ours too. llama.cpp writes with our weights.
+written here anew, with the settings that it publishes, and trains ours too.
 
 scripts/benchmark.py starts a process of this file for each contender. `job` says what it does: `function`, one of this
 file, `contender`, `device`, `size` (fields of GPTConfig), `checkout` (nanoGPT's folder), `seed`, `batch_size`, and what
@@ -9,8 +9,6 @@ it reads. On a GPU networks that train are compiled, ours and nanoGPT's, as each
 Letters: B sequences in a batch, T tokens of context, N tokens of a text.
 """
 
-import importlib
-import itertools
 import json
 import platform
 import re
@@ -30,8 +28,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from data.tokenizers import printable
-from model.exchange.huggingface import in_their_layout, to_theirs
 from model.generation import generate
 from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.kernels import has_fast_bfloat16, keep_freed_memory
@@ -263,8 +259,6 @@ def measure_writing(job: Namespace) -> Row:
 
 
 def build_writer(job: Namespace) -> Writer:
-    if job.contender == "llama.cpp":
-        return llama_writer(job)
     if job.contender == "glassgpt":
         gpt = GPT(gpt2_config(job.size))
         return gpt, partial(generate, gpt, **SAMPLING)
@@ -282,62 +276,6 @@ def build_writer(job: Namespace) -> Writer:
     )
     gpt = GPT2LMHeadModel(config)
     return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, use_cache=True, **SAMPLING)
-
-
-def llama_writer(job: Namespace) -> Writer:
-    """For one text, with our weights; llama.cpp has the tanh form of GELU only."""
-    gpt = GPT(gpt2_config(job.size, activation="gelu"))
-    path = Path(job.folder, "gpt.gguf")
-    write_gguf(gpt, path)
-    llama = importlib.import_module("llama_cpp").Llama(
-        str(path),
-        n_ctx=job.size["context_length"],
-        n_threads=torch.get_num_threads(),
-        n_threads_batch=torch.get_num_threads(),
-        verbose=False,
-    )
-
-    def write(prompt: Tensor, max_new_tokens: int) -> Tensor:
-        text = llama.generate(
-            prompt[0].tolist(),
-            temp=SAMPLING["temperature"],
-            top_k=SAMPLING["top_k"],
-            top_p=1.0,
-            min_p=0.0,
-            repeat_penalty=1.0,
-        )
-        new_tokens = list(itertools.islice(text, max_new_tokens))
-        return torch.cat((prompt, torch.tensor([new_tokens])), dim=1)
-
-    return gpt, write
-
-
-def write_gguf(gpt: GPT, path: Path) -> None:
-    """The weights in llama.cpp's format, with a token for each byte: its vocabulary needs these and a merge."""
-    gguf = importlib.import_module("gguf")
-    config = gpt.config
-    writer = gguf.GGUFWriter(path, "gpt2")
-    writer.add_context_length(config.context_length)
-    writer.add_embedding_length(config.embed_dim)
-    writer.add_feed_forward_length(config.feed_forward_dim)
-    writer.add_block_count(config.num_layers)
-    writer.add_head_count(config.num_heads)
-    writer.add_layer_norm_eps(1e-5)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    tokens = [printable(bytes([byte])) for byte in range(256)]
-    writer.add_token_list(tokens + [f"[{number}]" for number in range(256, config.vocab_size)])
-    writer.add_token_types([gguf.TokenType.NORMAL] * 256 + [gguf.TokenType.UNUSED] * (config.vocab_size - 256))
-    writer.add_token_merges(["ÿ ÿ"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GPT2, config.num_layers)
-    for name, weight in to_theirs(gpt, as_gpt2=True).items():
-        weight = in_their_layout(name, weight).contiguous()  # back again: llama.cpp has rows as PyTorch has them
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), weight.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 # ---- the networks
