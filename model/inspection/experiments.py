@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from model.generation import generate
 from model.gpt import GPT
 from model.inspection.maps import Attend, observed, weights_of
 from model.inspection.parts import Vectors, replaced, undisturbed
@@ -36,6 +37,7 @@ RIGHT, MIN_TEXTS, MIN_SHARE = 0.25, 20, 0.75
 CHOOSING, MADE_UP, MOST = 12, 72, 92  # texts: those that choose a head, are made up, and are tried at all
 PIECE = (8, 18)  # tokens of a part of the recorded text: so many for each window to have six
 WORD = 8  # letters of a made-up word
+BEGINNING, NGRAM = 4, 5  # tokens: of a text that the model goes on with, and of what it then repeats
 SWAPPED = {"'": '"', '"': "'", "(": "[", "[": "("}
 CLOSING = {"'": "'", '"': '"', "(": ")", "[": "]"}
 
@@ -106,10 +108,14 @@ EXPERIMENTS: dict[str, Experiment] = {}  # by title
 
 
 class Material:
-    """What texts are made of: a tokenizer of `data.tokenizers` and recorded windows; context: tokens read at once."""
+    """What texts are made of: a tokenizer of `data.tokenizers`, recorded windows, and what the model itself writes.
 
-    def __init__(self, tokenizer: Any, windows: Texts, context: int) -> None:
-        self.tokenizer, self.encode, self.context = tokenizer, tokenizer.encode, context
+    context: the tokens that it reads at once.
+    """
+
+    def __init__(self, tokenizer: Any, windows: Texts, gpt: GPT) -> None:
+        self.tokenizer, self.encode, self.gpt = tokenizer, tokenizer.encode, gpt
+        self.context = context = gpt.config.context_length
         end_of_text = tokenizer.label(tokenizer.end_of_text)
         self.recorded = "\n".join("".join(labels).replace(end_of_text, "\n") for labels in windows.labels)
         self.known: dict[str, list[int]] = {}
@@ -138,6 +144,13 @@ class Material:
             word = self.encode(space + "".join(draw.sample(letters, WORD)))
             cut = draw.randrange(len(word) // 2, len(word))
             yield word, word[:cut], word[cut]
+
+    def written(self) -> Iterator[list[int]]:
+        """What the model writes after beginnings of the recorded text, always the likeliest token."""
+        beginnings = [piece[:BEGINNING] for piece in self.pieces[:MOST]]
+        if beginnings and self.context > BEGINNING:
+            prompts = torch.tensor(beginnings, device=self.gpt.token_embedding.weight.device)
+            yield from generate(self.gpt, prompts, self.context - BEGINNING, temperature=0).tolist()
 
     def of_tokens(self, tokens: list[int], following: int, changed: list[int], source: int) -> Trial:
         text, other = self.tokenizer.decode(tokens), self.tokenizer.decode(changed)
@@ -243,13 +256,34 @@ def _indentation(texts: Material) -> Iterator[Trial]:
         yield texts.of_text(text, pattern, answer, moved, len(start))
 
 
+@Experiment(
+    "Why does it repeat itself?",
+    "The model wrote this by itself, always the likeliest token, and here begins to repeat what it wrote. Write on at "
+    "temperature 0 to see it go on.",
+    "switch head {head} off",
+    "Write on at temperature 0 with the head off, and once more with all parts on: which text repeats itself?",
+    finding="finds what the model itself wrote before, and so makes it repeat itself",
+    switches=True,
+)
+def _own_text(texts: Material) -> Iterator[Trial]:
+    for tokens in texts.written():
+        for end in range(2 * NGRAM, len(tokens)):
+            last = tokens[end - NGRAM : end]
+            copies = [at for at in range(NGRAM, end - NGRAM + 1) if tokens[at - NGRAM : at] == last]
+            if copies and tokens[copies[-1]] == tokens[end]:
+                read = tokens[:end]
+                if texts.encode(texts.tokenizer.decode(read)) == read:
+                    yield texts.of_tokens(read, tokens[end], read, copies[-1])
+                break
+
+
 @torch.no_grad()
 def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> Found:
     """Tries all experiments on a model.
 
     windows: of the recorded text. means: what a head that is switched off gives at every token.
     """
-    texts = Material(tokenizer, windows, gpt.config.context_length)
+    texts = Material(tokenizer, windows, gpt)
     effects: list[Effect] = []
     missing: dict[str, str] = {}
     with undisturbed(gpt):

@@ -34,6 +34,12 @@ def repeated_letters() -> str:
     return "".join("".join(draw.sample("abcdefghijklmnopqrstuvwxyz", 8)) * 8 for _ in range(30))
 
 
+def material(text: str, tokenizer=BYTES, length: int = 64) -> experiments.Material:
+    """For a model that reads 128 tokens at once."""
+    config = GPTConfig(tokenizer.vocab_size, context_length=128, num_layers=1, num_heads=1, embed_dim=16)
+    return experiments.Material(tokenizer, windows(text, tokenizer, length), random_gpt(config))
+
+
 def found_in(gpt: GPT, tokenizer=BYTES, text: str | None = None):
     recorded = windows(text or repeated_letters(), tokenizer, gpt.config.context_length)
     return try_all(gpt, tokenizer, recorded, part_means(gpt, recorded.pieces(1)[0]))
@@ -54,6 +60,7 @@ def test_what_a_model_does_is_found_with_the_head_that_does_it_and_the_figures_t
     assert (twice.off, twice.head, twice.change) == (["head 0.1"], "0.1", "switch head 0.1 off")
     assert twice.weight > 0.99 and twice.usual[0] > 0.9 and twice.usual[1] < 0.1
     assert twice.texts == (60, 60, 60)  # of 72, without those on which the head was chosen
+    assert found["Why does it repeat itself?"].off == ["head 0.1"]
     # It is right whatever stands just before, and where the copy is further away it is not right.
     assert re.search(r"only 0 of the \d+ texts", tried["The token just before"])
     assert "right on only" in tried["A word used far above"]
@@ -88,7 +95,7 @@ def test_a_context_may_be_shorter_than_the_texts(context):
 
 def test_made_up_words_are_told_by_their_first_copy_and_may_be_out_of_reach():
     text = " ".join(f"def {name}(self):" for name in re.findall(r"[a-z]{4,9}", Path(re.__file__).read_text())[:2000])
-    texts = experiments.Material(BYTES, windows(text, length=128), 128)
+    texts = material(text, length=128)
     for trial in experiments.EXPERIMENTS["A made-up word, twice"].propose(texts):
         word = trial.text[: trial.text.index(" ", 1)]
         assert (trial.text + trial.answer).replace(word, "", 1) in word and word[trial.source] == trial.answer
@@ -96,11 +103,25 @@ def test_made_up_words_are_told_by_their_first_copy_and_may_be_out_of_reach():
         assert len(trial.text) <= 128 < len(trial.changed) and trial.text[:9] == trial.changed[:9]
 
 
+@torch.no_grad()
+def test_a_text_that_repeats_itself_is_what_the_model_writes_and_its_source_is_where_that_stood_before():
+    gpt = repeating_gpt()
+    texts = experiments.Material(BYTES, windows(repeated_letters()), gpt)
+    trials = list(experiments.EXPERIMENTS["Why does it repeat itself?"].propose(texts))
+    assert len(trials) > 40
+    for trial in trials:
+        tokens = BYTES.encode(trial.text)
+        [following] = trial.right
+        assert gpt(torch.tensor([tokens]))[0, 3:].argmax(-1).tolist() == [*tokens[4:], following]
+        assert tokens[trial.source] == following
+        assert tokens[trial.source - 5 : trial.source] == tokens[-5:]
+
+
 @pytest.mark.parametrize("tokens", [None, 300, 900])
 def test_quotes_brackets_and_colons_are_told_by_their_source(tokens):
     tokenizer = train_bpe([CODE], tokens) if tokens else BYTES
     words = "".join(f"{a}{b}{c} " for a in "abcdefgh" for b in "ijkl" for c in "mnop")
-    texts = experiments.Material(tokenizer, windows(words, tokenizer), 128)
+    texts = material(words, tokenizer)
     found = {title: list(experiments.EXPERIMENTS[title].propose(texts)) for title in experiments.EXPERIMENTS}
     pairs = {"A quote closes as it opened": ("''", '""'), "Brackets close in order": ("()", "[]")}
     for title, kinds in pairs.items():
