@@ -163,9 +163,6 @@ class TextDataModule(lightning.LightningDataModule):
         if state.get("training_text") != self.tokenized.train.checksum:
             _log.warning("The training text is not the one that this checkpoint was trained on; going on with it.")
         self.windows_read = state.get("windows_read")
-        if not isinstance(self.windows_read, int | None):
-            raise Mistake(f"the checkpoint is damaged: it has read {self.windows_read!r} windows")
-        check_range("the number of windows read in the checkpoint", self.windows_read, 0)
 
     def train_dataloader(self) -> DataLoader:
         """Endless batches, from the first window on that the run has not read."""

@@ -75,19 +75,12 @@ class Tokenizer:
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, without end-of-text. Raises Mistake where the pattern cannot split it."""
-        return self.encode_array(text).tolist()
+        """Token ids of `text`, without end-of-text. Half a pair of surrogates becomes U+FFFD."""
+        return self.encoding.encode_ordinary(text)
 
     def encode_array(self, text: str) -> np.ndarray:
-        """`encode` as a uint32 array (N,), without a Python integer per token."""
-        try:
-            return self.encoding.encode_to_numpy(text, disallowed_special=())
-        except UnicodeEncodeError:  # half a pair of surrogates becomes U+FFFD, as in tiktoken's own `encode_ordinary`
-            return self.encode_array(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
-        except BaseException as error:  # of a pattern that backtracks without end
-            if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":  # which is not public
-                raise
-            raise Mistake(f"the tokenizer's pattern cannot split this text: {error}") from error
+        """`encode` as a uint32 array (N,), without a Python integer per token, for text that is UTF-8."""
+        return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`; bytes that are not UTF-8 (a character cut in two) and unused ids become U+FFFD."""
@@ -284,8 +277,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"vocab_size {vocab_size} is too large for this text, which fills only {len(ranks) + 1}: "
             f"write --data.vocab_size {len(ranks) + 1} or less"
         )
-    if max(map(len, ranks)) >= 2**16:  # which `to_dict` cannot write
-        raise Mistake("this text repeats something thousands of times without a break: lower --data.vocab_size")
     return Tokenizer("bpe", SPLIT_PATTERN, ranks, {END_OF_TEXT: vocab_size - 1})
 
 

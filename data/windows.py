@@ -22,7 +22,6 @@ from model.checks import Mistake
 IGNORED = -100  # a target that does not count: PyTorch's ignore_index
 SHORTEST_PERIOD = 8  # tokens; below it, the few tokens just before are enough to predict the next one
 
-_BATCHES_DRAWN = 256  # at once, to amortise the cost
 _ROUNDS = 8
 _MASK64 = 2**64 - 1
 
@@ -116,21 +115,18 @@ class TrainingWindows(IterableDataset):
         vocabulary = np.asarray(self.vocabulary)
         length = self.sampler.context_length + 1
         share = self.batch_size // self.world_size
-        first_batch = self.first_window + self.rank * share + np.arange(share)
-        for first in itertools.count(worker, num_workers * _BATCHES_DRAWN):
-            batches = first + num_workers * np.arange(_BATCHES_DRAWN)
-            numbers = batches[:, None] * self.batch_size + first_batch
-            repeats = self.repeats
-            repeat_text = (repeats.begin <= numbers) & (numbers < repeats.end)
-            text_periods = self.sampler.periods(numbers, np.where(repeat_text, repeats.fraction, 0.0))
-            random_periods = self.sampler.periods(numbers, repeats.random_fraction)
-            for batch, starts in enumerate(self.sampler.starts(numbers)):
-                windows = self.tokens.gather(starts, length)
-                for place in np.flatnonzero(random_periods[batch] < length):
-                    drawn = self.sampler.draw(numbers[batch, place], len(self.vocabulary))
-                    windows[place, : len(drawn)] = vocabulary[drawn]
-                periods = np.minimum(text_periods[batch], random_periods[batch])
-                yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
+        first_numbers = self.first_window + self.rank * share + np.arange(share)
+        for batch in itertools.count(worker, num_workers):
+            numbers = first_numbers + batch * self.batch_size
+            windows = self.tokens.gather(self.sampler.starts(numbers), length)
+            random_periods = self.sampler.periods(numbers, self.repeats.random_fraction)
+            for place in np.flatnonzero(random_periods < length):
+                drawn = self.sampler.draw(numbers[place], len(vocabulary))
+                windows[place, : len(drawn)] = vocabulary[drawn]
+            repeats_text = (self.repeats.begin <= numbers) & (numbers < self.repeats.end)
+            text_periods = self.sampler.periods(numbers, np.where(repeats_text, self.repeats.fraction, 0.0))
+            periods = np.minimum(text_periods, random_periods)
+            yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
 
 
 @dataclass(eq=False)

@@ -189,16 +189,6 @@ def test_every_program_refuses_a_hostile_file(name, run, tmp_path, capfd):
         assert not Path("pwned").exists()
 
 
-def test_a_catastrophic_pattern_ends_in_a_sentence(run, capfd):
-    """tiktoken limits how far it backtracks, and then says so itself, before the sentence."""
-    tokenizer(pattern=r"((a*)*)*(?<!a)b|.")(run)
-    for entry in ("resume", "generate", "walk", "read a prompt"):
-        trains = ENTRIES[entry][0] == "train"
-        status, _, error = answer(entry, capfd, *([] if trains else ("--prompt", "a" * 100)))
-        said = "another tokenizer" if trains else "the tokenizer's pattern cannot split this text"
-        assert status == 2 and said in error.splitlines()[-1], entry
-
-
 def test_the_run_is_accepted_before_anything_is_changed(run, trained, capfd):
     """Otherwise every refusal above could have another reason."""
     for entry in ENTRIES:

@@ -82,26 +82,22 @@ def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Share
     return train, {path: WHOLE for path in paths if path in held_out}
 
 
-def _matches(option: str, patterns: list[str] | str) -> dict[tuple, Path]:
-    """Every file once, by its number on the disk, however many links and patterns name it."""
-    found: dict[tuple, Path] = {}
+def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
+    """Every file once, by where it is, however many links and patterns name it."""
+    found: dict[Path, Path] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        literal = Path(os.path.abspath(Path(pattern).expanduser()))  # noqa: PTH100 (absolute() keeps a/../b)
-        # What exists is meant by its name, which may be a[1]; Path.glob refuses absolute patterns.
-        folder = next(path for path in (literal, *literal.parents) if path.exists())
-        inside = glob.glob(str(literal.relative_to(folder)), root_dir=folder, recursive=True)  # noqa: PTH207
-        matches = [literal] if folder == literal else sorted(map(folder.joinpath, inside))
-        paths = [path for path in matches if not path.is_dir()]
+        name = os.path.abspath(Path(pattern).expanduser())  # noqa: PTH100 (absolute() keeps a/../b)
+        # What exists is meant by its name, which may be a[1].
+        matches = [name] if Path(name).exists() else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
+        paths = [path for path in map(Path, matches) if not path.is_dir()]
         if not paths and matches:
             raise Mistake(f"{pattern} is a folder: write '{pattern.rstrip('/')}/**/*.txt' to read the texts in it")
         if not paths:
             raise Mistake(f"no file matches {pattern!r} in {Path.cwd()}: set --data.{option} to others")
         for path in paths:
             with reading(path):
-                stat = path.stat()
-            if stat.st_size:
-                # Some file systems of Windows have no numbers.
-                found.setdefault((stat.st_dev, stat.st_ino or path), path)
+                if path.stat().st_size:
+                    found.setdefault(path.resolve(), path)
     if patterns and not found:
         raise Mistake(f"all that {patterns!r} matches is empty: set --data.{option} to files that hold text")
     return found

@@ -103,10 +103,9 @@ def test_a_file_of_several_names_is_read_once_and_one_that_validates_is_never_tr
     paths = write_files(tmp_path, 20)
     for path in paths:
         path.with_name(f"soft {path.name}").symlink_to(path)
-        path.with_name(f"hard {path.name}").hardlink_to(path)
     corpus = build("files", files=[f"{tmp_path}/*.txt", f"{tmp_path}/part*"])
     assert sorted(texts(corpus, "train") + texts(corpus, "validation")) == sorted(path.read_text() for path in paths)
-    for name in ("soft part003.txt", "hard part003.txt", f"../{tmp_path.name}/part003.txt"):
+    for name in ("soft part003.txt", f"../{tmp_path.name}/part003.txt"):
         corpus = build("files", files=[f"{tmp_path}/*.txt"], validation_files=[f"{tmp_path}/{name}"])
         assert texts(corpus, "validation") == ["text number 3\n"] and corpus.name == tmp_path.name
         assert sorted(texts(corpus, "train")) == sorted(path.read_text() for path in paths if path != paths[3])
@@ -125,13 +124,8 @@ def test_what_exists_is_not_read_as_a_pattern(tmp_path: Path):
         (tmp_path / name).write_text(f"text of {name}")
     assert build("files", files=[str(tmp_path / "a[1].txt")]).name == "a[1]"
     assert build("files", files=[str(tmp_path / "a[0-9].txt")]).name == "a1"
-    folder = tmp_path / "a [b] *c"
-    folder.mkdir()
-    write_files(folder, 2)
-    for pattern in ("*.txt", "**/part*.txt", "*"):
-        assert len(build("files", files=[str(folder / pattern)]).identity["train"]) == 1  # and one to validate
     with pytest.raises(Mistake, match=r"is a folder: write '(.*)' to read") as mistake:
-        build("files", files=[str(folder)])
+        build("files", files=[str(tmp_path)])
     build("files", files=[re.search("'(.*)'", str(mistake.value))[1]])  # what the sentence advises
 
 
