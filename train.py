@@ -10,22 +10,21 @@ python train.py --help                                      every option
 
 import signal
 import sys
-import traceback
 from pathlib import Path
 
 from model.checks import Mistake  # first: model/ says how threads wait, which torch reads when it is loaded
 
 # isort: split
-from lightning.pytorch import Trainer
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.cli import ArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from data.datamodule import TextDataModule
 from model.kernels import keep_freed_memory
-from model.runs.command_line import as_list, check_callbacks, quiet, read_options
+from model.runs.command_line import Options, as_list, explanation, quiet, read_options
 from model.runs.metrics import CSVLogger
-from model.runs.mistakes import exit_status, explain_machine
+from model.runs.mistakes import exit_status
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress, ending, say
 from model.runs.results import finish
@@ -34,117 +33,106 @@ from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.sequence import RunSequence, TrainingInterrupted
 from model.runs.starting import RunFolder, new_run_dir
 from model.runs.wandb_logger import WandbLogger, WandbMode
-from model.training.module import GPTModule, check_resumed
+from model.training.module import GPTModule
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
 TRAINER_DEFAULTS = {
-    "default_root_dir": str(RUNS),
-    "max_epochs": -1,
-    "check_val_every_n_epoch": None,  # count batches, not epochs
-    "num_sanity_val_steps": 0,
-    "enable_model_summary": False,
-    "use_distributed_sampler": False,  # the data module slices over ranks itself
+    "trainer.default_root_dir": str(RUNS),
+    "trainer.max_epochs": -1,
+    "trainer.check_val_every_n_epoch": None,  # count batches, not epochs
+    "trainer.num_sanity_val_steps": 0,
+    "trainer.enable_model_summary": False,
+    "trainer.use_distributed_sampler": False,  # the data module slices over ranks itself
 }
 
 
-class TrainingCLI(LightningCLI):
-    """Lightning's command line with this project's options, callbacks and loggers."""
+def build_parser() -> ArgumentParser:
+    """Every option: this program's own, and a group for each class that has options, from its signature."""
+    parser = ArgumentParser(usage=__doc__, exit_on_error=False, allow_abbrev=False, print_config=None)
+    add = parser.add_argument
+    words = "File of options, in YAML; what is typed counts more, and of several files the last."
+    add("-c", "--config", action="append", metavar="PATH", help=words)
+    add("--print_config", action="store_true", help="Print all options as a run would save them, and exit.")
+    add("--seed_everything", type=int, default=1337, help="Seed of everything random.")
+    add("--name", type=str | None, help="Name of the run's folder; null: the config's and the time.")
+    add("--resume", type=str | None, help="A run, or a checkpoint in one, to continue; what it has of later goes.")
+    add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if you are logged in.")
+    parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
+    parser.set_defaults(TRAINER_DEFAULTS)
+    parser.add_class_arguments(GPTModule, "model")
+    # What it skips is the context length of the model, and the seed of the run.
+    parser.add_class_arguments(TextDataModule, "data", instantiate=False, skip={"context_length", "seed"})
+    parser.add_class_arguments(Checkpoints, "checkpoints")
+    parser.add_class_arguments(AttentionMonitor, "attention")
+    parser.add_class_arguments(Samples, "samples")
+    return parser
 
-    def add_default_arguments_to_parser(self, parser: ArgumentParser) -> None:
-        add = parser.add_argument
-        add("--seed_everything", type=int, default=1337, help="Seed of everything random.")
-        add("--name", type=str | None, help="Name of the run's folder; null: the config's and the time.")
-        add("--resume", type=str | None, help="A run, or a checkpoint in one, to continue; what it has of later goes.")
-        add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if you are logged in.")
 
-    def add_arguments_to_parser(self, parser: ArgumentParser) -> None:
-        parser.add_class_arguments(Checkpoints, "checkpoints")
-        parser.add_class_arguments(AttentionMonitor, "attention")
-        parser.add_class_arguments(Samples, "samples")
-        parser.link_arguments("model.gpt.context_length", "data.context_length")
-        parser.link_arguments("seed_everything", "data.seed")
+def build_trainer(options: Options, run_dir: Path, parts: Namespace, sequence: RunSequence) -> Trainer:
+    """Lightning's Trainer with the options' own callbacks and loggers, and those that a run of this project has.
 
-    def parse_arguments(self, parser: ArgumentParser, args: list[str]) -> None:
-        self.options = read_options(parser, args, DEFAULT_CONFIG)
-        self.config = self.options.config
-
-    def instantiate_trainer(self) -> Trainer:
-        config, parts, saved, is_new = self.config, self.config_init, self.options.saved, self.config.resume is None
-        run_dir = new_run_dir(config) if is_new else Path(config.resume)
-        parts.model.init_tokenizer = self.options.init_tokenizer
-        self.sequence = RunSequence(parts.attention, parts.samples, parts.checkpoints)
-        own_loggers = [CSVLogger(run_dir), WandbLogger(run_dir, config.wandb)]
-        callbacks = [RunFolder(saved, is_new), self.sequence, *as_list(parts.trainer.callbacks)]
-        check_callbacks(callbacks)
-        has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-        if config.trainer.enable_progress_bar is not False and not has_bar:
-            callbacks.append(Progress())
-        try:
-            # Those of the config come after this project's own, but for the sequence, which Lightning runs last.
-            trainer = super().instantiate_trainer(
-                default_root_dir=run_dir,
-                callbacks=callbacks,
-                logger=[*own_loggers, *as_list(parts.trainer.logger)],
-                plugins=[AtomicCheckpointIO(), *as_list(parts.trainer.plugins)],
-                # A trained model is measured before its first step, on all of the validation split.
-                num_sanity_val_steps=-1 if config.model.init_from else config.trainer.num_sanity_val_steps,
-            )
-        except (ValueError, ImportError) as error:  # of strategies and accelerators that are unknown or not installed
-            raise Mistake(str(error)) from error
-        for logger in own_loggers:
-            logger.trainer = trainer
-        if isinstance(parts.trainer.profiler, str):
-            trainer.profiler.filename = "profile"  # its table is written into the run's folder
-        return trainer
+    parts: the objects that the options describe.
+    """
+    loggers = [CSVLogger(run_dir), WandbLogger(run_dir, options.config.wandb)]
+    # Those of the person come after this project's own, but for the sequence, which Lightning runs last.
+    own_callbacks = [RunFolder(options.saved, is_new=options.checkpoint is None), sequence]
+    callbacks = [*own_callbacks, *as_list(parts.trainer.callbacks)]
+    has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    if parts.trainer.enable_progress_bar is not False and not has_bar:
+        callbacks.append(Progress())
+    own = {
+        "default_root_dir": run_dir,
+        "callbacks": callbacks,
+        "logger": [*loggers, *as_list(parts.trainer.logger)],
+        "plugins": [AtomicCheckpointIO(), *as_list(parts.trainer.plugins)],
+    }
+    if options.trained:
+        own["num_sanity_val_steps"] = -1  # it is measured before its first step, on all of the validation split
+    try:
+        trainer = Trainer(**vars(parts.trainer) | own)
+    except (ValueError, ImportError) as error:  # of strategies and accelerators that are unknown or not installed
+        raise Mistake(str(error)) from error
+    for logger in loggers:
+        logger.trainer = trainer
+    if isinstance(parts.trainer.profiler, str):
+        trainer.profiler.filename = "profile"  # its table is written into the run's folder
+    return trainer
 
 
 @exit_status("train.py")
 def main(args: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 after an error in code, 2 after a mistake, 128 + the signal that stopped it."""
+    """Returns the exit status: 0, 2 after a mistake, 128 + the signal that stopped it. Raises an error in code."""
     quiet()
     keep_freed_memory()
+    parser = build_parser()
+    options = read_options(parser, sys.argv[1:] if args is None else args, DEFAULT_CONFIG)
+    config = options.config
+    if config.print_config:
+        print(options.saved, end="")
+        return 0
+    run = Run(Path(config.resume) if options.checkpoint else new_run_dir(config))
+    seed_everything(config.seed_everything, workers=True)
     try:
-        cli = TrainingCLI(
-            GPTModule,
-            TextDataModule,
-            args=sys.argv[1:] if args is None else args,
-            run=False,
-            save_config_callback=None,
-            trainer_defaults=TRAINER_DEFAULTS,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            parser_kwargs={"exit_on_error": False, "allow_abbrev": False, "usage": __doc__, "description": None},
-        )
-    except Mistake:
-        raise
-    except Exception as error:
-        # jsonargparse wraps what a class of the options raises. Lightning's own is of options that do not go together.
-        cause = error.__cause__ or error
-        if isinstance(cause, MisconfigurationException):
-            raise Mistake(str(cause)) from error
-        raise cause from None
-    trainer, checkpoint, run_dir = cli.trainer, cli.options.checkpoint, Path(cli.trainer.default_root_dir)
-    if checkpoint is not None:
-        check_resumed(checkpoint, cli.model.gpt_config)
-    try:
-        with explain_machine(run_dir):
-            trainer.fit(cli.model, cli.datamodule, ckpt_path=checkpoint)
-        cli.sequence.doing = "writing the page"
+        parts = parser.instantiate(config)
+        module, sequence = parts.model, RunSequence(parts.attention, parts.samples, parts.checkpoints)
+        module.trained = options.trained
+        linked = {"context_length": config.model.gpt.context_length, "seed": config.seed_everything}
+        data = TextDataModule(**config.data.as_dict(), **linked)
+        trainer = build_trainer(options, run.folder, parts, sequence)
+        trainer.fit(module, data, ckpt_path=options.checkpoint)
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            say("\n".join(filter(None, [finish(run_dir), ending(trainer)])))
+            say("\n".join(filter(None, [finish(run.folder), ending(trainer)])))
     except TrainingInterrupted as stop:
-        print(f"{stop}, and saved; {Run(run_dir).how_to_resume}", file=sys.stderr)
+        print(f"{stop}, and saved; {run.how_to_resume}", file=sys.stderr)
         return 128 + stop.signum
     except SIGTERMException:  # Lightning's, for a signal that came before the run listens; its own status would be 0
         return 128 + signal.SIGTERM
-    except MisconfigurationException as error:
-        raise Mistake(str(error)) from error
-    except Mistake:
+    except Exception as error:
+        if said := explanation(error, run):
+            raise Mistake(said) from error
+        if not isinstance(error, Mistake):
+            print(f"train.py: an error in code, with its traceback; {run.how_to_resume}", file=sys.stderr)
         raise
-    except Exception:
-        traceback.print_exc()
-        print(f"train.py: this was {cli.sequence.doing}; {Run(run_dir).how_to_resume}", file=sys.stderr)
-        return 1
     return 0
 
 

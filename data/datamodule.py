@@ -45,8 +45,9 @@ class TextDataModule(lightning.LightningDataModule):
             repetitions (generated, to see induction heads form).
         max_tokens: tokens to train on at most, from the beginning of the corpus; the validation split is cut to
             validation_fraction of it. Default: all.
-        tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or a model
-            that has its own: a run, a checkpoint or a folder of Hugging Face's. In Python, `Tokenizer.to_dict` of it.
+        tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or the path,
+            with a /, of a model that has its own: a run, a checkpoint or a folder of Hugging Face's; null: that of
+            --model.init_from. In Python, `Tokenizer.to_dict` of it.
         vocab_size: tokens of the bpe tokenizer, end-of-text included (default 2048); the others bring their own.
         context_length: tokens T in a sequence.
         batch_size: sequences B in a batch, over all devices.
@@ -72,7 +73,7 @@ class TextDataModule(lightning.LightningDataModule):
         self,
         corpus: str = "stdlib",
         max_tokens: int | None = None,
-        tokenizer: str | dict = "bpe",
+        tokenizer: str | dict | None = "bpe",
         vocab_size: int | None = None,
         context_length: int = 128,
         batch_size: int = 16,
@@ -109,6 +110,8 @@ class TextDataModule(lightning.LightningDataModule):
             )
         if options.streaming and max_tokens is None:
             raise Mistake("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
+        if tokenizer is None:
+            raise Mistake("data.tokenizer is null, which is the tokenizer of --model.init_from: name one of these")
         if isinstance(tokenizer, str):
             tokenizers.check_name(tokenizer)
 
@@ -236,6 +239,11 @@ def _ignore_signals(worker: int) -> None:
     """Ctrl-C reaches every process of a terminal; the main one still needs batches to end its step, then ends these."""
     for signum in _IGNORED_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
+
+
+def has_lost_a_loader() -> bool:
+    """Whether a process that loads data has been killed, or ended with an error."""
+    return any(process.exitcode for process in _loading)
 
 
 @atexit.register

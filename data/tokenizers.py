@@ -227,7 +227,7 @@ def check_name(name: str) -> None:
     """Raises Mistake for a name that is neither one of this project's nor a published encoding."""
     known = ["bpe", "bytes", *tiktoken.list_encoding_names()]
     if name not in known:
-        raise Mistake(f"unknown tokenizer {name!r}: write one of {', '.join(known)}")
+        raise Mistake(f"unknown tokenizer {name!r}: write one of {', '.join(known)}, or a path with a / of a model")
 
 
 def published(name: str) -> Tokenizer:

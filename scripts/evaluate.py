@@ -15,15 +15,13 @@ import json
 import math
 import sys
 import zlib
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
 from model.checks import Mistake
-from model.runs.configs import read_config
-from model.runs.mistakes import exit_status, parse
+from model.runs.mistakes import exit_status
 from model.runs.run import CONFIG
 from scripts.parser import DEFAULTS, add_model_options, choose_device, whole_number
 
@@ -45,9 +43,9 @@ OF_TRAINING |= {"seed", "num_workers", "num_threads", "cache_dir"}
 def main(argv: list[str] | None = None) -> None:
     from jsonargparse import ArgumentParser
 
-    from data.corpora import CorpusOptions
     from data.datamodule import TextDataModule
     from model.glass import open_run
+    from model.runs.configs import layered, parse, read_config
 
     parser = ArgumentParser(prog="evaluate.py", description=__doc__, exit_on_error=False, **DEFAULTS)
     add = parser.add_argument
@@ -61,20 +59,21 @@ def main(argv: list[str] | None = None) -> None:
     add("--json", action="store_true", help="write the result as one line of JSON")
     parser.add_class_arguments(TextDataModule, "data", skip=OF_TRAINING)
     argv = sys.argv[1:] if argv is None else argv
-    typed = dict(parse(parser, argv, defaults=False).items())
+    typed = parse(parser, argv)
     glass = open_run(typed.get("checkpoint"), device=choose_device(typed.get("device", "auto")))
     trained = read_config(glass.run / CONFIG).get("data") if glass.run else None
     section = trained if isinstance(trained, dict) else {"document_masking": glass.document_masking}
-    if typed.keys() & OTHER_TEXT:
+    other_text = bool(OTHER_TEXT & {*typed.keys()})
+    if other_text:
         section = {"document_masking": section.get("document_masking", False)}  # which the model was trained with
-    known = signature(TextDataModule).parameters.keys() | CorpusOptions.__dataclass_fields__.keys()
-    section = {name: value for name, value in section.items() if name in known - OF_TRAINING}
-    arguments = parse(parser, ["--data", json.dumps(section), *argv])
+    known = parser.get_defaults().data
+    section = {name: value for name, value in section.items() if name in known}
+    arguments = layered(parser, parse(parser, json.dumps({"data": section})), typed)
     arguments.split = arguments.split or ("all" if "data.files" in typed else "validation")
     if arguments.split == "all" and "data.validation_fraction" in typed and arguments.data.max_tokens is None:
         words = "leave it out, or write --split validation"
         raise Mistake(f"--data.validation_fraction has no part in all of the text: {words}")
-    arguments.own_text = not typed.keys() & OTHER_TEXT
+    arguments.other_text = other_text
     evaluate_text(arguments, glass, TextDataModule(**arguments.data.as_dict()))
 
 
@@ -127,7 +126,7 @@ def evaluate_text(arguments: argparse.Namespace, glass: Glass, data: TextDataMod
         raise Mistake(f"--stride {stride} would leave out tokens: the model reads {context_length} at once")
     split, batch_size = arguments.split, arguments.batch_size
     tokens = read_text(data, split, tokenizer)
-    if arguments.own_text and has_changed(tokens, split, glass):
+    if not arguments.other_text and has_changed(tokens, split, glass):
         print(f"The {split} split is not the one of this run: its files or options have changed.", file=sys.stderr)
     num_targets = len(tokens) - 1
     num_windows = 1 + max(0, -(-(num_targets - context_length) // stride))

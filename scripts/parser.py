@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.checks import Mistake, reading
+from model.runs.mistakes import with_hint
 
 if TYPE_CHECKING:
     import torch
@@ -27,10 +28,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> None:
         script = self.prog.split()[0]  # a subcommand's prog ends in its own name
-        option, _, reason = message.removeprefix("argument ").partition(": ")
-        if reason == "expected one argument":
-            message += f" (one that begins with - is written {option}=-x)"
-        self.exit(2, f"{script}: {message}; --help lists the options\n")
+        self.exit(2, f"{script}: {with_hint(message)}; --help lists the options\n")
 
 
 def whole_number(text: str) -> int:

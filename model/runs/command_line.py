@@ -1,32 +1,36 @@
-"""The command line of train.py: which options are refused, what a run starts from, and what is filled in."""
+"""The command line of train.py: what options say, which are refused, and what a run starts from."""
 
 import dataclasses
 import logging
 import re
 import warnings
-from collections.abc import Collection
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from data.tokenizers import NoTokenizer, Tokenizer
+from data.datamodule import has_lost_a_loader
+from data.tokenizers import NoTokenizer
 from model.checkpoint import read_checkpoint
-from model.checks import Mistake, check_range, listed
-from model.exchange.huggingface import local_folder
-from model.runs.configs import plain_config, read_config
-from model.runs.mistakes import parse
-from model.runs.run import CONFIG, Run, model_of
+from model.checks import Missing, Mistake, check_range, is_out_of_memory, listed
+from model.glass import Glass, open_run
+from model.gpt import GPTConfig
+from model.runs.configs import layered, parse, plain_config, read_config
+from model.runs.run import CONFIG, Run
 from model.training.hardware import fast_precision
-from model.training.initial import initial_config, place_of
 
 # Strategies that cut matrices in parts, or start processes that are no programs of their own.
 REFUSED_STRATEGIES = re.compile("fsdp|deepspeed|modelparallel|spawn|fork|notebook", re.IGNORECASE)
+OF_EPOCHS = ("min_steps", "min_epochs", "max_epochs", "limit_train_batches")
+REFUSED_CALLBACKS = {
+    "BatchSizeFinder": "would train on other batches before the run: try sizes by runs of a few trainer.max_steps",
+    "LearningRateFinder": "would train on other batches before the run: try rates by runs of a few trainer.max_steps",
+    "GradientAccumulationScheduler": "counts epochs, and no epoch ends: set trainer.accumulate_grad_batches",
+}
 VALIDATION_METRICS = ["val/loss", "val/bits_per_byte"]  # what callbacks can monitor
-# The parser insists on these options, since others are linked to them. The values mean "not typed".
-UNSET = {"seed_everything": -1, "model.gpt.context_length": 0}
+OF_THIS_CALL = ("config", "print_config", "name", "resume")  # options that no other run should have
+FREE_TO_CHOOSE = ("context_length", "dropout")  # where a run starts from a trained model
 
 
 @dataclasses.dataclass
@@ -36,94 +40,100 @@ class Options:
     config: Namespace
     saved: str  # its config.yaml, without what belongs to this call alone: it starts a run like this one
     checkpoint: Path | None  # that it goes on from, None for a new run
-    init_tokenizer: dict[str, Any] | None  # of the model that it starts from, None if it has none
+    trained: Glass | None  # the model that it starts from, if any
 
 
 def read_options(parser: ArgumentParser, args: list[str], default_config: Path) -> Options:
-    """What is typed, with all that it leaves open: config, precision, tokenizer, and the model that a run starts from.
+    """What is typed, over the files of --config, over a resumed run's config or `default_config`, over the defaults.
 
-    `--resume RUN` puts the run's own config before the other options. Without --config it is `default_config`.
+    With what a person leaves open filled in: precision, tokenizer, and the network of a model that a run starts from.
 
     Raises a `Mistake` for options that contradict each other, and for runs and models that are missing or damaged.
     """
-    for before, arg in pairwise(["", *args]):
+    for arg in args:
         if arg.encode(errors="replace").decode() != arg:
             raise Mistake(f"{arg!a} is not UTF-8, which config.yaml is: rename it, or write a pattern that it fits")
-        if before in ("--config", "-c") or arg.startswith("--config="):
-            read_config(Path(arg.removeprefix("--config=")))  # which refuses what a parser would take any memory for
-    typed, checkpoint, init_tokenizer = typed_options(parser, args), None, None
-    if typed.get("resume") is not None:
+    typed, given = parse(parser, args), Namespace()
+    for file in typed.get("config") or []:
+        given.update(parse_file(parser, Path(file)))
+    given.update(typed)
+    beneath, checkpoint, trained = Namespace(), None, None
+    if given.get("resume") is not None:
         for other in ("name", "model.init_from"):
-            if typed.get(other) is not None:
+            if given.get(other) is not None:
                 raise Mistake(f"--resume continues a run in its own folder, with its own weights: leave out --{other}")
-        run = Run.open(Path(typed["resume"]), CONFIG)
-        run_dir, checkpoint = run.folder, run.resumed
-        args = [f"--config={plain_config(run_dir / CONFIG, typed)}", *args, f"--resume={run_dir}"]
-    elif "config" not in typed:
-        args = [f"--config={default_config}", *args]
-    config = parse(parser, args)
-    if missing := [name for name, _ in parser.get_defaults().items() if name not in config]:
-        raise Mistake(f"{missing[0].rpartition('.')[0]} must hold options; leave it out for the defaults")
+        run = Run.open(Path(given.resume), CONFIG)
+        given.resume, checkpoint = str(run.folder), run.resumed
+        beneath = parse(parser, plain_config(run.folder / CONFIG, given.keys()), f"{run.folder / CONFIG}: ")
+    elif "config" not in given:
+        given.config = [str(default_config)]
+        beneath = parse_file(parser, default_config)
+    config = layered(parser, beneath, given)
     check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
     check_trainer(config.trainer)
-    if checkpoint is not None and config.trainer.fast_dev_run:
+    if checkpoint and config.trainer.fast_dev_run:
         raise Mistake("trainer.fast_dev_run leaves nothing, so it cannot continue a run: leave out --resume")
-    if config.model.init_from is not None and checkpoint is None:
-        init_tokenizer = take_over_model(config, typed)
+    if config.model.init_from is not None and not checkpoint:
+        trained = trained_model(config, given)
     if config.trainer.precision is None:
         config.trainer.precision = fast_precision(config.trainer.accelerator)
-    if is_model(config.data.tokenizer) and "/" not in config.data.tokenizer:
-        config.data.tokenizer = f"./{config.data.tokenizer}"  # a model still where its folder is gone
     saved = config.clone()
-    saved.name = saved.resume = None
+    for option in OF_THIS_CALL:
+        saved.pop(option)
     text = parser.dump(saved, skip_unset=False)
-    if checkpoint is not None:
-        config.model.init_from = None  # the checkpoint brings all weights
-        if is_model(config.data.tokenizer) and "data.tokenizer" not in typed:
-            config.data.tokenizer = str(checkpoint)  # whatever has become of the model that it is of
-    if is_model(config.data.tokenizer):
-        config.data.tokenizer = tokenizer_of(model_of(config.data.tokenizer))
-    return Options(config, text, checkpoint, init_tokenizer)
+    named = config.data.tokenizer
+    if named is None or "/" in named:  # it is that of a model
+        if checkpoint and "data.tokenizer" not in given:  # whatever has become of the model
+            config.data.tokenizer = read_checkpoint(checkpoint, on_disk=True)["tokenizer"]
+        elif owner := open_run(named) if named else trained:
+            config.data.tokenizer = owner.tokenizer.to_dict()
+    return Options(config, text, checkpoint, trained)
 
 
-def typed_options(parser: ArgumentParser, args: list[str]) -> dict[str, Any]:
-    """The options in `args` and in the configs that they name, by their full names."""
-    shown = [arg for arg in args if not arg.startswith("--print_config")]  # when they are complete
-    typed = parse(parser, [*(f"--{name}={value}" for name, value in UNSET.items()), *shown], defaults=False)
-    return {name: value for name, value in typed.items() if UNSET.get(name, ...) != value}
+def parse_file(parser: ArgumentParser, path: Path) -> Namespace:
+    """The options in a file of --config. Raises a `Mistake` if there is no such file, or it holds something else."""
+    if not path.is_file():
+        raise Missing(f"there is no config {path}")
+    read_config(path)  # which refuses what a parser would take any memory for
+    options = parse(parser, path.read_text(encoding="utf-8"), f"{path}: ")
+    if "config" in options:
+        raise Mistake(f"{path} names another config: name both by --config")
+    return options
 
 
-def take_over_model(config: Namespace, typed: Collection[str]) -> dict[str, Any] | None:
-    """Puts the network and the tokenizer of the model that --model.init_from names into the config.
+def trained_model(config: Namespace, given: Namespace) -> Glass:
+    """The model that --model.init_from names. Puts its network and its tokenizer into `config`.
 
-    Returns the model's tokenizer; None for a model without one, of which the person has named the tokenizer.
+    Raises a `Mistake` if a person has `given` what the model does not have, or a context longer than its positions.
     """
-    source = config.model.init_from = model_of(config.model.init_from)
-    names_tokenizer = "data.tokenizer" in typed
-    given = [name.removeprefix("model.gpt.") for name in typed if name.startswith("model.gpt.")]
-    network = initial_config(source, config.model.gpt, given)
-    config.model.gpt.update(Namespace(**dataclasses.asdict(network)))
-    config.data.context_length = network.context_length
-    if not names_tokenizer:
-        config.data.tokenizer = place_of(source)
+    source, chosen = config.model.init_from, config.model.gpt
     try:
-        return tokenizer_of(source)
+        glass = open_run(source)
     except NoTokenizer as error:
-        if names_tokenizer:
-            return None
-        raise Mistake(f"{error}: name the one it was trained with by --data.tokenizer") from error
-
-
-def is_model(name: str) -> bool:
-    """Whether --data.tokenizer names a run or model, and not a tokenizer."""
-    return "/" in name or (name not in ("bpe", "bytes") and Path(name).exists())
-
-
-def tokenizer_of(source: str) -> dict[str, Any]:
-    """The tokenizer of a checkpoint, or of what `from_huggingface` opens, as plain data. Raises as they do."""
-    if Path(source).is_file():
-        return read_checkpoint(Path(source), on_disk=True)["tokenizer"]
-    return Tokenizer.from_folder(local_folder(source)).to_dict()
+        words = "write it as a checkpoint by scripts/convert_huggingface.py import, whose --tokenizer names one"
+        raise Mistake(f"{error}: {words}") from error
+    network = dataclasses.asdict(glass.gpt.config)
+    for name, own in network.items():
+        if f"model.gpt.{name}" not in given:
+            continue
+        value = chosen[name]
+        is_open = value is None and GPTConfig.__dataclass_fields__[name].default is None
+        if name in FREE_TO_CHOOSE:
+            network[name] = value
+        elif value != own and not is_open:
+            raise Mistake(
+                f"model.gpt.{name} is {value}, but the model of --model.init_from has {own}: leave it out, as "
+                "configs/finetune_gpt2.yaml does"
+            )
+    if network["position"] == "learned" and network["context_length"] > glass.gpt.config.context_length:
+        raise Mistake(
+            f"model.gpt.context_length is {network['context_length']}, but the model of --model.init_from has learned "
+            f"only {glass.gpt.config.context_length} positions: write that or less"
+        )
+    chosen.update(Namespace(**network))
+    if "data.tokenizer" not in given:
+        config.data.tokenizer = None
+    return glass
 
 
 def check_trainer(options: Namespace) -> None:
@@ -131,33 +141,21 @@ def check_trainer(options: Namespace) -> None:
     interval, accumulate = options.val_check_interval, options.accumulate_grad_batches
     check_range("trainer.log_every_n_steps", options.log_every_n_steps, 1)
     check_range("trainer.accumulate_grad_batches", accumulate, 1)
-    repeats = str(options.limit_train_batches) not in ("None", "1.0")  # and the number 1, which is one batch
-    is_whole = isinstance(interval, int) and interval > 0 and interval % accumulate == 0
-    if options.min_epochs or options.min_steps:
-        raise Mistake(
-            "trainer.min_steps and min_epochs: of text without an end no epoch ends, so no run would stop early"
-        )
-    if options.max_epochs not in (None, -1) and not options.fast_dev_run:
-        raise Mistake("trainer.max_epochs: training is counted in steps here, set trainer.max_steps")
-    if repeats and not (options.overfit_batches or options.fast_dev_run):
-        raise Mistake("trainer.limit_train_batches: would repeat the same batches, set trainer.max_steps")
+    for name in OF_EPOCHS:
+        if str(options[name]) not in ("None", "-1", "1.0"):  # limit_train_batches of 1 is one batch, of 1.0 all
+            raise Mistake(f"trainer.{name}: text is read without an end, so no epoch ends: set trainer.max_steps")
     if REFUSED_STRATEGIES.search(str(options.strategy)):
         raise Mistake("trainer.strategy: each device has the whole model and a program of its own, so write ddp")
-    if not is_whole and not isinstance(interval, float | None):
+    is_whole = isinstance(interval, int) and interval > 0 and interval % accumulate == 0
+    if interval is not None and not is_whole:
         raise Mistake(f"trainer.val_check_interval: {interval} is no number of batches that {accumulate} divides")
-    for monitor in (callback.get("init_args.monitor") for callback in as_list(options.callbacks)):
+    for callback in as_list(options.callbacks):
+        name = callback.class_path.rpartition(".")[2]
+        if name in REFUSED_CALLBACKS:
+            raise Mistake(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}")
+        monitor = callback.get("init_args.monitor")
         if monitor not in (None, "step", *VALIDATION_METRICS):
             raise Mistake(f"trainer.callbacks: monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")
-
-
-def check_callbacks(callbacks: list) -> None:
-    """Raises a `Mistake` for callbacks that train steps which are not of the run."""
-    for callback in callbacks:
-        if isinstance(callback, BatchSizeFinder | LearningRateFinder):
-            raise Mistake(
-                f"trainer.callbacks: {type(callback).__name__} would train on other batches before the run: try sizes "
-                "and rates by runs of a few trainer.max_steps"
-            )
 
 
 def as_list(value: Any) -> list:
@@ -165,6 +163,20 @@ def as_list(value: Any) -> list:
     if isinstance(value, list):
         return value
     return [] if value is None or isinstance(value, bool) else [value]
+
+
+def explanation(error: Exception, run: Run) -> str | None:
+    """The sentence for an error that options or the machine have made, and not the code."""
+    cause = error.__cause__ or error  # jsonargparse wraps what a class of the options raises
+    if isinstance(cause, MisconfigurationException):  # Lightning's, for options that do not go together
+        return str(cause)
+    if is_out_of_memory(error):
+        said = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
+    elif has_lost_a_loader():
+        said = "a process that loads data has ended, often for want of memory: lower data.num_workers"
+    else:
+        return None
+    return f"{said}; {run.how_to_resume}"
 
 
 def quiet() -> None:

@@ -1,14 +1,17 @@
-"""A run's config.yaml: the options in it, and that they are plain values."""
+"""Options in arguments and in files: they are parsed once each, and laid over one another."""
 
+import argparse
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentParser, Namespace
 
 from model.checks import Mistake, parsing
 from model.files import content_of
+from model.runs.mistakes import with_hint
 
 # Groups of options, an outer one before those within.
 SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]
@@ -17,6 +20,33 @@ SECTIONS += ["attention", "samples", "checkpoints"]
 # class, path, address or YAML.
 TAKE_CLASSES = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
 PLAIN_TEXT = re.compile(r"[\w:,+ -]{0,100}")
+
+
+def parse(parser: ArgumentParser, given: list[str] | str, place: str = "") -> Namespace:
+    """The options in arguments, or in a text of YAML; none that they leave open.
+
+    Args:
+        parser: with exit_on_error=False.
+        place: begins the sentence of a mistake.
+
+    Raises a `Mistake` with what the parser says, and for a group of options that is something else.
+    """
+    try:
+        options = (parser.parse_string if isinstance(given, str) else parser.parse_args)(given, defaults=False)
+    except argparse.ArgumentError as error:
+        raise Mistake(f"{place}{with_hint(error.message)}") from error
+    for name, group in parser.get_defaults().items(branches=True):
+        if isinstance(group, Namespace) and not isinstance(options.get(name, group), Namespace):
+            raise Mistake(f"{place}{name} must hold options; leave it out for the defaults")
+    return options
+
+
+def layered(parser: ArgumentParser, *layers: Namespace) -> Namespace:
+    """All options: of each what the last of these layers says, or its default."""
+    options = parser.get_defaults()
+    for layer in layers:
+        options.update(layer)
+    return options
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -33,7 +63,7 @@ def read_config(path: Path) -> dict[str, Any]:
         return settings
 
 
-def plain_config(path: Path, typed: Collection[str]) -> str:
+def plain_config(path: Path, typed: Iterable[str]) -> str:
     """The options of a run's config, as YAML, without those of the Trainer that are `typed` too: theirs are taken.
 
     A run may come from a stranger, and the Trainer's options may be any class, or the name of a file that holds one:

@@ -62,36 +62,37 @@ class AttentionMonitor:
             return
         data, config = trainer.datamodule, module.gpt.config
         tokenizer, validation = data.tokenizer, data.tokenized.validation
-        first = tokenizer.end_of_text
+        end_of_text = tokenizer.end_of_text
         length = min(self.probe_tokens, config.context_length)
-        own = None if self.probe_text is None else tokenizer.encode(self.probe_text[: 16 * length])[:length]
-        tokens = validation.read(0, length).tolist() if own is None else own
+        if self.probe_text is None:
+            tokens = validation.read(0, length)
+        else:
+            tokens = tokenizer.encode_array(self.probe_text)[:length].astype(np.int64)
         if len(tokens) < MIN_PROBE_TOKENS:
-            source = "the validation split" if own is None else "attention.probe_text"
             raise Mistake(
                 f"{len(tokens)} tokens are too few for attention maps, which are of at least {MIN_PROBE_TOKENS}: raise "
-                f"attention.probe_tokens, model.gpt.context_length or the length of {source}, or write "
-                "--attention.enabled false"
+                "attention.probe_tokens or model.gpt.context_length, lengthen attention.probe_text or the validation "
+                "split, or write --attention.enabled false"
             )
-        drawn = set(np.unique(validation.read(0, KNOWN_TOKENS)).tolist()) - {first}
-        candidates = drawn if len(drawn) > 1 else range(tokenizer.vocab_size)
+        known = set(np.unique(validation.read(0, KNOWN_TOKENS)).tolist()) - {end_of_text}
+        drawn = known if len(known) > 1 else range(tokenizer.vocab_size)
         period = (len(tokens) - 1) // 2  # no longer than the text, so that both fit the context
         context = min(config.context_length, MAX_TOKENS)
         starts = spread_starts(validation.num_tokens, context)
 
         def texts(kind: Kind, rows: Sequence) -> Texts:
-            tokens = torch.from_numpy(np.stack(rows))
-            documents = torch.from_numpy(document_ids(tokens.numpy(), first)) if data.document_masking else None
+            tokens = np.stack(rows)
+            documents = torch.from_numpy(document_ids(tokens, end_of_text)) if data.document_masking else None
             about = {"document_ids": documents, "attention_window": config.window}
             return Texts.of(tokens, tokenizer.label, kind=kind, **about)
 
         probes = {
             "text": texts("text", [tokens]),
-            "repeated": texts("repeated", [repeated_tokens(candidates, period, first=first)]),
+            "repeated": texts("repeated", [repeated_tokens(drawn, period, first=end_of_text)]),
         }
         windows = {
             "text": texts("text", [validation.read(start, context) for start in starts]),
-            "repeated": texts("repeated", repeated_windows(candidates, context, first=first)),
+            "repeated": texts("repeated", repeated_windows(drawn, context, first=end_of_text)),
         }
         folder = Path(trainer.default_root_dir, ATTENTION)
         self.recording = Recording.resume(folder, probes, windows, tokenizer.fingerprint)
@@ -157,10 +158,18 @@ class Samples:
             return
         step, tokenizer = trainer.global_step, trainer.datamodule.tokenizer
         prompt = tokenizer.encode(self.prompt) or [tokenizer.end_of_text]
-        # A generator of its own: sampling must not change the random numbers of the training.
-        generator = torch.Generator(module.device).manual_seed(step)
-        options = {"temperature": self.temperature, "top_k": self.top_k, "generator": generator}
-        tokens = generate(module.gpt, torch.tensor([prompt], device=module.device), self.max_new_tokens, **options)
+        tokens = generate(
+            module.gpt,
+            torch.tensor([prompt], device=module.device),
+            self.max_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            # One of its own: sampling must not change the random numbers of the training.
+            generator=torch.Generator(module.device).manual_seed(step),
+        )
         text = tokenizer.decode(tokens[0, len(prompt) :].tolist())
         sample = {"step": step, "prompt": self.prompt, "text": text}
         append(Path(trainer.default_root_dir, SAMPLES), json.dumps(sample, ensure_ascii=False) + "\n")
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_samples()

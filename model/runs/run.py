@@ -134,8 +134,3 @@ def _folder_of(path: Path) -> Path:
     if folder.absolute().name not in (CHECKPOINTS, ATTENTION):
         return folder
     return (folder if folder.name else folder.absolute()).parent
-
-
-def model_of(source: str) -> str:
-    """What --model.init_from and --data.tokenizer mean: for a run's folder its checkpoint, else `source` itself."""
-    return str(Run.open(Path(source)).checkpoint) if Path(source, CHECKPOINTS).is_dir() else source

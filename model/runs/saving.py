@@ -13,7 +13,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
-from model.checkpoint import read_checkpoint
+from model.checkpoint import build_gpt, read_checkpoint
 from model.checks import Mistake, check_range, listed
 from model.files import atomic_file, write_atomically
 from model.runs.metrics import check_finite, write_metrics
@@ -29,7 +29,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         with atomic_file(Path(path)) as file:
-            torch.save(checkpoint, file)
+            try:
+                torch.save(checkpoint, file)
+            except RuntimeError as error:  # after a write that failed, torch still ends its archive, which fails too
+                raise error.__context__ or error from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         # To the CPU and plain data only, whatever the arguments say.
@@ -39,6 +42,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 f"{path} has no {listed(missing)}: it holds weights alone, or is of another version; start from its "
                 "weights with --model.init_from"
             )
+        build_gpt(Path(path), checkpoint)  # raises if the weights are not those of the model that it describes
         del checkpoint["loops"]  # see start_loops_at
         return checkpoint
 
@@ -75,12 +79,13 @@ class Checkpoints:
         largest = [weight.detach().abs().max() for weight in trainer.lightning_module.parameters()]
         check_finite(torch.stack(largest).max().item(), "the largest weight")
         run_dir, step = Path(trainer.default_root_dir), trainer.global_step
-        files = [run_dir / BEST] if is_best else []
-        files += [Run(run_dir).kept(step)] if step in self.keep_steps else []
-        first, *others = *files, run_dir / LAST
-        trainer.save_checkpoint(first)
-        for other in others if trainer.is_global_zero else ():
-            copy_file(first, other)
+        files = [run_dir / LAST]
+        if step in self.keep_steps:
+            files.insert(0, Run(run_dir).kept(step))
+        if is_best:
+            files.insert(0, run_dir / BEST)
+        for file in files:
+            trainer.save_checkpoint(file)
 
 
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
@@ -91,17 +96,18 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     Returns whether there is a best.ckpt. Raises a `Mistake` for a damaged metrics.csv or samples.jsonl, and has changed
     nothing then.
     """
-    metrics, samples, best, last = (run_dir / name for name in (METRICS, SAMPLES, BEST, LAST))
+    run, metrics, samples = Run(run_dir), run_dir / METRICS, run_dir / SAMPLES
+    best, last = run_dir / BEST, run_dir / LAST
     rows = [row for row in read_metrics(metrics) if row["step"] <= step]
     num_samples = sum(sample["step"] <= step for sample in read_samples(samples))
-    run = Run(run_dir)
     later = [run.kept(kept) for kept in run.kept_steps if kept > step]
     with suppress(Mistake):  # the step of a damaged checkpoint cannot be read: it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
             later.append(best)
     # The checkpoints first: a run that is killed in between is resumed from this step, and drops the rest.
     if resumed.resolve() != last.resolve():
-        copy_file(resumed, last)
+        with resumed.open("rb") as content, atomic_file(last) as copy:
+            shutil.copyfileobj(content, copy)
     for path in later:
         log.warning("%s is of a step after %s, and is removed.", path, step)
         path.unlink(missing_ok=True)
@@ -110,12 +116,6 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     if samples.exists():
         write_atomically(samples, b"".join(samples.read_bytes().splitlines(keepends=True)[:num_samples]))
     return best.exists()
-
-
-def copy_file(source: Path, target: Path) -> None:
-    """Copies a file; `target` is complete or absent."""
-    with source.open("rb") as content, atomic_file(target) as copy:
-        shutil.copyfileobj(content, copy)
 
 
 def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -146,22 +146,21 @@ def gather(value: Any, trainer: Trainer) -> list[Any]:
 def random_state(device: torch.device) -> dict[str, Any]:
     """States of the generators of torch (CPU and `device`), numpy and Python, as plain data."""
     _, keys, *rest = np.random.get_state()
-    return {
+    state = {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "mps": torch.mps.get_rng_state() if device.type == "mps" else None,
         "numpy": (np.asarray(keys).tolist(), *rest),
         "python": random.getstate(),
     }
+    if device.type != "cpu":
+        state[device.type] = torch.get_device_module(device).get_rng_state()
+    return state
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Inverse of `random_state`."""
+    """Inverse of `random_state`. A state that was saved on another kind of device leaves this one's as it is."""
     torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"], device)
-    if device.type == "mps" and state.get("mps") is not None:  # older checkpoints have none
-        torch.mps.set_rng_state(state["mps"])
+    if device.type != "cpu" and state.get(device.type) is not None:
+        torch.get_device_module(device).set_rng_state(state[device.type])
     keys, *rest = state["numpy"]
     np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
     random.setstate(state["python"])

@@ -2,8 +2,8 @@
 
 import dataclasses
 import logging
+import math
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,19 @@ from lightning.pytorch.callbacks import Checkpoint
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics, write_rows
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import opening, tell, validated
-from model.runs.results import read_samples, write_report
-from model.runs.run import SAMPLES
+from model.runs.results import write_report
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
-from model.runs.wandb_logger import WandbLogger
 
 log = logging.getLogger(__name__)
 
 
 def will_validate(trainer: Trainer) -> bool:
     """Whether Lightning validates after the update that it has just made, by its own rule."""
-    is_in_turn = (trainer.fit_loop.total_batch_idx + 1) % trainer.val_check_batch == 0
+    loop = trainer.fit_loop.epoch_loop
+    if trainer.val_check_batch == math.inf:  # it counts no batches: once for all that trainer.overfit_batches repeats
+        is_in_turn = loop.batch_progress.is_last_batch
+    else:
+        is_in_turn = (loop.total_batch_idx + 1) % trainer.val_check_batch == 0
     return trainer.enable_validation and (is_in_turn or trainer.should_stop)
 
 
@@ -37,15 +39,13 @@ class RunSequence(Checkpoint):
         self.checkpoints = checkpoints
         self.metrics = TrainingMetrics()
         self.signals = StopSignals()
-        self.best_loss = float("inf")
+        self.best_loss = math.inf
         self.step_before = 0  # the batch that is trained
         self.resumed_random_state: dict[str, Any] | None = None
         self.is_running = False
-        self.doing = "preparing text and model"  # for the person to whom an error is shown
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
         self.step_before = trainer.global_step
-        self.doing = f"training step {trainer.global_step + 1}"
         self.metrics.start_clock()
 
     def on_train_batch_end(
@@ -70,7 +70,6 @@ class RunSequence(Checkpoint):
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
         self.metrics.stop_clock()
-        self.doing = f"validation at step {trainer.global_step}"
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         check_finite(module.validation_metrics["val/loss"], "the validation loss")
@@ -79,33 +78,26 @@ class RunSequence(Checkpoint):
 
     def end_step(self, trainer: Trainer, module: LightningModule, validation: dict[str, float] | None = None) -> None:
         """What follows an update, and its validation if it had one; and once in a new run before its first update."""
-        step = trainer.global_step
+        step, is_validated = trainer.global_step, validation is not None
         is_kept = step in self.checkpoints.keep_steps
         is_best = validation is not None and validation["val/loss"] < self.best_loss
-        is_recorded = self.attention.enabled and (validation is not None or is_kept or self.attention.is_due(step))
-        if validation is not None:
-            log_metrics(trainer, validation)
+        is_recorded = self.attention.enabled and (is_validated or is_kept or self.attention.is_due(step))
         if is_recorded:
             self.metrics.stop_clock()  # recording is not training; the next batch starts it again
-            self.doing = f"recording of step {step}"
             # Of the last step too, and before it is saved: a run that has ended is not trained when it is resumed.
             self.attention.record(trainer, module, with_losses=is_kept or trainer.should_stop)
         if validation is not None:
-            self.doing = f"sample of step {step}"
+            log_metrics(trainer, validation)
             self.samples.write(trainer, module)
-            for logger in trainer.loggers:
-                if isinstance(logger, WandbLogger):
-                    logger.log_samples(read_samples(Path(trainer.default_root_dir, SAMPLES)))
             tell(trainer, validated(trainer))
-        if is_recorded or validation is not None:
+        if is_recorded or is_validated:
             self.show(trainer, "running")
         if is_best:
             self.best_loss = validation["val/loss"]
         # All ranks must agree to stop; to ask them at every step would make each wait for the slowest.
-        asks = trainer.world_size == 1 or validation is not None or step % trainer.log_every_n_steps == 0
-        stops = asks and self.signals.received_by_any_rank(trainer)
-        if stops or validation is not None or trainer.should_stop or self.checkpoints.is_due(step):
-            self.doing = f"saving step {step}"
+        asks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
+        stops = asks and trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
+        if stops or is_validated or trainer.should_stop or self.checkpoints.is_due(step):
             self.checkpoints.save(trainer, is_best)
         if stops:
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)  # another rank's may be either
@@ -123,11 +115,10 @@ class RunSequence(Checkpoint):
         self.attention.start(trainer, module)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        self.doing = "the start of training"
         is_new = trainer.ckpt_path is None
         if not is_new and trainer.is_global_zero:
             has_best = rewind(Path(trainer.default_root_dir), Path(trainer.ckpt_path), trainer.global_step)
-            self.best_loss = self.best_loss if has_best else float("inf")  # not that of weights which are gone
+            self.best_loss = self.best_loss if has_best else math.inf  # not that of weights which are gone
         tell(trainer, opening(trainer))
         self.is_running = True
         self.show(trainer, "running")
@@ -171,7 +162,6 @@ class RunSequence(Checkpoint):
         }
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.doing = f"restoring {trainer.ckpt_path}"
         start_loops_at(checkpoint["global_step"], trainer, checkpoint)
         self.metrics.num_batches, self.metrics.tokens, self.best_loss = checkpoint["counted"]
         sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank
@@ -196,17 +186,12 @@ class StopSignals:
         self.handlers: dict[int, Any] = {}  # those that ours replace
 
     def install(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self.handlers = {signum: signal.signal(signum, self._note) for signum in (signal.SIGINT, signal.SIGTERM)}
+        self.handlers = {signum: signal.signal(signum, self._note) for signum in (signal.SIGINT, signal.SIGTERM)}
 
     def remove(self) -> None:
         for signum, handler in self.handlers.items():
             signal.signal(signum, handler)
         self.handlers = {}
-
-    def received_by_any_rank(self, trainer: Trainer) -> bool:
-        """Whether training should stop; every rank must ask, and all get the same answer."""
-        return trainer.strategy.reduce_boolean_decision(self.received is not None, all=False)
 
     def _note(self, signum: int, frame: Any) -> None:
         self.received = signum

@@ -29,19 +29,14 @@ def new_run_dir(options: Namespace) -> Path:
 
     Raises a `Mistake` if a run has this name.
     """
-    runs = Path(options.trainer.default_root_dir)
     if options.trainer.fast_dev_run:
         folder = tempfile.mkdtemp()
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return Path(folder, "fast_dev_run")
+    runs = Path(options.trainer.default_root_dir)
     if options.name is None and RUN_NAME in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
         return runs / os.environ[RUN_NAME]
-    name = f"{Path(str(options.config[-1])).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    run_dir, number = runs / (name if options.name is None else options.name), 2
-    while options.name is None and run_dir.exists():  # another run began within this second
-        run_dir, number = runs / f"{name}-{number}", number + 1
-    if run_dir.resolve() == runs.resolve():
-        raise Mistake(f"--name is {options.name!r}: write the name of a folder under {runs}/")
+    run_dir = runs / (options.name or f"{Path(options.config[-1]).stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     if run_dir.exists():
         raise Mistake(f"{run_dir} exists: choose another --name, or remove it; {Run(run_dir).how_to_resume}")
     os.environ[RUN_NAME] = run_dir.name

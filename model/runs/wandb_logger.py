@@ -10,10 +10,11 @@ from typing import Any, Literal
 from lightning.pytorch.utilities import rank_zero_only
 
 from model.inspection.recording import Recording
-from model.pages.images import mosaic_pixels, score_pixels
+from model.pages.images import mosaic_pixels
 from model.runs.configs import read_config
 from model.runs.metrics import StepLogger
-from model.runs.run import CONFIG
+from model.runs.results import read_samples
+from model.runs.run import CONFIG, SAMPLES
 
 log = logging.getLogger(__name__)
 WandbMode = Literal["auto", "online", "offline", "disabled"]
@@ -33,13 +34,20 @@ class WandbLogger(StepLogger):
         self._attempt(lambda wandb: self.run.log({STEP: row["step"], **figures}))
 
     def log_attention(self, recording: Recording) -> None:
-        """Shows the newest maps, and the scores of all heads, as pictures."""
-        self._attempt(lambda wandb: self.log_metrics(pictures(wandb, recording)))
+        """Shows the newest maps of all heads as a picture."""
+        maps = recording.maps(recording.steps[-1])["text"]
+        layers, heads = maps.shape[:2]
+        caption = (
+            f"attention maps at step {recording.steps[-1]}: layers 0 to {layers - 1} from top to bottom, "
+            f"heads 0 to {heads - 1} from left to right"
+        )
+        picture = mosaic_pixels(maps)
+        self._attempt(lambda wandb: self.log_metrics({"attention/maps": wandb.Image(picture, caption=caption)}))
 
-    def log_samples(self, samples: list[dict[str, Any]]) -> None:
+    def log_samples(self) -> None:
         """Shows all samples as a table."""
-        rows = [list(sample.values()) for sample in samples]
-        columns = list(samples[0]) if samples else []
+        rows = [[*sample.values()] for sample in read_samples(self.run_dir / SAMPLES)]
+        columns = ["step", "prompt", "text"]
         self._attempt(lambda wandb: self.log_metrics({"samples": wandb.Table(columns=columns, data=rows)}))
 
     def finalize(self, status: str) -> None:
@@ -70,22 +78,15 @@ class WandbLogger(StepLogger):
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         # A resumed run continues under its id: its folders are named run-TIME-ID, and -1 follows within one second.
         ids = [folder.name.partition("run-")[2].split("-")[1] for folder in self.run_dir.glob("wandb/*run-*-*")]
-        about = {"name": self.run_dir.name, "config": read_config(self.run_dir / CONFIG)}
-        resume = {"id": min(ids, default=None), "resume": "allow" if self.mode == "online" else None}
-        settings = {"console": "off", "silent": True, "init_timeout": 30}
-        folder = self.run_dir.resolve()  # wandb's service may have been started from another one
-        project = os.environ.get("WANDB_PROJECT", "glassgpt")
-        self.run = wandb.init(**about, **resume, project=project, dir=folder, mode=self.mode, settings=settings)
+        self.run = wandb.init(
+            name=self.run_dir.name,
+            config=read_config(self.run_dir / CONFIG),
+            project=os.environ.get("WANDB_PROJECT", "glassgpt"),
+            dir=self.run_dir.resolve(),  # wandb's service may have been started from another one
+            id=min(ids, default=None),
+            resume="allow" if self.mode == "online" else None,
+            mode=self.mode,
+            settings={"console": "off", "silent": True, "init_timeout": 30},
+        )
         self.run.define_metric(STEP)
         self.run.define_metric("*", step_metric=STEP, step_sync=True)
-
-
-def pictures(wandb: Any, recording: Recording) -> dict[str, Any]:
-    """The newest maps and scores; each caption says which layer and head is where."""
-    newest = recording.snapshots[-1]
-    shown = {f"attention/{name}/heads": (score_pixels(score), name) for name, score in newest.scores.items()}
-    shown["attention/maps"] = (mosaic_pixels(recording.maps(newest.step)["text"]), "attention maps")
-    layers, heads = newest.scores[next(iter(newest.scores))].shape
-    places = f"layers 0 to {layers - 1} from top to bottom, heads 0 to {heads - 1} from left to right"
-    captions = {name: f"{title} at step {newest.step}: {places}" for name, (_, title) in shown.items()}
-    return {name: wandb.Image(pixels, caption=captions[name]) for name, (pixels, _) in shown.items()}

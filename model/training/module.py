@@ -5,7 +5,6 @@ For a step Lightning calls the optimizer's `step`, and this calls back: `trainin
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +12,10 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from model.checkpoint import build_gpt, read_checkpoint
 from model.checks import Mistake
 from model.exchange.evaluation import count_nats, loss_and_bits
 from model.gpt import GPT, GPTConfig
 from model.training.hardware import CompileMode, compile_options
-from model.training.initial import check_tokenizer, start_from
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 
@@ -51,8 +48,8 @@ class GPTModule(LightningModule):
         """
         super().__init__()
         self.gpt_config, self.optimizer_config, self.schedule_config = gpt, optimizer, schedule
-        self.compile_mode, self.init_from = compile, init_from
-        self.init_tokenizer: dict[str, Any] | None = None  # of the model of init_from, if it has one
+        self.compile_mode = compile
+        self.trained: Any = None  # the model of init_from, which `open_run` has opened
         self.gpt: GPT | None = None
         self.validation_sums: list[Tensor]  # those of `count_nats`, of each batch of a validation
         self.token_lengths: Tensor  # (V,), in bytes
@@ -63,8 +60,13 @@ class GPTModule(LightningModule):
             return
         config, tokenizer = self.gpt_config, self.trainer.datamodule.tokenizer
         num_tokens = tokenizer.vocab_size
-        if self.init_from is not None:
-            check_tokenizer(config.vocab_size, self.init_tokenizer, tokenizer)
+        trained = self.trained
+        if trained and trained.tokenizer.fingerprint != tokenizer.fingerprint:
+            raise Mistake(
+                f"the model of --model.init_from reads the tokens of its own {trained.tokenizer.name!r}, and the "
+                f"tokenizer of the data is another, {tokenizer.name!r} with {num_tokens:,} tokens: leave out "
+                "--data.tokenizer to take the model's"
+            )
         if config.vocab_size is None:
             config.vocab_size = num_tokens
         if config.vocab_size < num_tokens:  # more are fine: it may be rounded up
@@ -73,8 +75,12 @@ class GPTModule(LightningModule):
                 "least as many, or null"
             )
         self.gpt = GPT(config)
-        if self.init_from is not None:
-            start_from(self.gpt, self.init_from)
+        if trained:
+            weights = trained.gpt.state_dict()
+            if config.position == "learned":  # of a longer table of positions its beginning
+                weights["position_embedding.weight"] = weights["position_embedding.weight"][: config.context_length]
+            self.gpt.load_state_dict(weights)
+            self.trained = None  # which frees its memory
         needs_gradients = self.trainer.accumulate_grad_batches > 1 or self.trainer.world_size > 1
         if self.compile_mode == "reduce-overhead" and needs_gradients:
             raise Mistake(
@@ -138,16 +144,6 @@ class GPTModule(LightningModule):
         self.validation_metrics = {"val/loss": loss, "val/bits_per_byte": bits}
         # For callbacks that monitor a metric, and the bar. RunSequence writes them to the loggers, in full precision.
         self.log_dict(self.validation_metrics, prog_bar=True, logger=False, sync_dist=True)
-
-
-def check_resumed(path: Path, config: GPTConfig) -> None:
-    """Checks that the checkpoint of --resume fits the model, before either is in memory.
-
-    Raises FileNotFoundError if there is no such file, Mistake if it is no checkpoint or of another model.
-    """
-    checkpoint = read_checkpoint(path, on_disk=True)
-    build_gpt(path, checkpoint)
-    check_same_model(checkpoint, config)
 
 
 def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: dict[str, Any] | None = None) -> None:

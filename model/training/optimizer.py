@@ -107,18 +107,16 @@ def group_of(name: str, parameter: Tensor) -> str:
 
 def with_vectors_apart(state: dict[str, Any], gpt: GPT) -> dict[str, Any]:
     """The saved state of an optimizer, also of an earlier version, which had the vectors among the embeddings."""
-    saved = {group.get("name"): group for group in state["param_groups"]}
+    groups = {group.get("name"): group for group in state["param_groups"]}
     kinds = [group_of(name, parameter) for name, parameter in gpt.named_parameters()]
-    if "vectors" in saved or "vectors" not in kinds or "embeddings" not in saved:
+    if "vectors" in groups or "vectors" not in kinds or "embeddings" not in groups:
         return state
-    apart: dict[str, list[int]] = {"embeddings": [], "vectors": []}
-    together = [kind for kind in kinds if kind in apart]
-    for kind, number in zip(together, saved["embeddings"]["params"], strict=True):
-        apart[kind].append(number)
-    saved["vectors"] = dict(saved["embeddings"])
-    for kind, numbers in apart.items():
-        saved[kind] = saved[kind] | {"name": kind, "params": numbers}
-    return state | {"param_groups": [*saved.values()]}
+    together = groups["embeddings"]
+    kinds = [kind for kind in kinds if kind in ("embeddings", "vectors")]
+    for kind in ("embeddings", "vectors"):
+        numbers = [number for number, own in zip(together["params"], kinds, strict=True) if own == kind]
+        groups[kind] = together | {"name": kind, "params": numbers}
+    return state | {"param_groups": [*groups.values()]}
 
 
 class MuonAdamW(torch.optim.Optimizer):

@@ -11,36 +11,16 @@ import pytest
 import yaml
 from jsonargparse import Namespace
 
-import train as program
-from model.runs.command_line import check_trainer, quiet, read_options
-from train import TRAINER_DEFAULTS, TrainingCLI
+from model.runs.command_line import REFUSED_CALLBACKS, check_trainer, quiet, read_options
+from train import build_parser
 
 CONFIG = "model: {gpt: {num_layers: 3}}\ntrainer: {max_steps: 5, precision: 32-true}\ndata: {tokenizer: bytes}\n"
 
 
-@pytest.fixture(scope="module")
-def parser():
-    """That of train.py."""
-    found = []
-
-    class Parsed(Exception):
-        """Ends the command line once it has its parser."""
-
-    class CLI(TrainingCLI):
-        def parse_arguments(self, parser, args):
-            found.append(parser)
-            raise Parsed
-
-    with pytest.raises(Parsed):
-        options = {"trainer_defaults": TRAINER_DEFAULTS, "parser_kwargs": {"exit_on_error": False}}
-        CLI(program.GPTModule, program.TextDataModule, args=[], run=False, **options)
-    return found[0]
-
-
 @pytest.fixture
-def options(parser, here):
+def options(here):
     Path("default.yaml").write_text(CONFIG)
-    return lambda *args: read_options(parser, list(args), Path("default.yaml"))
+    return lambda *args: read_options(build_parser(), list(args), Path("default.yaml"))
 
 
 def test_what_may_be_left_out_is_filled_in(options):
@@ -50,13 +30,15 @@ def test_what_may_be_left_out_is_filled_in(options):
         (["--name", "a"], 3, 5),
         (["--config=own.yaml"], 6, 7),
         (["-c", "own.yaml"], 6, 7),
-        (["--config=own.yaml", "--config", "default.yaml", "--trainer.max_steps=9"], 3, 9),
+        (["--config=own.yaml", "--config", "default.yaml"], 3, 5),
+        (["--trainer.max_steps=9", "--config=default.yaml"], 3, 9),  # wherever it is typed
     ):
         found = options(*args)
         assert (found.config.model.gpt.num_layers, found.config.trainer.max_steps) == (layers, steps), args
         assert found.config.trainer.precision is not None
         saved = yaml.safe_load(found.saved)
-        assert saved["model"]["gpt"]["num_layers"] == layers and saved["name"] is None and found.checkpoint is None
+        assert saved["model"]["gpt"]["num_layers"] == layers and found.checkpoint is None
+        assert saved.keys() == found.config.as_dict().keys() - {"config", "print_config", "name", "resume"}
 
 
 def test_a_resumed_run_has_its_own_config_under_what_is_typed(options, run_dir):
@@ -72,13 +54,15 @@ REFUSED = {
     "--resume=runs/a --model.init_from=runs/a": "--model.init_from",
     "--resume=runs/a --model '{init_from: runs/a}'": "--model.init_from",
     "--resume=runs/a --name=b": "--name",
-    "--data.context_length=8": "model.gpt.context_length",
+    "--data.context_length=8": "data.context_length",
+    "--config=nested.yaml": "nested.yaml",
     "validate": "validate",
 }
 
 
 @pytest.mark.parametrize("typed", REFUSED)
 def test_no_option_is_ignored(options, typed):
+    Path("nested.yaml").write_text("config: [own.yaml]\n")
     with pytest.raises(ValueError, match=REFUSED[typed]):
         options(*shlex.split(typed))
 
@@ -128,19 +112,20 @@ def callback(name, **options):
     [
         ({}, None),
         ({"max_epochs": None, "limit_train_batches": None}, None),
-        ({"max_epochs": 1, "limit_train_batches": 1, "fast_dev_run": 1}, None),
-        ({"limit_train_batches": 3, "overfit_batches": 3}, None),
         *(({"limit_train_batches": share}, "trainer.limit_train_batches") for share in (0.5, 1)),
+        *(({name: 1}, f"trainer.{name}") for name in ("max_epochs", "min_epochs", "min_steps")),
         ({"strategy": "ddp"}, None),
         ({"strategy": Namespace(class_path="lightning.pytorch.strategies.DDPStrategy")}, None),
         ({"strategy": Namespace(class_path="lightning.pytorch.strategies.FSDPStrategy")}, "trainer.strategy"),
         *(({"strategy": name}, "trainer.strategy.* ddp") for name in ("fsdp", "deepspeed", "ddp_spawn")),
+        *(({"callbacks": callback(name)}, name) for name in REFUSED_CALLBACKS),
         ({"log_every_n_steps": 0}, "trainer.log_every_n_steps .*0"),
         ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches .*0"),
         ({"val_check_interval": 0}, "trainer.val_check_interval.* 0 "),
         ({"val_check_interval": "00:00:00:05"}, "trainer.val_check_interval"),
         ({"accumulate_grad_batches": 5}, None),
-        ({"accumulate_grad_batches": 5, "val_check_interval": 0.5}, None),
+        ({"val_check_interval": 0.5}, "trainer.val_check_interval.* 0.5 "),
+        ({"val_check_interval": None}, None),
         ({"accumulate_grad_batches": 3}, "trainer.val_check_interval.* 10 .* 3 "),
         ({"callbacks": [callback("EarlyStopping", monitor="val/loss")]}, None),
         ({"callbacks": [callback("ModelCheckpoint", monitor="step")]}, None),

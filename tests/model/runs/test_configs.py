@@ -1,11 +1,17 @@
-"""What a run's config may hold."""
+"""What is an option, and what a run's config may hold."""
 
+import shlex
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+import jsonargparse
 import pytest
 import yaml
 
-from model.runs.configs import plain_config
+from model.runs.configs import parse, plain_config
+from model.runs.mistakes import sentence
+from tests.command_lines import tells
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -77,3 +83,37 @@ def test_a_config_that_no_run_has_written_is_named(content):
     path.write_text(content)
     with pytest.raises(ValueError, match=r"runs/run/config\.yaml is damaged"):
         plain_config(path, set())
+
+
+@dataclass
+class Part:
+    length: int = 1
+    rate: float | None = None
+    kind: Literal["a", "b"] | int = "a"
+    pair: tuple[float, float] = (1, 2)
+
+
+PARSED = {
+    "--part.lenght=3": "--part.lenght",
+    "part: {lenght: 3}": "of.yaml: lenght",
+    "prat: {length: 3}": "of.yaml: prat",
+    "--part.length=big": "part.length big int",
+    "--part.pair=0.9,0.95": "part.pair 0.9,0.95",
+    "--part.rate=fast": "part.rate fast float",
+    "--part.kind=c": "part.kind c 'a' 'b' int",
+    "--part.length": "--part.length one",
+    "--name -x": "--name=-x",
+    "part: 3": "of.yaml: part",
+    "--name a.txt b.txt": "b.txt",
+}
+
+
+@pytest.mark.parametrize("typed", PARSED)
+def test_what_jsonargparse_says_is_the_sentence_and_names_option_and_value(typed):
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--name", type=str)
+    parser.add_class_arguments(Part, "part")
+    with pytest.raises(ValueError) as caught:
+        parse(parser, shlex.split(typed)) if typed.startswith("--") else parse(parser, typed, "of.yaml: ")
+    said = sentence(caught.value)
+    assert "\n" not in said and tells(said, PARSED[typed]), said

@@ -1,56 +1,14 @@
 """Exit statuses and sentences of every command line, without training."""
 
-import errno
 import io
-import multiprocessing
-import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
-from typing import Literal
 
-import jsonargparse
 import pytest
-import torch
 
 import model.checks
-from model.runs.mistakes import exit_status, explain_machine, parse, sentence
+from model.runs.mistakes import exit_status, sentence
 from tests import programs
-from tests.command_lines import tells
-
-
-@dataclass
-class Part:
-    length: int = 1
-    rate: float | None = None
-    kind: Literal["a", "b"] | int = "a"
-    pair: tuple[float, float] = (1, 2)
-
-
-PARSED = {
-    "--part.lenght=3": "--part.lenght",
-    "--config '{part: {lenght: 3}}'": "lenght",
-    "--config '{prat: {length: 3}}'": "prat",
-    "--part.length=big": "part.length big int",
-    "--part.pair=0.9,0.95": "part.pair 0.9,0.95",
-    "--part.rate=fast": "part.rate fast float",
-    "--part.kind=c": "part.kind c 'a' 'b' int",
-    "--part.length": "--part.length one",
-    "--config=none.yaml": "config none.yaml",
-    "--name a.txt b.txt": "b.txt",
-}
-
-
-@pytest.mark.parametrize("typed", PARSED)
-def test_what_jsonargparse_says_is_the_sentence_and_names_option_and_value(typed):
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("--config", action="config")
-    parser.add_argument("--name", type=str)
-    parser.add_class_arguments(Part, "part")
-    with pytest.raises(ValueError) as caught:
-        parse(parser, shlex.split(typed))
-    said = sentence(caught.value)
-    assert "\n" not in said and tells(said, PARSED[typed]), said
 
 
 @exit_status("tool.py")
@@ -117,61 +75,3 @@ for script in (benchmark, convert_huggingface, generate, inspect_attention, walk
         assert not {"torch", "lightning", "jsonargparse", "datasets", "matplotlib"} & set(sys.modules)
 """
     programs.run("-c", source)
-
-
-def cut_off() -> EOFError:
-    """What a connection raises whose other process has ended."""
-    ours, other = multiprocessing.Pipe()
-    other.close()
-    with pytest.raises(EOFError) as caught:
-        ours.recv()
-    return caught.value
-
-
-FULL = [OSError(code, "full") for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)]
-MACHINE = {
-    "memory data.batch_size": [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory."),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: tried 9 bytes"),
-        RuntimeError("DefaultCPUAllocator: not enough memory: tried 9 bytes"),
-    ],
-    "data.num_workers": [RuntimeError("DataLoader worker (pid(s) 1, 2) exited unexpectedly"), cut_off()],
-    "full room": FULL,
-}
-
-
-@pytest.mark.parametrize("said", MACHINE)
-def test_what_the_machine_lacks_is_said_and_how_to_resume_where_there_is_a_checkpoint(tmp_path, said):
-    run = tmp_path / "my run"
-    (run / "checkpoints").mkdir(parents=True)
-    for checkpoint in (None, "last.ckpt", "best.ckpt"):
-        for path in (run / "checkpoints").iterdir():
-            path.unlink()
-        if checkpoint:
-            (run / "checkpoints" / checkpoint).touch()
-        for error in MACHINE[said]:
-            with pytest.raises(model.checks.Mistake) as caught, explain_machine(run):
-                raise error
-            assert tells(str(caught.value), said)
-            assert (f"python train.py --resume '{run}'" in str(caught.value)) == bool(checkpoint)
-
-
-def test_a_full_disk_under_a_mistake_is_said_too(tmp_path):
-    """test_saving.py fills one."""
-    with pytest.raises(model.checks.Mistake) as caught, explain_machine(tmp_path):
-        raise model.checks.Mistake("a.txt: full") from FULL[0]
-    assert tells(str(caught.value), "a.txt full room")
-
-
-OTHERS = [RuntimeError("another"), ValueError("DataLoader worker (pid 1)"), OSError("without a number")]
-OTHERS += [RuntimeError("Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback")]  # an error in code
-OTHERS += [OSError(errno.EACCES, "denied"), model.checks.Mistake("full: make room")]
-
-
-@pytest.mark.parametrize("error", OTHERS, ids=repr)
-def test_other_errors_pass_as_they_are(tmp_path, error):
-    before = str(error)
-    with pytest.raises(type(error)) as caught, explain_machine(tmp_path):
-        raise error
-    assert caught.value is error and str(error) == before

@@ -6,7 +6,6 @@ And Ctrl-C and SIGTERM: the first is noted, and what handled them before is rest
 import os
 import signal
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
@@ -41,7 +40,7 @@ def events(monkeypatch):
     return seen
 
 
-VALIDATED = ["on_validation_epoch_end", "log_metrics", "record", "write", "save"]
+VALIDATED = ["on_validation_epoch_end", "record", "log_metrics", "write", "save"]
 
 
 def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(train, events):
@@ -56,9 +55,22 @@ def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(tra
     assert events == [(step, name) for step, names in expected.items() for name in names]
 
 
-def test_without_validation_the_last_step_is_saved(train, events):
-    assert train("--trainer.max_steps=3", "--trainer.limit_val_batches=0") == 0
-    assert [step for step, name in events if name == "save"] == [3]
+VALIDATES = {  # at these steps
+    "--trainer.limit_val_batches=0": [],
+    "--trainer.val_check_interval=null": [5],
+    "--trainer.val_check_interval=null --trainer.overfit_batches=2": [2, 4, 5],
+    "--trainer.val_check_interval=4 --trainer.accumulate_grad_batches=2": [2, 4, 5],
+}
+
+
+@pytest.mark.parametrize("options", VALIDATES)
+def test_each_step_ends_once_however_it_is_told_when_to_validate(train, monkeypatch, events, options):
+    ended, owner = [], sequence.RunSequence
+    before_call(monkeypatch.setattr, owner, "end_step", lambda _, trainer, *__: ended.append(trainer.global_step))
+    assert train("--trainer.max_steps=5", *options.split()) == 0
+    assert ended == [0, 1, 2, 3, 4, 5]
+    assert [step for step, name in events if name == "on_validation_epoch_end"] == VALIDATES[options]
+    assert [step for step, name in events if name == "save"][-1] == 5
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -99,14 +111,3 @@ def test_removing_twice_restores_what_was_there(signals):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals.remove()
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-
-
-def test_a_signal_of_one_rank_stops_all(signals):
-    def stops(*others: bool) -> bool:
-        """`others` is whether the other ranks have received one."""
-        strategy = SimpleNamespace(reduce_boolean_decision=lambda own, all: own or (not all and any(others)))
-        return signals.received_by_any_rank(SimpleNamespace(strategy=strategy))
-
-    assert [stops(), stops(False), stops(True, False)] == [False, False, True]
-    signals.received = signal.SIGTERM
-    assert stops() and stops(False)

@@ -15,10 +15,9 @@ def test_a_new_run_is_called_after_its_config_and_the_time_and_takes_no_folder_o
         "config": ["other.yaml", "configs/own.yaml"],
         "trainer": Namespace(default_root_dir=str(tmp_path), fast_dev_run=False),
     }
-    for expected in ("own-now", "own-now-2", "own-now-3"):
-        run_dir = new_run_dir(Namespace(**options, name=None))
-        assert run_dir == tmp_path / expected
-        run_dir.mkdir()
+    run_dir = new_run_dir(Namespace(**options, name=None))
+    assert run_dir == tmp_path / "own-now"
+    run_dir.mkdir()
     with monkeypatch.context() as other_device:  # whose process starts later, when the folder may be there
         other_device.setenv("LOCAL_RANK", "1")
         other_device.setattr("time.strftime", lambda _: "later")

@@ -1,20 +1,25 @@
 """--model.init_from: a run starts from the weights of a trained model, with the loss that this model has."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from jsonargparse import Namespace
 
 from data.tokenizers import byte_level, train_bpe
 from model.checkpoint import load_gpt
 from model.gpt import GPT, GPTConfig
-from model.training.initial import check_tokenizer, initial_config, start_from
+from model.runs.command_line import trained_model
+from model.training.module import GPTModule
+from model.training.optimizer import OptimizerConfig
+from model.training.schedule import ScheduleConfig
 from tests.gpts import GPT2, random_gpt, save_checkpoint
 from tests.model.training.test_module import validation_nats
 from tests.small_runs import REPOSITORY, metrics
+from train import build_parser, main
 
 SIZES = {"vocab_size": 257, "context_length": 32, "num_layers": 2, "num_heads": 2, "embed_dim": 16}
 
@@ -34,10 +39,9 @@ FINETUNED = """--data.tokenizer=bytes --data.cache_dir=cache --data.num_threads=
 def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_text, here):
     pytest.importorskip("transformers")
     from model.exchange.huggingface import to_huggingface
-    from train import main
 
     gpt = small_gpt2()
-    to_huggingface(gpt, "model")
+    to_huggingface(gpt, "model", byte_level())
     config = REPOSITORY / "configs" / "finetune_gpt2.yaml"
     assert main([f"--config={config}", f"--data.files={small_text}", *FINETUNED.split()]) == 0
     rows = metrics("runs/run")
@@ -51,15 +55,35 @@ def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_te
     assert main(["--resume=runs/run", "--trainer.max_steps=5"]) == 0
 
 
+def started(folder: Path, trained: GPT, *given: str, tokenizer=None, **chosen) -> GPT:
+    """The model of a run that starts from `trained`, of whose options these are `given` and the others left open."""
+    save_checkpoint(folder / "model.ckpt", trained)
+    network = build_parser().get_defaults().model.gpt
+    network.update(Namespace(context_length=32))
+    network.update(Namespace(**chosen))
+    parts = {"gpt": network, "init_from": str(folder / "model.ckpt")}
+    config = Namespace(model=Namespace(**parts), data=Namespace(tokenizer="named"))
+    glass = trained_model(config, [f"model.gpt.{name}" for name in given])
+    assert config.data.tokenizer is None
+    module = GPTModule(GPTConfig(**network.as_dict()), OptimizerConfig(), ScheduleConfig(), compile=False)
+    module.trained = glass
+    data, strategy = (
+        SimpleNamespace(tokenizer=tokenizer or glass.tokenizer),
+        SimpleNamespace(root_device=torch.device("cpu")),
+    )
+    options = {"accumulate_grad_batches": 1, "world_size": 1, "gradient_clip_val": None}
+    module.trainer = SimpleNamespace(datamodule=data, strategy=strategy, **options)
+    module.configure_model()
+    return module.gpt.eval()
+
+
 def test_a_shorter_context_takes_the_beginning_of_the_positions(tmp_path):
     gpt = small_gpt2()
-    save_checkpoint(tmp_path / "model.ckpt", gpt)
-    chosen, given = GPTConfig(context_length=8, dropout=0.2), ["context_length", "dropout"]
-    assert initial_config(str(tmp_path / "model.ckpt"), chosen, []) == gpt.config  # what is not given is the model's
-    config = initial_config(str(tmp_path / "model.ckpt"), chosen, given)
-    assert config.context_length == 8 and config.dropout == 0.2 and config.num_layers == 2
-    shorter = random_gpt(config, seed=1)
-    start_from(shorter, str(tmp_path / "model.ckpt"))
+    assert (
+        started(tmp_path, gpt, context_length=8, dropout=0.2).config == gpt.config
+    )  # what is not given is the model's
+    shorter = started(tmp_path, gpt, "context_length", "dropout", context_length=8, dropout=0.2)
+    assert shorter.config == replace(gpt.config, context_length=8, dropout=0.2)
     tokens = torch.randint(257, (1, 8))
     torch.testing.assert_close(shorter(tokens), gpt(tokens))
 
@@ -75,36 +99,21 @@ def test_a_shorter_context_takes_the_beginning_of_the_positions(tmp_path):
     ],
 )
 def test_what_the_model_has_cannot_be_chosen(chosen, message, tmp_path):
-    save_checkpoint(tmp_path / "model.ckpt", small_gpt2())
     with pytest.raises(ValueError, match=message):
-        initial_config(str(tmp_path / "model.ckpt"), GPTConfig(**{"context_length": 32, **chosen}), chosen.keys())
+        started(tmp_path, small_gpt2(), *chosen, **chosen)
 
 
 def test_null_is_a_choice_where_it_is_not_the_default(tmp_path):
-    save_checkpoint(tmp_path / "model.ckpt", GPT(GPTConfig(vocab_size=257, embed_dim=12)))
-    without_cap = GPTConfig(logit_soft_cap=None)
+    sizes = {"vocab_size": 257, "embed_dim": 12}
     with pytest.raises(ValueError, match=r"model\.gpt\.logit_soft_cap .*None.* 15\.0"):
-        initial_config(str(tmp_path / "model.ckpt"), without_cap, ["logit_soft_cap"])
-    assert initial_config(str(tmp_path / "model.ckpt"), without_cap, ["window"]).logit_soft_cap == 15
-    save_checkpoint(tmp_path / "model.ckpt", GPT(GPTConfig(vocab_size=257, embed_dim=12, num_kv_heads=1)))
-    open_number = SimpleNamespace(num_kv_heads=None)
-    assert initial_config(str(tmp_path / "model.ckpt"), open_number, ["num_kv_heads"]).num_kv_heads == 1
+        started(tmp_path, GPT(GPTConfig(**sizes)), "logit_soft_cap", logit_soft_cap=None)
+    assert started(tmp_path, GPT(GPTConfig(**sizes)), "window", logit_soft_cap=None).config.logit_soft_cap == 15
+    assert started(tmp_path, GPT(GPTConfig(**sizes, num_kv_heads=1)), "num_kv_heads").config.num_kv_heads == 1
 
 
-def test_another_tokenizer_is_refused_by_its_tokens_and_where_a_model_has_none_by_their_number():
-    tokenizer = train_bpe(["the cat and the hat and the rat " * 9], 265)
-    own = tokenizer.to_dict()
-    check_tokenizer(265, own | {"name": "another name of the same"}, tokenizer)
-    others = [{"tokens": b"\1\0a"}, {"special_tokens": {"<|endoftext|>": 300}}, {"pattern": r"\S+|\s+"}]
-    for other in (*others, byte_level().to_dict()):
-        said = f"the tokens of its own '{other.get('name', 'bpe')}', .* another, 'bpe' with 265 tokens: leave out"
-        with pytest.raises(ValueError, match=f"reads {said} --data.tokenizer"):
-            check_tokenizer(265, own | other, tokenizer)
-    for vocab_size in (257, 300):
-        check_tokenizer(vocab_size, None, byte_level())
-    for vocab_size in (256, 600):
-        with pytest.raises(ValueError, match=f"{vocab_size} tokens.* 'bytes' .*257"):
-            check_tokenizer(vocab_size, None, byte_level())
+def test_another_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"its own 'bytes', .* another, 'bpe' with 265 tokens: leave out --data.token"):
+        started(tmp_path, small_gpt2(), tokenizer=train_bpe(["the cat and the hat and the rat " * 9], 265))
 
 
 @pytest.mark.slow
@@ -114,7 +123,6 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, m
     pytest.importorskip("transformers")
     from model.exchange import huggingface
     from scripts import convert_huggingface, evaluate
-    from train import main
 
     Path("my.txt").write_text(small_text.read_text()[::-1])
     quiet = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--attention.enabled=false"]
@@ -154,14 +162,3 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, m
     assert "another tokenizer" in capsys.readouterr().err.splitlines()[-1]
     Path("runs/own").rename("gone")
     assert main(["--resume=runs/from_run", "--trainer.max_steps=3"]) == 0
-
-
-def test_the_weights_of_a_checkpoint_are_read_once(tmp_path):
-    """Its sizes are known without them: a changed weight is noticed where the weights are taken."""
-    path, gpt = tmp_path / "model.ckpt", small_gpt2()
-    save_checkpoint(path, gpt)
-    content, weight = path.read_bytes(), gpt.token_embedding.weight.detach().numpy().tobytes()
-    path.write_bytes(content.replace(weight, bytes(len(weight))))
-    assert initial_config(str(path), GPTConfig(context_length=8), []).embed_dim == 16
-    with pytest.raises(ValueError, match="checksum"):
-        start_from(gpt, str(path))
