@@ -218,7 +218,7 @@ def test_a_run_that_is_resumed_at_an_earlier_step_forgets_what_came_after_it(tra
     whole = trained(*options)
     assert steps_of(whole)["best"] == 12
     shutil.copytree(whole, "runs/run")
-    with monkeypatch.context() as killed:
+    with monkeypatch.context() as killed, pytest.raises(ValueError):
         before_call(killed.setattr, GPTModule, "training_step", Mock(side_effect=ValueError))
         train(f"--resume=runs/run/checkpoints/step_{kept:08d}.ckpt")
     later = {f"step_{step:08d}": step for step in (0, 3, 4, 8, 12) if step <= kept} | {"last": kept}

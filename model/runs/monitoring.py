@@ -84,7 +84,7 @@ class AttentionMonitor:
             tokens = np.stack(rows)
             documents = torch.from_numpy(document_ids(tokens, end_of_text)) if data.document_masking else None
             about = {"document_ids": documents, "attention_window": config.window}
-            return Texts.of(tokens, tokenizer.label, kind=kind, **about)
+            return Texts.of(torch.from_numpy(tokens), tokenizer.label, kind=kind, **about)
 
         probes = {
             "text": texts("text", [tokens]),

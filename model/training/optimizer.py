@@ -59,10 +59,11 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_choices(self, "model.optimizer.")
-        kinds = ("", "head_", "matrix_", "vector_", "table_")
-        for name in (*(f"{kind}learning_rate" for kind in kinds), "weight_decay", "epsilon"):
+        rates = [f"{kind}learning_rate" for kind in ("", "head_", "matrix_", "vector_", "table_")]
+        for name in (*rates, "weight_decay", "epsilon"):
             check_range(f"model.optimizer.{name}", getattr(self, name), 0)
-        for name, value in (("betas[0]", self.betas[0]), ("betas[1]", self.betas[1]), ("momentum", self.momentum)):
+        shares = {"betas[0]": self.betas[0], "betas[1]": self.betas[1], "momentum": self.momentum}
+        for name, value in shares.items():
             check_range(f"model.optimizer.{name}", value, 0, 1, high_open=True)
 
 
@@ -79,7 +80,7 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "rule": "muon"}
         groups["vectors"]["lr"] = config.vector_learning_rate
     for name, group in groups.items():
-        group |= {"name": name, "params": [], "initial_lr": group["lr"], "algorithm": config.algorithm}
+        group |= {"name": name, "params": [], "initial_lr": group["lr"]}
     for name, parameter in gpt.named_parameters():
         groups[group_of(name, parameter)]["params"].append(parameter)
     # Queries, keys and values share one weight, but are matrices of their own, which learn at very different speeds.
@@ -88,8 +89,13 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         if isinstance(layer, CausalSelfAttention):
             queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
             parts[layer.qkv_proj.weight] = [queries, keys, keys]
-    used = [group for group in groups.values() if group["params"]]
-    optimizer = MuonAdamW(used, parts, betas=config.betas, eps=config.epsilon, weight_decay=config.weight_decay)
+    optimizer = MuonAdamW(
+        [group for group in groups.values() if group["params"]],
+        parts,
+        betas=config.betas,
+        eps=config.epsilon,
+        weight_decay=config.weight_decay,
+    )
     optimizer.register_load_state_dict_pre_hook(lambda _, state: with_vectors_apart(state, gpt))
     return optimizer
 
@@ -150,17 +156,16 @@ class MuonAdamW(torch.optim.Optimizer):
 
         Raises Mistake for a state of another algorithm, or of other shapes, which would only fail at the next step.
         """
-        kept = ("params", "lr")  # the rate is that of the last update, until the next one sets it
-        own = [{name: value for name, value in group.items() if name not in kept} for group in self.param_groups]
+        own = [dict(group) for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, options in zip(self.param_groups, own, strict=True):
-            algorithm = options["algorithm"]
-            if (saved := group.get("algorithm", algorithm)) != algorithm:
+            if group["rule"] != options["rule"]:
                 raise Mistake(
-                    f"model.optimizer.algorithm is {algorithm}, but the checkpoint can only be resumed with {saved}: "
-                    f"write {saved}, or start a run without a checkpoint"
+                    f"model.optimizer.algorithm is {options['rule']}, but the checkpoint can only be resumed with "
+                    f"{group['rule']}: write that, or start a run without a checkpoint"
                 )
-            group |= options
+            # The rate is that of the last update, until the next one sets it.
+            group |= options | {"lr": group["lr"]}
         for parameter, state in self.state.items():
             if any(value.shape != parameter.shape[: value.ndim] for value in state.values()):
                 raise Mistake("the checkpoint's optimizer state is of other weights")
@@ -170,10 +175,11 @@ class MuonAdamW(torch.optim.Optimizer):
         """One update of every parameter that has a gradient."""
         with torch.enable_grad():
             loss = closure() if closure else None
+        rules = {"muon": self._muon, "adagrad": self._adagrad, "adamw": self._adamw}
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
-                {"muon": self._muon, "adagrad": self._adagrad, "adamw": self._adamw}[group["rule"]](group, parameters)
+                rules[group["rule"]](group, parameters)
         return loss
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
@@ -187,18 +193,23 @@ class MuonAdamW(torch.optim.Optimizer):
         tall: Matrices = defaultdict(list)
         for parameter, direction in zip(parameters, directions, strict=True):
             rows = self.parts.get(parameter, parameter.shape[0])
-            for weight, matrix in zip(parameter.split(rows), direction.split(rows), strict=True):
-                m, n = matrix.shape
-                (tall if m > n else wide)[min(m, n), max(m, n)].append((weight, matrix))
+            for pair in zip(parameter.split(rows), direction.split(rows), strict=True):
+                m, n = pair[0].shape
+                if m > n:
+                    tall[n, m].append(pair)
+                else:
+                    wide[m, n].append(pair)
         weights: list[Tensor] = []
         steps: list[Tensor] = []
         for m, n in wide | tall:
             as_is, turned = wide[m, n], tall[m, n]
-            stacked = torch.stack([matrix for _, matrix in as_is] + [matrix.mT for _, matrix in turned])
-            updates = orthogonalize(stacked)
-            of_turned = (updates[len(as_is) :] * math.sqrt(n / m)).mT.contiguous()
+            matrices = [matrix for _, matrix in as_is]
+            matrices += [matrix.mT for _, matrix in turned]
+            updates = orthogonalize(torch.stack(matrices))
+            of_turned = updates[len(as_is) :] * math.sqrt(n / m)
             weights += [weight for weight, _ in as_is + turned]
-            steps += [*updates[: len(as_is)], *of_turned]
+            steps += updates[: len(as_is)]
+            steps += of_turned.mT.contiguous()
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(weights, steps, alpha=-group["lr"])
@@ -219,21 +230,34 @@ class MuonAdamW(torch.optim.Optimizer):
                 parameter.sub_(step)
 
     def _adamw(self, group: dict, parameters: list[Tensor]) -> None:
-        gradients = [parameter.grad for parameter in parameters]
-        means, squares, steps = (self._state(name, parameters) for name in ("exp_avg", "exp_avg_sq", "step"))
-        (beta1, beta2), rates = group["betas"], {name: group[name] for name in ("lr", "weight_decay", "eps")}
-        options = {"fused": True, "amsgrad": False, "maximize": False, "beta1": beta1, "beta2": beta2, **rates}
-        adamw(parameters, gradients, means, squares, [], steps, **options)
+        beta1, beta2 = group["betas"]
+        adamw(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            self._state("exp_avg", parameters),
+            self._state("exp_avg_sq", parameters),
+            [],
+            self._state("step", parameters),
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+        )
 
     def _state(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
         """Zeros at first, like each parameter; "squares" has one a row, and "step", the number of updates, shape ()."""
         for parameter in parameters:
             state = self.state[parameter]
-            if name not in state:
-                axes = {"step": 0, "squares": 1}.get(name, parameter.ndim)
-                state[name] = torch.zeros(()) if name == "step" else parameter.new_zeros(parameter.shape[:axes])
-            if name == "step":  # `adamw` increments it on the device; from a checkpoint Lightning leaves it on the CPU
-                state[name] = state[name].to(parameter.device)
+            if name == "step":
+                # `adamw` increments it on the device; from a checkpoint Lightning leaves it on the CPU.
+                state[name] = state.get(name, torch.zeros(())).to(parameter.device)
+            elif name not in state:
+                shape = parameter.shape[:1] if name == "squares" else parameter.shape
+                state[name] = parameter.new_zeros(shape)
         return [self.state[parameter][name] for parameter in parameters]
 
 
