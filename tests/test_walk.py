@@ -1,21 +1,18 @@
 """scripts/walk.py: every stop against the forward pass written out by hand, the lines it names, and its mistakes."""
 
 import ast
-import gc
 import math
 import re
 import shlex
 import sys
-import weakref
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
-from scripts.walk import KEPT_SPACE, Stop, lesson, main, place_of, quoted
+from scripts.walk import KEPT_SPACE, Stop, lesson, main, quoted
 from tests.attentions import ALIBI, LEAK
 from tests.by_hand import ByHand
 from tests.command_lines import call, refused, tells
@@ -65,25 +62,7 @@ def test_every_value_is_that_of_the_forward_pass_in_the_order_of_the_data(name, 
     assert values.keys() == expected.keys() and [stop for stop in values if stop in ORDER] == ORDER
     for stop, value in values.items():
         torch.testing.assert_close(value.double(), expected[stop].double(), rtol=1e-4, atol=1e-4, msg=f"at {stop}")
-    tokens = torch.tensor([ids])
-    assert torch.equal(values["logits"], gpt(tokens))
-    torch.testing.assert_close(values["loss"], gpt.loss(tokens[:, :-1], tokens[:, 1:]))
-
-
-def test_a_librarys_function_is_named_wherever_it_lies():
-    assert re.fullmatch(r"silu, \S+/torch/nn/functional\.py:\d+", place_of(F.silu))
-    assert place_of(torch.tanh).endswith("tanh")  # in C
-
-
-def test_an_activation_of_ones_own_is_named_as_it_is():
-    gpt = model("modern")
-    gpt.config.activation = "sine"
-    for block in gpt.blocks:
-        block.feed_forward.activation = torch.sin
-    (hidden,) = [stop for stop in stops_of(gpt, 0) if stop.name == "hidden units"]
-    (normed,) = [stop for stop in stops_of(gpt, 0) if stop.name == "feed-forward norm"]
-    torch.testing.assert_close(hidden.value, gpt.blocks[0].feed_forward.up_proj(normed.value).sin())
-    assert "sine" in hidden.why
+    assert torch.equal(values["logits"], gpt(torch.tensor([ids])))  # the walk leaves the model as it was
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +95,7 @@ def test_what_is_printed_can_be_looked_up(runs, capsys, name, head):
         assert f"def {function.rpartition('.')[2]}(" in source
         lettered = eval(letters, sizes)
         assert eval(shape) == (lettered if isinstance(lettered, tuple) else (lettered,))
-        if letters == "(B, H_kv, T, K)":
-            assert index.startswith(f"[0, {head // (c.num_heads // c.num_kv_heads)}, ")
-        elif letters == "(B, H, T, K)":
+        if letters == "(B, H, T, K)":
             assert index.startswith(f"[0, {head}, ")
         five = eval(f"value{index}", {"value": expected[stop]}).reshape(-1)
         assert len(five) == (1 if stop == "loss" else 5)
@@ -149,22 +126,6 @@ def test_another_attention_is_walked_with_its_own_weights_and_the_difference(nam
         assert found == pytest.approx(expected, rel=0.05) and found > 0.01
 
 
-def test_the_model_is_left_as_it_was():
-    gpt = model("modern")
-    tokens = torch.tensor([list(PROMPT.encode())])
-    before, calls = gpt(tokens), []
-    value = weakref.ref(stops_of(gpt, 1)[1].value)  # of a module
-    gc.collect()
-    assert value() is None  # a hook that is still there would hold it
-    assert all(not {"project", "attend"} & vars(block.attention).keys() for block in gpt.blocks)
-    assert not any(stop.value.requires_grad for stop in stops_of(gpt, 1))
-    gpt.blocks[1].attention.attend = lambda *arguments: calls.append(arguments) or torch.zeros(1, 4, 10, 8)
-    gpt(tokens)
-    assert len(calls) == 1  # nothing of the walk stands in between
-    del gpt.blocks[1].attention.attend
-    assert torch.equal(gpt(tokens), before)
-
-
 def test_without_a_run_it_is_a_fresh_model(tmp_path, here, runs, capsys):
     status, out, _ = call(main, capsys, "--prompt", "héllo")
     assert status == 0 and out.startswith("a fresh model")
@@ -179,13 +140,10 @@ def test_every_token_is_quoted_as_another_one():
     """Also those whose text is how another one is escaped, and one that is not used."""
     ranks = byte_level().ranks | {text.encode(): 257 + i for i, text in enumerate(["\\n", "\\xc3", "<259>", "é"])}
     tokenizer = Tokenizer("words", r"[\s\S]+", ranks, {END_OF_TEXT: 256})
-    tokens = range(tokenizer.vocab_size)
-    said = [quoted(tokenizer, token) for token in tokens]
-    assert len(set(said)) == len(tokens) and quoted(tokenizer, 300) == "'<300>'"
-    assert not any(" " in text for text in said)  # where a line could be broken
-    for token, text in zip(tokens, said, strict=True):
-        text = text.replace(KEPT_SPACE, " ")
-        value = ast.literal_eval(text)
+    said = [quoted(tokenizer, token) for token in range(tokenizer.vocab_size)]
+    assert len(set(said)) == tokenizer.vocab_size and not any(" " in text for text in said)
+    for token, text in enumerate(said):
+        value = ast.literal_eval(text.replace(KEPT_SPACE, " "))
         assert (value if isinstance(value, bytes) else value.encode()) == tokenizer.token_bytes(token)
 
 

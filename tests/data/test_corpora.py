@@ -1,6 +1,5 @@
 """Corpora: the text of each split, and the sentence for every mistake in naming it."""
 
-import gzip
 import os
 import re
 import sys
@@ -109,14 +108,6 @@ def test_a_file_of_several_names_is_read_once_and_one_that_validates_is_never_tr
         corpus = build("files", files=[f"{tmp_path}/*.txt"], validation_files=[f"{tmp_path}/{name}"])
         assert texts(corpus, "validation") == ["text number 3\n"] and corpus.name == tmp_path.name
         assert sorted(texts(corpus, "train")) == sorted(path.read_text() for path in paths if path != paths[3])
-
-
-def test_text_and_tables_compressed_or_not_can_be_mixed(tmp_path: Path):
-    (tmp_path / "a.jsonl").write_text('{"body": "from json", "n": 1}\n')
-    (tmp_path / "b.md").write_text("from markdown")
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'{"body": "from gzip"}\n'))
-    corpus = build("files", files=[str(tmp_path / "*")], text_column="body")
-    assert sorted(texts(corpus, "train") + texts(corpus, "validation")) == ["from gzip", "from json", "from markdown"]
 
 
 def test_what_exists_is_not_read_as_a_pattern(tmp_path: Path):

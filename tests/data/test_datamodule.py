@@ -51,17 +51,6 @@ def test_targets_are_the_tokens_that_follow(module):
         assert (windows == np.append(tokens[:1], targets)).all(axis=1).any()
 
 
-def test_repeated_windows_are_their_own_first_tokens_over_and_over_and_the_others_do_not_change(module):
-    plain, batches = module(), module(repeat_fraction=0.25)
-    for batch, unchanged, _ in zip(batches.train_dataloader(), plain.train_dataloader(), range(20), strict=False):
-        windows, originals = (torch.cat((b["tokens"], b["targets"][:, -1:]), dim=1) for b in (batch, unchanged))
-        changed = (windows != originals).any(dim=1)
-        assert changed.sum() == 2  # of 8
-        for window, original in zip(windows[changed], originals[changed], strict=True):
-            tilings = [original[:period].repeat(5)[:33] for period in range(8, 17)]
-            assert any(torch.equal(window, tiling) for tiling in tilings)
-
-
 def test_loaders_do_not_use_the_global_random_generator(module):
     """A resumed run makes its loaders at another moment, and would then draw other dropout masks."""
     data = module()
@@ -103,15 +92,6 @@ def test_validation_text_is_the_end_of_the_book(module):
     assert text_of(data, validation) == held_out
     assert validation.num_bytes == len(held_out.encode())
     assert train.num_tokens + validation.num_tokens == len(content) + 4  # end-of-text around each split
-
-
-@pytest.mark.skipif("GLASSGPT_TEST_DATA" not in os.environ, reason="GLASSGPT_TEST_DATA names no folder of texts")
-def test_tinyshakespeare_is_split_as_nanogpt_splits_it(module):
-    """Whose data/shakespeare_char/prepare.py finds 1,003,854 and 111,540 characters; here one begins after an end."""
-    data = module(files=str(Path(os.environ["GLASSGPT_TEST_DATA"], "tinyshakespeare.txt")))
-    train, validation = data.tokenized.train, data.tokenized.validation
-    assert (train.num_bytes, validation.num_bytes) == (1_003_854, 111_540)
-    assert text_of(data, validation).startswith("?\n\nGREMIO:\nGo")
 
 
 def test_document_ids_tell_documents_apart(module, tmp_path: Path):

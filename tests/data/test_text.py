@@ -167,13 +167,6 @@ def test_a_local_table_is_read_without_the_network(tmp_path: Path, monkeypatch):
     assert list(table_passages(tmp_path / "rows.arrow", "text")) and not asked
 
 
-def test_the_ending_says_whether_a_file_is_a_table():
-    kinds = {".json": "a.json a.JSON.gz", ".csv": "a.csv a.b.csv.zst a.tsv.csv", ".tsv": "a.tsv A.TSV a.csv.TSV.GZ"}
-    kinds |= {".jsonl": "a.jsonl", ".parquet": "a.parquet", ".arrow": "a.arrow.GZ"}
-    for kind, names in {**kinds, None: "a.txt a.json.txt README a.gz json"}.items():
-        assert {name: table_ending(Path(name)) for name in names.split()} == dict.fromkeys(names.split(), kind)
-
-
 @pytest.mark.parametrize(("name", "delimiter"), [("a.TSV", "\t"), ("a.tsv.csv", ","), ("a.CSV.gz", ",")])
 def test_a_tables_last_ending_decides_its_delimiter(tmp_path: Path, name: str, delimiter: str):
     other = {",": "\t", "\t": ","}[delimiter]

@@ -1,6 +1,5 @@
 """The token cache: the stream of the text, whole or not there, made once by one of several runs, remade when stale."""
 
-import errno
 import os
 import pickle
 import random
@@ -8,7 +7,6 @@ import shutil
 import signal
 import sys
 import time
-import tracemalloc
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from data.corpora.files import FileCorpus
 from data.datamodule import TextDataModule
 from data.text import Passage
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, default_cache_dir, token_stream, write_split
-from data.windows import WindowSampler
 from model.checks import Mistake
 from tests import programs
 
@@ -102,19 +99,6 @@ def test_large_vocabularies_take_four_bytes(tmp_path: Path):
     assert stream(tokens) == [100_000, ord("a"), ord("b"), 100_000]
 
 
-def test_a_bar_is_drawn_until_an_error_and_not_after_it(tmp_path: Path, monkeypatch, capfd):
-    def refuse(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(token_cache.os, "fsync", refuse)
-    with pytest.raises(Mistake, match="No space left") as caught:
-        write(tmp_path)
-    drawn = capfd.readouterr().err
-    assert "tokenising train" in drawn and drawn.endswith("\n")  # closed before the error is reported
-    del caught  # and with it the frames that hold the bar
-    assert not capfd.readouterr().err
-
-
 @pytest.mark.parametrize(
     "error", [Mistake("not UTF-8"), KeyError("train"), OSError(2, "none"), MemoryError()], ids=repr
 )
@@ -144,31 +128,6 @@ def test_tokens_are_whole_on_the_disk_before_the_index(folder: Path, tmp_path: P
 def test_no_text_is_a_mistake(tmp_path: Path):
     with pytest.raises(Mistake, match="train"):
         write(tmp_path, [])
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="NTFS fills the holes of a file")
-def test_ten_billion_tokens_take_no_more_memory_than_a_million(tmp_path: Path):
-    """Here a hole in the file, which takes no space on the disk and is read as zeros."""
-
-    def first_batches(num_tokens: int) -> tuple[int, int]:
-        """The last token that five steps read, and the peak of memory."""
-        path = tmp_path / f"{num_tokens}.bin"
-        path.touch()
-        os.truncate(path, 2 * num_tokens)
-        tracemalloc.start()
-        tokens = TokenStore(path, "uint16", num_tokens, num_tokens, checksum=0)
-        assert tokens.is_whole(index=path)
-        starts = WindowSampler(tokens.num_tokens, 1024, seed=1).starts(np.arange(320).reshape(5, 64))
-        assert all(tokens.gather(row, 1025).shape == (64, 1025) for row in starts)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return int(starts.max()) + 1025, peak
-
-    first_batches(10**5)  # whatever is set up once
-    _, small = first_batches(10**6)
-    last, large = first_batches(10**10)
-    assert 9.9 * 10**9 < last <= 10**10
-    assert large < 1.2 * small
 
 
 def test_pickled_store_carries_no_tokens(tmp_path: Path):

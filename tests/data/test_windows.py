@@ -133,19 +133,6 @@ def test_text_repeats_between_two_windows_and_random_tokens_do_all_the_time():
     assert len(set(firsts)) > len(firsts) / 2
 
 
-def test_a_run_that_goes_on_reads_the_same_repeated_windows():
-    repeats = Repeats(0.3, 10, 90, 0.2)
-    assert np.array_equal(windows_from(0, repeats)[40:], windows_from(40, repeats)[:56])
-
-
-def test_a_vocabulary_may_be_smaller_than_a_period():
-    tokens = SimpleNamespace(gather=lambda starts, length: np.full((len(starts), length), 7))
-    windows = next(
-        iter(TrainingWindows(tokens, WindowSampler(9000, 64, 0), 0, Repeats(random_fraction=1), np.arange(3), 50, 0, 1))
-    )
-    assert (np.sort(windows[:, :3], axis=1) == np.arange(3)).all()
-
-
 def test_too_short_a_stream_names_both_numbers():
     with pytest.raises(Mistake, match=r"context_length 64 .*65.* 64"):
         WindowSampler(64, 64, seed=0)

@@ -112,18 +112,6 @@ def test_a_leak_between_documents_is_found(monkeypatch):
     assert moved_logits(gpt, DOCUMENTS)[~same].max() > 0
 
 
-@FAMILIES
-@torch.no_grad()
-def test_documents_in_one_sequence_do_not_see_each_other(config):
-    gpt = random_gpt(dataclasses.replace(config, position="rotary"))
-    tokens = torch.randint(31, (1, 10))
-    packed = gpt(tokens, document_ids=torch.tensor([[5] * 4 + [6] * 6]))
-    # Rotary scores depend on distances alone, so the second document stands anywhere.
-    torch.testing.assert_close(packed[:, :4], gpt(tokens[:, :4]), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(packed[:, 4:], gpt(tokens[:, 4:]), atol=1e-5, rtol=1e-5)
-    assert (packed[:, 4:] - gpt(tokens)[:, 4:]).abs().max() > 1e-2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True], ids=["modern, short attention in bfloat16", "gpt2, documents"])
 def test_torch_compile_and_export_capture_the_gpt_in_one_graph(packed):

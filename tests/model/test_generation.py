@@ -1,7 +1,6 @@
 """Generation against a loop without a cache, and sampling against the distribution it should have."""
 
 import dataclasses
-from itertools import pairwise
 
 import pytest
 import torch
@@ -41,13 +40,6 @@ def test_cached_generation_equals_uncached_within_and_past_the_context(config, p
     expected = without_cache(gpt, tokens, 25, lambda logits: sample(logits, **options, generator=generator))
     torch.testing.assert_close(drawn, expected)
     assert not drawn.equal(greedy)
-
-
-def test_a_context_of_one_token():
-    gpt = random_gpt(dataclasses.replace(MODERN, context_length=1))
-    tokens = generate(gpt, torch.tensor([[3, 5]]), 4, temperature=0)[0]
-    for before, after in pairwise(tokens[1:]):
-        assert gpt(before.view(1, 1)).argmax() == after
 
 
 def lengths_read(gpt):

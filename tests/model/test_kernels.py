@@ -99,15 +99,6 @@ def test_only_short_causal_attention_leaves_pytorchs_kernel(options, length, mas
     assert len(fused_calls) == calls
 
 
-def test_float32_and_cross_attention_go_to_pytorchs_kernel(fused_calls):
-    q = torch.randn(2, 8, 4)
-    scaled_dot_product_attention(q, q, q, is_causal=True)
-    q, v = q.bfloat16(), torch.randn(2, 8, 6).bfloat16()
-    for value, options in ((v, {"is_causal": True}), (q, {}), (q, {"is_causal": True, "scale": 1.0})):
-        scaled_dot_product_attention(q, q, value, **options)
-    assert len(fused_calls) == 4
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("out_features", [1, 12, 13, 64])
 @pytest.mark.parametrize(
