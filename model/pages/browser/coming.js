@@ -34,7 +34,7 @@ function likeliestNext(sides) {
   const [first] = sides;
   const whole = first.off?.length ? sharesOf(first, first.whole) : null;
   const rank = (shares, count) => (shown.typing
-    ? likeliest(shares, count)
+    ? likeliest(shares, count).filter((id) => shares[id] > 0)
     : Object.keys(shares).map(Number).sort((one, two) => shares[two] - shares[one]).slice(0, count));
   const always = [whole, all[1]].flatMap((shares) => (shares ? rank(shares, EXPECTED) : []));
   const truth = shown.typing ? first.typed.tokens[current() + 1] : undefined;

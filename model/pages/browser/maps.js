@@ -103,8 +103,11 @@ export function drawLabel(context, { room, cell, side, font }, axis, index, text
   context.translate(...(axis === "query" ? [room - 4, PAD + middle] : [room + middle, PAD + side + 4]));
   if (axis === "key") context.rotate(-Math.PI / 2);
   if (background) {
-    context.fillStyle = background.back;
-    context.fillRect(4 - room, -7.5, room - 2, 15);
+    const wide = Math.min(context.measureText(text).width, room - 5) + 6;
+    for (const [colour, width] of [[css("panel"), room - 1], [background.back, wide]]) {
+      context.fillStyle = colour;
+      context.fillRect(3 - width, -7.5, width, 15);
+    }
     context.fillStyle = background.ink;
   }
   context.fillText(text, 0, 0.5, room - 5);

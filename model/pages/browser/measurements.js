@@ -39,8 +39,6 @@ function drawLenses() {
   });
 }
 
-// ---- attribution
-
 // Of the first of two steps: they may expect different tokens, whose parts cannot be compared.
 function drawAttribution() {
   const [{ label, measured }] = shown.sides;

@@ -40,8 +40,6 @@ function formedIn(score) {
   return step < Infinity ? [`formed ${formedBetween(step)}`] : [];
 }
 
-// ---- losses without parts
-
 // A change of the loss in words: whether it is more than chance explains, as losses.py judges it.
 const isClear = ([change, error]) => error !== null && Math.abs(change) > data.errors * error;
 const inWords = (found) =>
@@ -53,6 +51,7 @@ function tellPart(part) {
   const losses = Object.entries(KINDS).filter(([kind]) => measured?.[kind][part])
     .map(([kind, where]) => `${where} ${inWords(measured[kind][part])}`);
   const size = parametersOf(part);
+  $("part").className = headNumber(part.replace("head ", "")) === undefined ? "first" : "note";
   $("part").replaceChildren(element("b", {}, part), [
     `: ${meaningOf(part) ?? ""}`,
     size && `${size.toLocaleString("en")} parameters.`,
