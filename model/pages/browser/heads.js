@@ -25,6 +25,7 @@ export const thumbs = ALL_HEADS.map((head) => {
   return element("button", { className: "thumb", title: words.get("head"), onclick }, ...parts);
 });
 
+let inSight = null; // the part
 Object.assign(state, { part: null }); // that is not a head and was chosen last
 const PARTS = Object.keys(RUN.snapshots.find(({ ablation }) => ablation)?.ablation.text ?? {});
 export const buttons = new Map(ALL_HEADS.map((head) => [headPart(head), thumbs[head]]));
@@ -86,6 +87,9 @@ addView(function drawHeads() {
     button.ariaLabel = [headName(head), `${label} ${decimal(scores[head])}`, ...since].join(", ");
   }
   const chosen = shown.part ?? headPart(side.head);
+  // Where not all of it has room, the chosen part is in sight.
+  if (chosen !== inSight) $("grid").scrollLeft = buttons.get(chosen).offsetLeft - $("grid").clientWidth / 2;
+  inSight = chosen;
   for (const [part, button] of buttons) button.ariaPressed = part === chosen || part === headPart(side.head);
 });
 

@@ -35,8 +35,7 @@ export function createLens(parent, choose) {
   function build() {
     const { sublayers, labels } = view.measured;
     const written = [...labels.map((label) => visible(label, 8) || "∅"), ""];
-    const columns = labels.map((label, i) =>
-      element("th", { scope: "col", title: `${i} ${visible(label, 60)}` }, written[i]));
+    const columns = labels.map((_, i) => element("th", { scope: "col" }, written[i]));
     const nexts = labels.map((_, i) => element("th", {}, written[i + 1]));
     head.replaceChildren(element("tr", {}, element("th", { scope: "row" }, "reads"), ...columns));
     foot.replaceChildren(element("tr", {}, element("th", { scope: "row" }, "true next"), ...nexts));

@@ -24,8 +24,6 @@ addChoices($("shades"), "text", [["attention", "reads"], ["surprise", word("surp
 // What is pointed at on the map is not told here, so that the list is not read out again for each square.
 addFollower((patch) => "token" in patch && drawSurprise());
 
-// ---- lens
-
 const panes = [...$("lenses").children];
 const lenses = panes.map((pane) => createLens(pane, (token) => change({ token })));
 

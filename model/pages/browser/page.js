@@ -27,7 +27,6 @@ import { decimal, scientific } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
 const STOPPED = "The model has stopped, and what one types with it. Reload the page to start it again.";
-const CUT = "This file has been cut short: copy or download it again.";
 const BROWSERS = $("browsers").textContent; // that can show this page
 
 const tell = (...sentences) => $("notes").replaceChildren(
@@ -87,7 +86,7 @@ function model() {
 
 async function startModel() {
   const held = model();
-  if (!held) return tell(CUT);
+  if (!held) return tell("This file has been cut short: copy or download it again.");
   const onWaiting = (count) => ($("main").ariaBusy = count > 0);
   onWaiting(1);
   useEngine(await startEngine(held.manifest, held.texts, { onWaiting, onStop: () => tell(STOPPED) }));

@@ -18,7 +18,6 @@ const END_OF_TEXT = "<|endoftext|>";
 export const box = $("box"); // transparent, above the tokens
 const tokens = $("tokens");
 
-const number = (count) => count.toLocaleString("en");
 let showsEnd = false; // whether the end of the text is to be in sight when it has been read
 let read = null; // the labels or the typed text that `pieces` are of
 let pieces = []; // { text, ids }: together the text that was read last; what was not read has no ids
@@ -149,7 +148,7 @@ function aboutTyped(typed) {
     !typed.all && "shown is what the model expects at the beginning of a document.",
     typed.all && whole && pieces.some(({ ids }) => !ids.length) && "Grey: the model has no token for it.",
     typed.all && !whole && `The model reads ${context} tokens at once:`,
-    typed.all && !whole && `of these ${number(typed.all)} it reads the last ${context} (grey: not read).`,
+    typed.all && !whole && `of these ${typed.all.toLocaleString("en")} it reads the last ${context} (grey: not read).`,
   ];
 }
 

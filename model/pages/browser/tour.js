@@ -124,8 +124,9 @@ async function repeatedStops(calm) {
         .filter(([head, score]) => head !== null && formation(score, head) < Infinity)
         .map(([head, score]) => `${headPart(head)} formed ${formedBetween(formation(score, head))}`);
       const why = dates.length ? listed(dates) : `${headPart(finder)} does not look there yet`;
-      const tell = `At step ${stepOf(early)} ${quote(answer)} gets ${percent(then)}: ${why}.`;
-      return [{ thing: "controls", patch: { ...word, at: early }, tell }];
+      const gets = `${quote(answer)} gets ${percent(then)}, and in the end (B) ${percent(intact)}`;
+      const tell = `At step ${stepOf(early)} (A) ${gets}: ${why}.`;
+      return [{ thing: "coming", patch: { ...word, at: early, other: calm.at }, tell }];
     }
     return [];
   }
@@ -198,12 +199,12 @@ function highlight(thing) {
   $("tour").classList.remove("above");
   const [card, kept] = [$("tour"), $("model")].map((one) => one.getBoundingClientRect());
   const [top, bottom] = spokenOf(thing);
-  const first = thing === "controls" ? 0 : Math.max(0, kept.bottom);
+  const first = Math.max(0, kept.bottom);
   if (top < first || bottom > card.top) scrollBy(0, (top + bottom - first - card.top) / 2);
   $("tour").classList.toggle("above", spokenOf(thing)[1] > card.top);
 }
 
-// Where that is in the window: of the map the chosen row.
+// Where that is in the window.
 function spokenOf(thing) {
   const spoken = thing === "square" ? $("square").querySelector("li:nth-child(2)") ?? $("square") : $(thing);
   const { top, bottom } = spoken.getBoundingClientRect();

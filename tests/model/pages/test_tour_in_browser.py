@@ -53,7 +53,7 @@ def test_the_tour_shows_six_things_of_this_model_and_leaves_the_page_as_it_was(f
         ("3 of 6", "stage", f"head 1.2 “{answer}” 100%"),
         ("4 of 6", "coming", f"head 1.2 “{answer}” 100% {left}"),
         ("5 of 6", "square", f"head 0.1 head 1.2 “{answer}” 100%"),
-        ("6 of 6", "controls", f"step 0 “{answer}” head 1.2 head 0.1 steps 0 and 8"),
+        ("6 of 6", "coming", f"step 0 “{answer}” 100% head 1.2 head 0.1 steps 0 and 8"),
     ]
     for forward in (True, False):
         for where, what, parts in expected if forward else expected[-2::-1]:
