@@ -29,8 +29,6 @@ if (parent !== window && location.search.startsWith("?look=")) {
   parent.postMessage({ written: %s }, "*");
   window.stop();
 }
-// The newer page is not seen before it is drawn: until then a browser shows the one before.
-if (history.state) document.documentElement.dataset.renewed = "";
 </script>"""
 
 # From white to dark blue with steadily falling lightness, so that it can be read without colour vision.

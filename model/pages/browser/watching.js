@@ -48,9 +48,7 @@ export function watch() {
   const draw = () => ($("status").textContent = tell());
   draw();
   const { scroll } = history.state ?? {};
-  // The newer page, which was not shown until now: see template.py.
-  const { dataset } = document.documentElement;
-  if (scroll !== undefined) rendered.finally(() => (delete dataset.renewed, scrollTo(0, scroll)));
+  if (scroll) rendered.then(() => scrollTo(0, scroll));
   if (going !== "running") return;
   addEventListener("message", ({ data: found, source }) => {
     if (source === frame?.contentWindow && Number(found?.written) > written) renew();

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -70,10 +70,9 @@ def test_every_weight_is_drawn_in_its_colour_at_its_place(heads, run, tmp_path, 
     [image] = axes.images
     picture = image.to_rgba(image.get_array())[..., :3]
     assert picture.shape[:2] == (rows * pitch - 1, columns * pitch - 1)
-    colours = np.array([to_rgb(colour) for colour in images.COLOURS])
+    inks = LinearSegmentedColormap.from_list("ink", images.COLOURS)
     for (row, column), head in zip(np.ndindex(rows, columns), drawn, strict=True):
-        places = np.sqrt(maps[head]) * (len(colours) - 1)
-        expected = np.stack([np.interp(places, range(len(colours)), channel) for channel in colours.T], axis=-1)
+        expected = inks(np.sqrt(maps[head]))[..., :3]
         top, left = row * pitch, column * pitch
         np.testing.assert_allclose(picture[top : top + SIZE, left : left + SIZE], expected, atol=0.02)
     left, right, bottom, top = image.get_extent()  # in pixels, downwards

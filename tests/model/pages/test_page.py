@@ -1,11 +1,9 @@
 """The page as a file: its content, its size limit, and that no text in it can become markup."""
 
-import gc
 import html
 import json
 import re
 import time
-import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 
 from model.checks import Mistake
 from model.inspection.recording import Recording
-from model.pages.blocks import MAX_STEPS, _packed, evenly, pack_steps
+from model.pages.blocks import MAX_STEPS, evenly, pack_steps
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import run_page
 from tests.html_pages import HOSTILE, Page
@@ -76,19 +74,6 @@ def test_a_page_that_is_written_again_packs_only_what_is_new(monkeypatch):
     packed.clear()
     page = read(early)
     assert {*packed} == {4} and len(page.data["run"]["snapshots"]) == 4
-
-
-def test_what_was_packed_lives_as_long_as_the_recording_and_is_not_more_than_its_last_page():
-    history = learned_recording(1, 1, 4, steps=range(250), induction=False)
-    (before, _), alive = pack_steps(history, 10**9), len(_packed)
-    others = alive - len(before)
-    history.snapshots = history.snapshots[:130]
-    blocks, _ = pack_steps(history, 10**9)
-    assert len(_packed) == others + len(blocks)
-    maps = weakref.ref(history.at(0).readings["text"])
-    del history
-    gc.collect()
-    assert maps() is None and len(_packed) == others
 
 
 def test_hostile_text_stays_data():

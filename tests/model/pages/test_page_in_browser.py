@@ -16,11 +16,22 @@ from matplotlib.image import imread
 from model.files import write_atomically
 from model.glass import open_run
 from model.inspection import heads
-from model.pages.describe import describe_heads, opening_view
 from model.pages.images import COLOURS
 from model.pages.page import run_page
 from tests.measurements import learned_recording
-from tests.model.pages.browsing import click, colours, in_page, place, point_at, press, resize, settle, shares, slide
+from tests.model.pages.browsing import (
+    click,
+    colours,
+    in_page,
+    place,
+    point_at,
+    press,
+    resize,
+    settle,
+    shares,
+    slide,
+    unnamed,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -126,6 +137,8 @@ def test_two_snapshots_are_shown_side_by_side_until_all_is_as_trained(open_page)
     page = open_page(HISTORY, hash_="#probe=text&head=0.0&step=32&against=2")
     titles = page.locator(".pane h3").all_inner_texts()
     assert titles == ["A: step 32, head 0.0", "B: step 2, head 0.0"]
+    assert page.locator("#lenses h3:visible").all_inner_texts() == ["A: step 32", "B: step 2"]
+    assert not unnamed(page, "all.filter((e) => e.checkVisibility())")
     a, b = HISTORY.maps(32), HISTORY.maps(2)
     for pane in range(2):
         point_at(page, 9, 8, pane)
@@ -189,19 +202,6 @@ def test_everything_can_be_done_with_the_keyboard(open_page):
     press(page, "p")
     assert page.locator("#tokens .chosen").get_attribute("data-index") == "18"  # the last whose next one is known
     assert page.locator("#reading").inner_text().startswith("Reading “\u2068····")  # LABELS[18]
-
-
-def test_the_page_opens_on_a_head_in_a_sentence_and_a_shaded_token(open_page):
-    page, opening = open_page(HISTORY), opening_view(HISTORY, 32)
-    (layer, head), probe, token = divmod(opening["head"], 3), opening["probe"], opening["token"]
-    described, says = describe_heads(HISTORY.at(32))[layer][head], page.locator("#says").inner_text()
-    assert described["name"] and f"Layer {layer}, head {head}. {described['sentence']}" in says
-    assert described["evidence"] in says
-    weights = HISTORY.maps(32)[probe][layer, head, token].astype(float)
-    (reading,) = re.findall(f"Reading “\u2068{HISTORY.probes[probe].labels[0][token]}\u2069” .*", says)
-    np.testing.assert_allclose(shares(reading), sorted(weights[weights >= 0.1], reverse=True)[:3], atol=0.006)
-    assert page.locator("#tokens .chosen").get_attribute("data-index") == str(token)
-    np.testing.assert_allclose(shades(page)[token], inks(np.sqrt(weights))[token], atol=0.03)
 
 
 def test_no_meaning_is_in_a_tooltip_alone_and_the_manual_explains_every_score(open_page):

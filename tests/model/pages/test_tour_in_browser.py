@@ -8,9 +8,8 @@ import torch
 
 from model.gpt import GPT
 from model.inspection.parts import part_means, replaced
-from model.inspection.reading import read
 from tests.gpts import induction_gpt, random_gpt
-from tests.model.pages.browsing import click, in_page, number_in, place, press, settle, unnamed
+from tests.model.pages.browsing import click, in_page, press, settle, unnamed
 from tests.model.pages.model_pages import LETTERS, TOKENIZER, page_of, windows
 
 pytestmark = pytest.mark.slow
@@ -156,24 +155,3 @@ def test_where_nothing_may_be_kept_the_tour_begins_from_its_button_only(first_vi
         assert box["x"] >= 0 and box["x"] + box["width"] <= 400
         click(page.locator("#tour button").nth(1))
     assert page.locator("#tour").is_hidden()
-
-
-@torch.no_grad()
-def test_a_square_opens_with_the_scores_and_weights_of_its_row(open_page):
-    gpt = random_gpt(GPT_.config, 3, std=0.06)
-    page = open_page(page_of(gpt, texts=LETTERS), width=1366, height=768)
-    click(page.locator(".thumb").nth(5))
-    maps = read(gpt, windows(*LETTERS)["text"].tokens[0]).maps
-    query, key = 5, 2
-    page.mouse.click(*place(page, query, key))
-    settle(page)
-    weights = maps[1, 1, query]
-    rows = page.locator("#square tbody tr")
-    shown = {int(row.split()[0]): row.split()[-1] for row in rows.all_inner_texts()}
-    assert shown == {i: percent(weights[i].item()) for i in range(query + 1)}
-    assert page.locator("#square .chosen").inner_text().startswith(f"{key} ")
-    scores = torch.tensor([number_in(score) for score in rows.locator("td:nth-child(2)").all_inner_texts()])
-    assert torch.allclose(scores.softmax(0), weights[: query + 1], atol=0.01)
-    assert in_page(page, "render", "shown.square") == {"query": query, "key": key}
-    click(page.locator("#square button"))
-    assert page.locator("#square").is_hidden()

@@ -4,7 +4,6 @@ import math
 import random
 import re
 from dataclasses import replace
-from urllib.parse import parse_qs
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts
 from model.pages.page import run_page
 from tests.gpts import repeating_gpt
-from tests.model.pages.browsing import click, in_page, number_in, place, press, put, settle, slide, unnamed
+from tests.model.pages.browsing import click, in_page, number_in, press, put, settle, slide, unnamed
 from tests.model.pages.model_pages import CONFIG, GPTS, LETTERS, OPENING, TOKENIZER, page_of, plain_gpt, windows
 
 pytestmark = pytest.mark.slow
@@ -90,18 +89,6 @@ def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(page):
         assert_next(page, logits_of(GPTS[-1], text))
 
 
-def test_after_the_last_token_the_logit_of_the_likeliest_is_told(page):
-    for text in ("def f", "d"):
-        type_text(page, text)
-        logits, cap = logits_of(GPTS[-1], text)[-1], CONFIG.logit_soft_cap
-        likeliest = chr(logits.argmax()).replace(" ", "·")
-        told = re.escape(f"the likeliest to come next is “\u2068{likeliest}\u2069” (") + r"([\d.]+)%\);"
-        share = float(re.search(told, page.locator("#attribution-what").inner_text())[1]) / 100
-        assert share == pytest.approx(logits.softmax(-1).max().item(), abs=0.006)
-        total = number_in(page.locator("#parts tfoot td").last.inner_text())
-        assert total == pytest.approx(cap * math.atanh(logits.max() / cap), abs=0.006)
-
-
 @torch.no_grad()
 def test_the_bars_follow_the_current_token_the_temperature_and_top_k(page):
     type_text(page, "def f(x): return")
@@ -125,37 +112,6 @@ def test_the_bars_follow_the_current_token_the_temperature_and_top_k(page):
     assert [text for text, _ in shown[:5]] == [chr(token) for token in ids]
     assert [share for _, share in shown[:5]] == pytest.approx(expected, abs=1e-3)
     assert all(share == 0 for _, share in shown[5:])
-
-
-def test_the_address_has_what_was_chosen(page, open_page):
-    type_text(page, "ab " * 700)
-    page.wait_for_url(re.compile("typed=ab"))
-    fields = parse_qs(page.url.partition("#")[2])
-    assert not fields.keys() & {"theme", "order", "direction", "temperature"}
-    assert fields["typed"] == ["ab " * 700]
-    for theme in ("dark", "light"):
-        click(page.locator("#theme"))
-        assert ("theme=dark" in page.url) == (theme == "dark") and "theme=light" not in page.url
-        again = open_page(page_of(*GPTS), hash_=f"#{page.url.partition('#')[2]}")
-        assert again.locator("html").get_attribute("data-theme") == theme
-        assert again.locator("#editor").evaluate("box => box.scrollHeight > box.clientHeight")
-    page.evaluate("location.hash = '#typed=ab%0D%0Acd'")
-    settle(page)
-    assert page.locator("#tokens span").count() == len("ab\ncd")  # as the box holds it, without carriage returns
-    assert page.locator("#window").inner_text() == ""
-
-
-def test_what_is_pointed_at_can_be_deleted(page):
-    box = page.locator("#tokens span[data-index='22']").bounding_box()  # below the editor, which gets the pointer
-    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    for what, where in (("token", middle), ("cell.query", place(page, 22, 14))):
-        type_text(page, OPENING)
-        page.mouse.move(*where)
-        assert in_page(page, "render", f"pointer.{what}") == 22
-        for text in (OPENING[:4], "x"):
-            type_text(page, text)
-            assert "".join(page.locator("#tokens span").all_inner_texts()) == text
-            assert page.locator("#notes").inner_text() == ""
 
 
 def test_no_text_is_cut_or_lost(page):
@@ -395,56 +351,6 @@ def test_whatever_a_person_does_the_panels_end_as_on_a_fresh_page(open_page, slo
     found, expected = (one.evaluate(SHOWN, list(PANELS)) for one in (page, fresh))
     assert {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)} == set()
     assert found["#notes"] == "" and page.locator("#parity.good").count() == 1
-
-
-# Goes a step back as soon as the first of the patches is announced: in the page, so that a slow driver is not too late.
-INTERRUPT = """() => {
-  const note = document.getElementById("patch-note");
-  const watch = new MutationObserver(() => {
-    watch.disconnect();
-    document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
-  });
-  watch.observe(note, { childList: true, characterData: true, subtree: true });
-}"""
-
-
-def test_patches_that_a_step_interrupts_are_not_announced_as_done(open_page, slow_page):
-    page = open_page(slow_page, hash_="#b=blackboard&temperature=0&panel=patching")
-    page.evaluate(INTERRUPT)
-    page.locator("#patch-all").click()
-    page.locator("#slide-a output", has_text="step 0").wait_for()
-    settle(page)
-    assert "Point at" not in page.locator("#patch-note").inner_text() and page.locator("#patch-matrix").is_hidden()
-    assert page.locator("#live").inner_text() == "" and page.locator("#notes").inner_text() == ""
-    page.locator("#write").click()
-    page.locator("#speed", has_text="wrote 200 at").wait_for()
-
-
-# Lists what the worker is asked from the first token on that it writes, which goes on until it is stopped.
-ASKED = """() => {
-  const { dataset } = document.documentElement;
-  const { postMessage } = Worker.prototype;
-  Worker.prototype.postMessage = function (question) {
-    if (question.name === "write") [question.request.count, dataset.asked] = [Infinity, ""];
-    if (question.name && "asked" in dataset) dataset.asked += ` ${question.name}`;
-    postMessage.call(this, question);
-  };
-}"""
-
-
-def test_the_panels_follow_while_it_writes_and_its_speed_leaves_with_the_text(open_page, slow_page):
-    """How often they are drawn meanwhile is the worker's choice; see test_engine.py."""
-    page = open_page(slow_page, hash_="#temperature=0")
-    page.evaluate(ASKED)
-    page.locator("#write").click()
-    page.locator("html[data-asked~=read]").wait_for(state="attached")
-    click(page.locator("#write"))
-    click(page.locator(".thumb").first)
-    assert page.locator("#speed").inner_text().startswith("wrote")
-    page.locator("#box").press("End")
-    page.locator("#box").press("x")
-    settle(page)
-    assert page.locator("#speed").inner_text() == ""
 
 
 def test_it_is_used_with_the_keyboard_alone(open_page):

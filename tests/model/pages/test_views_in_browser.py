@@ -15,7 +15,7 @@ from model.inspection.recording import Recording
 from model.pages.describe import visible
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_recording
-from tests.model.pages.browsing import click, colours, number_in, point_at, press, shares, slide, unnamed
+from tests.model.pages.browsing import click, colours, number_in, point_at, press, shares, slide
 
 pytestmark = pytest.mark.slow
 
@@ -146,34 +146,6 @@ def test_a_change_within_two_errors_is_no_clear_effect_and_a_step_without_losses
     assert "step=64" in page.url and page.locator("#ablations").is_visible()
 
 
-def test_every_view_follows_the_slider(open_page):
-    page = open_page(HISTORY, hash_="#token=4&text=surprise")
-    views = ("#expected", "#lenses", "#parts", "#ablations", "#grid", "#next")
-    pictures = ("#panes canvas:not(.over)", ".thumb canvas")
-    seen = {view: set() for view in views + pictures}
-    for at, step in enumerate(STEPS):
-        slide(page, at)
-        assert page.locator("#slide-a output").inner_text() == f"step {step}"
-        for view in views:
-            seen[view].add(page.locator(view).inner_html())
-        for picture in pictures:
-            seen[picture].add(page.locator(picture).first.evaluate("canvas => canvas.toDataURL()"))
-    assert all(len(states) == len(STEPS) for states in seen.values())
-
-
-def test_two_snapshots_are_shown_side_by_side_and_every_control_and_view_has_a_name(open_page):
-    page = open_page(HISTORY, hash_="#step=64&against=4&token=4&text=surprise")
-    for place, step in enumerate((64, 4)):
-        bits = HISTORY.readings(step)["text"].to_json()["bits"][3]
-        assert f"{bits:.1f} bits" in page.locator("#expected p").nth(place).inner_text()
-    assert page.locator("#lenses table:visible").count() == 2
-    assert page.locator("#lenses h3:visible").all_inner_texts() == ["A: step 64", "B: step 4"]
-    assert page.locator("#attribution-what").inner_text().startswith("A: Reading 4")
-    assert not unnamed(page, "all.filter((e) => e.checkVisibility())")
-    for part in ("lens", "attribution", "ablation"):
-        assert page.get_by_role("region", name=page.locator(f"#{part}-title").inner_text()).is_visible()
-
-
 def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
     page = open_page(diverged(), hash_="#text=surprise&token=2&score=sink")
     assert {*page.locator("#ablations td").all_inner_texts()} == {"no clear effect"}
@@ -207,17 +179,6 @@ def test_hostile_text_is_shown_as_text(open_page):
         assert f"(token {key})" in page.locator("#readout").inner_text()
     for part in ("#lens", "#attribution", "#expected", "#readout"):
         assert not set(page.locator(part).inner_text()) & {"\u202e", "\x00"}
-
-
-@pytest.mark.parametrize(("width", "height"), [(400, 800), (1280, 900), (1366, 768)])
-def test_the_views_fit_every_width_and_the_lens_scrolls_in_its_own_box(open_page, width, height):
-    hash_ = "#text=surprise&token=30&against=4"
-    page = open_page(plain_history(labels=LABELS * 3), width=width, height=height, hash_=hash_)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    box = page.locator("#lenses .wide").first
-    assert box.evaluate("box => box.scrollWidth > box.clientWidth && box.scrollLeft > 0")
-    chosen, frame = page.locator("#lenses td.chosen").first.bounding_box(), box.bounding_box()
-    assert frame["x"] <= chosen["x"] and chosen["x"] + chosen["width"] <= frame["x"] + frame["width"] + 1
 
 
 def test_one_snapshot_of_one_head_on_two_tokens_is_enough(open_page):

@@ -1,14 +1,13 @@
 """What a page that runs a model is packed with. That it runs is tested in test_engine.py."""
 
 import math
-import re
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from data.tokenizers import Tokenizer, byte_level
+from data.tokenizers import byte_level
 from model.attention import CausalSelfAttention
 from model.checks import Mistake
 from model.gpt import GPTConfig
@@ -58,15 +57,6 @@ def test_every_part_has_a_mean_and_a_tied_head_is_stored_once():
     assert means == list(part_means(gpt, PROBE))
 
 
-def test_no_text_can_end_the_elements():
-    packed = weights.pack(
-        [(0, random_gpt(MODERN))], Tokenizer("bytes", "</script>", TOKENIZER.ranks, TOKENIZER.special_tokens), PROBE
-    )
-    page = Page("".join(packed.elements()))
-    assert page.json("manifest")["tokenizer"]["pattern"] == "</script>"
-    assert page.scripts["weights-0"] == packed.blocks[0]
-
-
 def test_a_model_that_is_too_large_is_refused_with_its_size(monkeypatch):
     wide = GPTConfig(vocab_size=50257, context_length=16, num_layers=1, num_heads=1, embed_dim=32)
     packed = weights.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)  # such a vocabulary fits where the model is small
@@ -79,30 +69,12 @@ def test_a_model_that_is_too_large_is_refused_with_its_size(monkeypatch):
         weights.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)
 
 
-@pytest.mark.parametrize("config", [MODERN, replace(MODERN, num_kv_heads=1, window=3)], ids=["full", "grouped"])
-def test_another_attention_is_told_with_the_largest_difference_of_a_logit(config, monkeypatch):
-    gpt = random_gpt(config)
-    assert weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"] == ""
-    whole = TOKENS.repeat(1, 2)[:, : config.context_length]
-    before = gpt(whole)
-    attend = CausalSelfAttention.attend
-    monkeypatch.setattr(CausalSelfAttention, "attend", lambda self, q, k, v, mask=None: attend(self, 3 * q, k, v, mask))
-    note = weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
-    found = float(re.search(r"logits differ by up to (\S+),", note)[1])
-    assert found == pytest.approx((gpt(whole) - before).abs().max().item(), rel=0.05)
-
-
 def test_an_attention_that_differs_only_beyond_the_probe_is_told(monkeypatch):
     gpt = random_gpt(replace(MODERN, context_length=3 * PROBE.length))
     far = torch.ones(3 * PROBE.length, 3 * PROBE.length).tril(-PROBE.length).bool()
     nearest = with_scores(lambda scores: scores.masked_fill(far[: len(scores[0, 0]), : len(scores[0, 0])], -torch.inf))
     monkeypatch.setattr(CausalSelfAttention, "attend", nearest)
     assert "this model's attend gives something else" in weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
-
-
-def test_snapshots_of_different_models_are_refused():
-    with pytest.raises(Mistake, match="configs differ"):
-        weights.pack([(0, random_gpt(MODERN)), (1, random_gpt(CONFIGS["gpt2"]))], TOKENIZER, PROBE)
 
 
 def recording_of(models) -> Recording:
