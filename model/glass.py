@@ -48,7 +48,12 @@ CHANGED = 1e-4  # of the logits: more than rounding
 Text = str | Tensor | Sequence[int]  # or its token ids (T,)
 
 
-def open_run(source: str | Path | None = None, *, step: int | None = None, device: str | torch.device = "cpu") -> Glass:
+def open_run(
+    source: str | Path | None = None,
+    *,
+    step: int | None = None,
+    device: str | torch.device = "cpu",
+) -> Glass:
     """Opens a run's folder (its best checkpoint), a checkpoint, or a model of Hugging Face in GPT-2's format.
 
     Args:
@@ -63,7 +68,8 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
         if step is not None:
             raise Mistake(f"{source} is no run: it has no checkpoint of step {step}")
         folder = local_folder(source)
-        gpt, tokenizer = from_huggingface(folder), Tokenizer.from_folder(folder)
+        gpt = from_huggingface(folder)
+        tokenizer = Tokenizer.from_folder(folder)
         check_vocabulary(gpt, tokenizer)
         return Glass(gpt.to(device), tokenizer, str(source), document_masking=masks_documents(folder))
     path = None if source is None else Path(source)
@@ -75,15 +81,20 @@ def open_run(source: str | Path | None = None, *, step: int | None = None, devic
         tokenizer = Tokenizer.from_dict(about["tokenizer"])
         check_vocabulary(gpt, tokenizer)
     folder = run.folder if run.is_run else None
-    step, document_masking = about["global_step"], bool(about.get("document_masking"))
+    step = about["global_step"]
+    document_masking = bool(about.get("document_masking"))
     return Glass(gpt, tokenizer, str(checkpoint), checkpoint, folder, step, document_masking)
 
 
 def is_huggingface(source: str | Path | None) -> bool:
     """Whether this is the folder of a Hugging Face model, or may be the name of one on the Hub."""
-    if source is None or Path(source).exists():
-        return source is not None and (Path(source) / "config.json").is_file()
-    return isinstance(source, str) and HUB_NAME.fullmatch(source) is not None and not source.startswith(f"{RUNS}/")
+    if source is None:
+        return False
+    if Path(source).exists():
+        return Path(source, "config.json").is_file()
+    if not isinstance(source, str) or source.startswith(f"{RUNS}/"):
+        return False
+    return HUB_NAME.fullmatch(source) is not None
 
 
 @dataclass(eq=False, repr=False)
@@ -106,7 +117,8 @@ class Glass:
 
     def __str__(self) -> str:
         """For people: such as "runs/NAME/checkpoints/best.ckpt, step 800, on cpu"."""
-        return f"{self.source}, {'' if self.step is None else f'step {self.step}, '}on {self.device}"
+        step = "" if self.step is None else f"step {self.step}, "
+        return f"{self.source}, {step}on {self.device}"
 
     def __repr__(self) -> str:
         return f"Glass({self})"
@@ -150,7 +162,12 @@ class Glass:
         except Mistake:
             return None
 
-    def read(self, text: Text | Sequence[Text], *, without: str | Iterable[str] = ()) -> Reading | list[Reading]:
+    def read(
+        self,
+        text: Text | Sequence[Text],
+        *,
+        without: str | Iterable[str] = (),
+    ) -> Reading | list[Reading]:
         """Reads a text, token ids (T,), or each of a list of texts. Any later change of the model is not in a reading.
 
         Of a text that is longer than the model's context, the last tokens are read, with a warning. No token is put
@@ -211,21 +228,29 @@ class Glass:
         texts: one, as `read` takes it, or a list of them; None are the recorded windows of text. A single one has no
         error.
 
-        Raises a `Mistake` if there are none, or one is of a single token, which leaves nothing to predict.
+        Raises a `Mistake` for a text of a single token, which leaves nothing to predict.
         """
         if texts is None:
             measured = [self.recorded.windows["text"]]
         else:
             several = texts if is_several(texts) else [texts]
             measured = [self.texts(self.encode(text)) for text in several]  # type: ignore[arg-type]
-        if not measured or any(one.length < 2 for one in measured):
-            raise Mistake("a loss needs texts of at least two tokens each")
-        losses = [losses_without_each(self.gpt, one, self.means(one.tokens[0])) for one in measured]
-        rises = changes({name: torch.cat([of_texts[name] for of_texts in losses]) for name in losses[0]})
-        return dict(sorted(rises.items(), key=lambda one: -one[1].rise))
+        losses = []
+        for one in measured:
+            if one.length < 2:
+                raise Mistake("a loss needs texts of at least two tokens each")
+            losses.append(losses_without_each(self.gpt, one, self.means(one.tokens[0])))
+        together = {name: torch.cat([one[name] for one in losses]) for name in losses[0]}
+        return dict(sorted(changes(together).items(), key=lambda one: -one[1].rise))
 
     def patch(
-        self, text: Text, other: Text, *, head: Sequence[int] | str, position: int, source: int | None = None
+        self,
+        text: Text,
+        other: Text,
+        *,
+        head: Sequence[int] | str,
+        position: int,
+        source: int | None = None,
     ) -> Reading:
         """Reads a text in which a head gives at one token what it gives at a token of another text.
 
@@ -237,30 +262,49 @@ class Glass:
 
         Raises a `Mistake` for a head or a token that is not there.
         """
-        tokens, other_tokens = self.encode(text), self.encode(other)
-        name = self._part(head if isinstance(head, str) else "head " + ".".join(map(str, np.ravel(head))), "head ")
+        tokens = self.encode(text)
+        other_tokens = self.encode(other)
+        if not isinstance(head, str):
+            head = "head " + ".".join(map(str, np.ravel(head)))
+        name = self._part(head, "head ")
         layer, number = map(int, name.removeprefix("head ").split("."))
         at = place_in("position", position, len(tokens))
-        source_at = place_in("source", position if source is None else source, len(other_tokens))
-        given = self._reading(other_tokens).heads[layer, number, source_at]
+        source = position if source is None else source
+        other_at = place_in("source", source, len(other_tokens))
+        given = self._reading(other_tokens).heads[layer, number, other_at]
         return self._reading(tokens, {name: given}, [f"{name} patched at token {at} (in this text only)"], at)
 
     def _reading(
-        self, tokens: Tensor, replacing: Vectors | None = None, edits: Sequence[str] = (), position: int | None = None
+        self,
+        tokens: Tensor,
+        replacing: Vectors | None = None,
+        edits: Sequence[str] = (),
+        position: int | None = None,
     ) -> Reading:
         step = [] if self.step is None else [f"step {self.step}"]
-        return read(
+        found = read(
             self.gpt,
             tokens,
             document_ids=self.documents(tokens),
             replacing=replacing,
             position=position,
             label=self.tokenizer.label,
-            title=", ".join([self.name, *step, *edits]),
-            page=lambda reading: in_frame(lambda: run_page(reading.title, recording_of([(self, reading)]))),
         )
+        title = ", ".join([self.name, *step, *edits])
 
-    def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
+        def page(reading: Reading) -> str:
+            return in_frame(lambda: run_page(title, recording_of([(self, reading)])))
+
+        return replace(found, title=title, page=page)
+
+    def write(
+        self,
+        prompt: str = "",
+        max_new_tokens: int = 50,
+        *,
+        seed: int | None = None,
+        **options: Any,
+    ) -> str:
         """Continues a prompt and returns the new text; options as in `model.generation.stream`, such as temperature.
 
         An empty prompt begins a document. The same seed writes the same text; without one, torch's own generator draws.
@@ -274,14 +318,16 @@ class Glass:
 
     def means(self, tokens: Tensor) -> dict[str, Tensor]:
         """What each part gives on average over the recorded windows of text, or `tokens` (T,) if none are recorded."""
-        recorded = self.recorded_or_none()
-        return part_means(self.gpt, recorded.windows["text"] if recorded else self.texts(tokens))
+        if recorded := self.recorded_or_none():
+            return part_means(self.gpt, recorded.windows["text"])
+        return part_means(self.gpt, self.texts(tokens))
 
     def repeated_probe(self) -> Texts:
         """Random tokens, repeated: those recorded in the run if there are any, else new ones."""
         if recorded := self.recorded_or_none():
             return recorded.probes["repeated"]
-        period, first = min(PERIOD, (self.gpt.config.context_length - 1) // 2), self.tokenizer.end_of_text
+        period = min(PERIOD, (self.gpt.config.context_length - 1) // 2)
+        first = self.tokenizer.end_of_text
         drawn = repeated_tokens(range(self.tokenizer.vocab_size), period, first=first)
         return self.texts(torch.tensor(drawn), "repeated")
 
@@ -291,7 +337,8 @@ class Glass:
         Raises a `Mistake` if no text was recorded, which the page opens with.
         """
         step = self.step or 0
-        return run_page(self.name, self.recorded, models=[(step, self.gpt)], tokenizer=self.tokenizer)
+        models = [(step, self.gpt)]
+        return run_page(self.name, self.recorded, models=models, tokenizer=self.tokenizer)
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.
@@ -324,9 +371,9 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
         step = glass.step or 0
         taken = take_snapshot(glass.gpt, step, recording, glass.tokenizer.label, text=reading)
         recorded = None if reading.replacing else glass.recorded_or_none()
-        for kept in recorded.snapshots if recorded else ():
-            if kept.step == step:
-                taken = replace(taken, loss=kept.loss, ablation=kept.ablation)
+        if recorded and step in recorded.steps:
+            kept = recorded.at(step)
+            taken = replace(taken, loss=kept.loss, ablation=kept.ablation)
         recording.append(taken)
     return recording
 

@@ -8,7 +8,7 @@ The head is chosen on the first CHOOSING texts, and all figures are of the other
 model gives each of V tokens about 1 / V, so it is right nowhere; and a change does not move one that always expects the
 same.
 
-To add an experiment, write a function that proposes its texts under a line `@Experiment(...)` that words it.
+To add an experiment, write a function that proposes its texts, and a line in EXPERIMENTS that words it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 import string
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -80,9 +80,9 @@ class Effect:
     texts: tuple[int, int, int]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Experiment:
-    """The words of an experiment, and by decoration the function that proposes its texts.
+    """An experiment in words, and the function that proposes its texts.
 
     look: what the text shows. change: what to do; {head} stands for the head without which the right tokens lose most,
     if the change `switches` it off. question: what to ask then, whose answer is on the screen. {context} stands in all
@@ -93,18 +93,12 @@ class Experiment:
     look: str
     change: str
     question: str
-    finding: str = ""
+    finding: str
+    propose: Callable[[Material], Iterator[Trial]]
     switches: bool = False
-    propose: Callable[[Material], Iterator[Trial]] = field(init=False)
-
-    def __call__(self, propose: Callable[[Material], Iterator[Trial]]) -> Callable[[Material], Iterator[Trial]]:
-        self.propose = propose
-        EXPERIMENTS[self.title] = self
-        return propose
 
 
 Found = tuple[list[Effect], dict[str, str]]  # those that hold, strongest first; of the others by title why they do not
-EXPERIMENTS: dict[str, Experiment] = {}  # by title
 
 
 class Material:
@@ -114,13 +108,15 @@ class Material:
     """
 
     def __init__(self, tokenizer: Any, windows: Texts, gpt: GPT) -> None:
-        self.tokenizer, self.encode, self.gpt = tokenizer, tokenizer.encode, gpt
-        self.context = context = gpt.config.context_length
+        self.tokenizer = tokenizer
+        self.encode = tokenizer.encode
+        self.gpt = gpt
+        self.context = gpt.config.context_length
         end_of_text = tokenizer.label(tokenizer.end_of_text)
         self.recorded = "\n".join("".join(labels).replace(end_of_text, "\n") for labels in windows.labels)
         self.known: dict[str, list[int]] = {}
         least, most = PIECE
-        self.piece = min(max(context // 6, least), most)
+        self.piece = min(max(self.context // 6, least), most)
         # Parts that do not overlap, and the token after each; not those that begin or end within a character.
         self.pieces = []
         for tokens in windows.tokens.tolist():
@@ -132,13 +128,15 @@ class Material:
 
     def words(self, count: int) -> Iterator[list[str]]:
         """Different words of the recorded text."""
-        known, draw = sorted(set(re.findall(r"\b[a-z]{3,9}\b", self.recorded))), random.Random(0)
+        known = sorted(set(re.findall(r"\b[a-z]{3,9}\b", self.recorded)))
+        draw = random.Random(0)
         for _ in range(MADE_UP if len(known) >= 10 * count else 0):
             yield draw.sample(known, count)
 
     def made_up(self) -> Iterator[tuple[list[int], list[int], int]]:
         """Words of random letters: the tokens of one, those with which it begins again, and the next one."""
-        letters, draw = [letter for letter in string.ascii_lowercase if letter in self.recorded], random.Random(0)
+        letters = [letter for letter in string.ascii_lowercase if letter in self.recorded]
+        draw = random.Random(0)
         space = " " if " " in self.recorded else ""
         for _ in range(MADE_UP if len(letters) > WORD else 0):
             word = self.encode(space + "".join(draw.sample(letters, WORD)))
@@ -152,8 +150,15 @@ class Material:
             prompts = torch.tensor(beginnings, device=self.gpt.token_embedding.weight.device)
             yield from generate(self.gpt, prompts, self.context - BEGINNING, temperature=0).tolist()
 
-    def of_tokens(self, tokens: list[int], following: int, changed: list[int], source: int) -> Trial:
-        text, other = self.tokenizer.decode(tokens), self.tokenizer.decode(changed)
+    def of_tokens(
+        self,
+        tokens: list[int],
+        following: int,
+        changed: list[int],
+        source: int,
+    ) -> Trial:
+        text = self.tokenizer.decode(tokens)
+        other = self.tokenizer.decode(changed)
         return Trial(text, [following], self.tokenizer.label(following), other, source)
 
     def of_text(self, text: str, pattern: str, answer: str, changed: str, character: int) -> Trial:
@@ -166,27 +171,11 @@ class Material:
         return Trial(text, self.known[pattern], answer, changed, source)
 
 
-@Experiment(
-    "A made-up word, twice",
-    "These letters were drawn at random: only their first copy can tell how the second goes on.",
-    "switch head {head} off",
-    "Does the list still put what the first copy says on top?",
-    finding="finds what followed in the first copy of a made-up word",
-    switches=True,
-)
 def _word_twice(texts: Material) -> Iterator[Trial]:
     for word, again, following in texts.made_up():
         yield texts.of_tokens(word + again, following, word + again, len(again))
 
 
-@Experiment(
-    "A word used far above",
-    "A made-up word begins again after other text. Attention can fetch it while it is among the {context} tokens that "
-    "the model reads at once.",
-    "put more text between, until the word is out of reach",
-    "How many tokens does the model read at once (below the box), and is the first copy among them?",
-    finding="finds a made-up word again that stands further up",
-)
 def _far_above(texts: Material) -> Iterator[Trial]:
     for number, (word, again, following) in enumerate(texts.made_up() if texts.pieces else ()):
         first = number % len(texts.pieces)
@@ -196,37 +185,16 @@ def _far_above(texts: Material) -> Iterator[Trial]:
         yield texts.of_tokens(near, following, word + between + again, len(again))
 
 
-@Experiment(
-    "The token just before",
-    "The last token alone does not tell what comes next: the model also reads the one before it.",
-    "put another token before the last",
-    "The last token is the same: what does the list put on top now?",
-    finding="reads the token before the last",
-)
 def _token_before(texts: Material) -> Iterator[Trial]:
     for *tokens, following in texts.pieces:
         yield texts.of_tokens(tokens, following, [*tokens[:-2], tokens[0], tokens[-1]], len(tokens) - 2)
 
 
-@Experiment(
-    "A quote closes as it opened",
-    "A string is open. The last token does not tell which quote opened it: to close it, the model has to look back.",
-    "open it with the other quote",
-    "Which quote do the likeliest tokens begin with now?",
-    finding="finds the quote that is still open",
-)
 def _quotes(texts: Material) -> Iterator[Trial]:
     for number, (one, other) in enumerate(texts.words(2)):
         yield _closing(texts, f"        if {one} == ", "'\""[number % 2], other)
 
 
-@Experiment(
-    "Brackets close in order",
-    "Two brackets are open, and the inner one has to close first.",
-    "swap the two opening brackets",
-    "The same characters, two of them swapped: which bracket do more of the listed tokens begin with now?",
-    finding="finds the bracket that is still open",
-)
 def _brackets(texts: Material) -> Iterator[Trial]:
     for number, (one, other, inner) in enumerate(texts.words(3)):
         sign = "(["[number % 2]
@@ -235,36 +203,22 @@ def _brackets(texts: Material) -> Iterator[Trial]:
 
 def _closing(texts: Material, start: str, sign: str, inside: str) -> Trial:
     """A text with an open quote or bracket, and with the other kind in its place; brackets of `start` swap too."""
-    text, closing = f"{start}{sign}{inside}", CLOSING[sign]
+    text = f"{start}{sign}{inside}"
+    closing = CLOSING[sign]
     changed = "".join(SWAPPED.get(char, char) for char in text)
     return texts.of_text(text, re.escape(closing), closing, changed, len(start))
 
 
-@Experiment(
-    "A colon indents the next line",
-    "After the colon that comes next, a new line has to begin four spaces deeper than this one.",
-    "indent this line otherwise",
-    "How many spaces does the likeliest line break have now?",
-    finding="finds how far the line is indented",
-)
 def _indentation(texts: Material) -> Iterator[Trial]:
     for number, (name, argument, one, other) in enumerate(texts.words(4)):
         start = f"    def {name}(self, {argument}):\n"
         depth, changed = (12, 8) if number % 2 else (8, 12)
         text, moved = (f"{start}{' ' * width}if {one} in {other}" for width in (depth, changed))
-        pattern, answer = rf":\n {{{depth + 4}}}$", f":\n{' ' * (depth + 4)}"
+        pattern = rf":\n {{{depth + 4}}}$"
+        answer = f":\n{' ' * (depth + 4)}"
         yield texts.of_text(text, pattern, answer, moved, len(start))
 
 
-@Experiment(
-    "Why does it repeat itself?",
-    "The model wrote this by itself, always the likeliest token, and here begins to repeat what it wrote. Write on at "
-    "temperature 0 to see it go on.",
-    "switch head {head} off",
-    "Write on at temperature 0 with the head off, and once more with all parts on: which text repeats itself?",
-    finding="finds what the model itself wrote before, and so makes it repeat itself",
-    switches=True,
-)
 def _own_text(texts: Material) -> Iterator[Trial]:
     for tokens in texts.written():
         for end in range(2 * NGRAM, len(tokens)):
@@ -277,6 +231,71 @@ def _own_text(texts: Material) -> Iterator[Trial]:
                 break
 
 
+EXPERIMENTS = [
+    Experiment(
+        "A made-up word, twice",
+        "These letters were drawn at random: only their first copy can tell how the second goes on.",
+        "switch head {head} off",
+        "Does the list still put what the first copy says on top?",
+        "finds what followed in the first copy of a made-up word",
+        _word_twice,
+        switches=True,
+    ),
+    Experiment(
+        "A word used far above",
+        "A made-up word begins again after other text. Attention can fetch it while it is among the {context} tokens "
+        "that the model reads at once.",
+        "put more text between, until the word is out of reach",
+        "How many tokens does the model read at once (below the box), and is the first copy among them?",
+        "finds a made-up word again that stands further up",
+        _far_above,
+    ),
+    Experiment(
+        "The token just before",
+        "The last token alone does not tell what comes next: the model also reads the one before it.",
+        "put another token before the last",
+        "The last token is the same: what does the list put on top now?",
+        "reads the token before the last",
+        _token_before,
+    ),
+    Experiment(
+        "A quote closes as it opened",
+        "A string is open. The last token does not tell which quote opened it: to close it, the model has to look "
+        "back.",
+        "open it with the other quote",
+        "Which quote do the likeliest tokens begin with now?",
+        "finds the quote that is still open",
+        _quotes,
+    ),
+    Experiment(
+        "Brackets close in order",
+        "Two brackets are open, and the inner one has to close first.",
+        "swap the two opening brackets",
+        "The same characters, two of them swapped: which bracket do more of the listed tokens begin with now?",
+        "finds the bracket that is still open",
+        _brackets,
+    ),
+    Experiment(
+        "A colon indents the next line",
+        "After the colon that comes next, a new line has to begin four spaces deeper than this one.",
+        "indent this line otherwise",
+        "How many spaces does the likeliest line break have now?",
+        "finds how far the line is indented",
+        _indentation,
+    ),
+    Experiment(
+        "Why does it repeat itself?",
+        "The model wrote this by itself, always the likeliest token, and here begins to repeat what it wrote. Write on "
+        "at temperature 0 to see it go on.",
+        "switch head {head} off",
+        "Write on at temperature 0 with the head off, and once more with all parts on: which text repeats itself?",
+        "finds what the model itself wrote before, and so makes it repeat itself",
+        _own_text,
+        switches=True,
+    ),
+]
+
+
 @torch.no_grad()
 def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> Found:
     """Tries all experiments on a model.
@@ -287,7 +306,7 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> Found:
     effects: list[Effect] = []
     missing: dict[str, str] = {}
     with undisturbed(gpt):
-        for experiment in EXPERIMENTS.values():
+        for experiment in EXPERIMENTS:
             found = _tried(gpt, experiment, texts, means)
             if isinstance(found, Effect):
                 effects.append(found)
@@ -303,10 +322,12 @@ def _tried(gpt: GPT, tried: Experiment, texts: Material, means: Vectors) -> Effe
     trials = [one for one in proposed if one.right and len(texts.encode(one.text)) <= texts.context]
     if len(trials) < CHOOSING + MIN_TEXTS:
         return "its tokens and its recorded text make no such texts"
-    chosen, others = trials[:CHOOSING], trials[CHOOSING:]
+    chosen = trials[:CHOOSING]
+    others = trials[CHOOSING:]
     share, looks = _expected(gpt, texts, others)
     is_right = share >= RIGHT
-    before, known = share[is_right], [trial for trial, right in zip(others, is_right, strict=True) if right]
+    before = share[is_right]
+    known = [trial for trial, right in zip(others, is_right, strict=True) if right]
     if len(known) < MIN_TEXTS:
         return f"right on only {len(known)} of {len(others)} texts"
     head = _chosen_head(gpt, texts, chosen, means, tried.switches)
@@ -317,7 +338,8 @@ def _tried(gpt: GPT, tried: Experiment, texts: Material, means: Vectors) -> Effe
     if halved < MIN_SHARE * len(known):
         return f"the change takes half or more on only {halved} of the {len(known)} texts that it is right on"
     usual = before.median().item(), after.median().item()
-    shown = int(((before - usual[0]).abs() + (after - usual[1]).abs()).argmin())
+    distance = (before - usual[0]).abs() + (after - usual[1]).abs()
+    shown = int(distance.argmin())
     weight = looks[head][is_right].mean().item() if head else 0.0
     name = head and head.removeprefix("head ")
     words = {
@@ -336,18 +358,26 @@ def _tried(gpt: GPT, tried: Experiment, texts: Material, means: Vectors) -> Effe
     )
 
 
-def _chosen_head(gpt: GPT, texts: Material, trials: Sequence[Trial], means: Vectors, switches: bool) -> str | None:
+def _chosen_head(
+    gpt: GPT,
+    texts: Material,
+    trials: Sequence[Trial],
+    means: Vectors,
+    switches: bool,
+) -> str | None:
     """The head without which the right tokens lose most: of all if it is to be switched off, else of those that look at
     the source, as a head may look there and yet give nothing that the model needs. None if they lose nothing."""
     share, looks = _expected(gpt, texts, trials)
-    best, most = None, 0.0
+    best = None
+    most = 0.0
     for head, weight in looks.items():
         if switches or weight.mean() >= RIGHT:
             with replaced(gpt, {head: means[head]}):
                 left, _ = _expected(gpt, texts, trials, changed=switches)
             lost = (share - left).sum().item()
             if lost > 0 and lost >= most:
-                best, most = head, lost
+                best = head
+                most = lost
     return best
 
 
@@ -358,7 +388,8 @@ def _expected(
     from the last token to the source, (N,)."""
     read = [texts.encode(trial.changed if changed else trial.text) for trial in trials]
     tokens = [torch.tensor((ids or [texts.tokenizer.end_of_text])[-texts.context :]) for ids in read]
-    rows, last = torch.arange(len(tokens)), torch.tensor([len(ids) - 1 for ids in tokens])
+    rows = torch.arange(len(tokens))
+    last = torch.tensor([len(ids) - 1 for ids in tokens])
     source = torch.tensor([trial.source for trial in trials])
     weights: list[Tensor] = []  # of each layer (N, H)
 
@@ -370,6 +401,11 @@ def _expected(
         batch = pad_sequence(tokens, batch_first=True).to(gpt.token_embedding.weight.device)
         features = gpt.features(batch)[rows, last]
     listed = gpt.unembed(features).softmax(-1).cpu().topk(min(LISTED, gpt.head.out_features))
-    right = [torch.isin(ids, torch.tensor(trial.right)) for ids, trial in zip(listed.indices, trials, strict=True)]
-    looks = {f"head {layer}.{head}": of for layer, of_layer in enumerate(weights) for head, of in enumerate(of_layer.T)}
+    right = []
+    for ids, trial in zip(listed.indices, trials, strict=True):
+        right.append(torch.isin(ids, torch.tensor(trial.right)))
+    looks = {}
+    for layer, of_layer in enumerate(weights):
+        for head, of_head in enumerate(of_layer.T):
+            looks[f"head {layer}.{head}"] = of_head
     return (listed.values * torch.stack(right)).sum(-1), looks

@@ -42,46 +42,46 @@ Figures = dict[str, Tensor]
 # ---- the patterns: which keys a query looks at, broadcastable to (N, T, T)
 
 
-def previous_token(texts: Texts) -> Tensor:
+def _previous_token(texts: Texts) -> Tensor:
     return _back(texts) == 1
 
 
-def current_token(texts: Texts) -> Tensor:
+def _current_token(texts: Texts) -> Tensor:
     return _back(texts) == 0
 
 
-def duplicate(texts: Texts) -> Tensor:
+def _duplicate(texts: Texts) -> Tensor:
     """The same token, earlier."""
     return (texts.tokens[:, :, None] == texts.tokens[:, None, :]) & (_back(texts) > 0)
 
 
-def induction(texts: Texts) -> Tensor:
+def _induction(texts: Texts) -> Tensor:
     """The token that followed the same token before.
 
     On repeated text that token is the one to predict, so such a head can continue a text that it has seen once.
     """
     followed = torch.zeros(len(texts), texts.length, texts.length, dtype=torch.bool)
-    followed[:, :, 1:] = duplicate(texts)[:, :, :-1]
+    followed[:, :, 1:] = _duplicate(texts)[:, :, :-1]
     return followed & (_back(texts) > 0)
 
 
-def sink(texts: Texts) -> Tensor:
+def _sink(texts: Texts) -> Tensor:
     """The first token: of the text, or of the document for a model that sees nothing before it."""
     return texts.begins[:, None] & texts.visible
 
 
-def recent(texts: Texts) -> Tensor:
+def _recent(texts: Texts) -> Tensor:
     """The query's own token counts."""
     return (_back(texts) >= 0) & (_back(texts) < RECENT)
 
 
-def delimiter(texts: Texts) -> Tensor:
+def _delimiter(texts: Texts) -> Tensor:
     """Earlier tokens without any letter or digit: line breaks, spaces, brackets, quotes and other signs."""
     delimiters = torch.tensor([[is_delimiter(label) for label in labels] for labels in texts.labels])
     return delimiters[:, None] & (_back(texts) > 0)
 
 
-def line_start(texts: Texts) -> Tensor:
+def _line_start(texts: Texts) -> Tensor:
     """The first token of the line, for the others in it. The first line does not count: it starts at the sink."""
     begins = torch.tensor([[False, *("\n" in label for label in labels[:-1])] for labels in texts.labels])
     positions = torch.arange(texts.length)
@@ -133,49 +133,49 @@ SCORES = {
         "looks at the token just before",
         "The weight on the token just before. Most models learn it early, and induction heads need one to tell them "
         "what came before each token.",
-        previous_token,
+        _previous_token,
     ),
     "duplicate": Score(
         "repeated",
         "looks at the same token, earlier in the text",
         "The weight on earlier copies of the same token, where the text repeats itself. Such a head tells the model "
         "that it has seen a token before, and where.",
-        duplicate,
+        _duplicate,
     ),
     "induction": Score(
         "repeated",
         "looks at what followed the same token earlier",
         "The weight on what came after earlier copies of the same token, where the text repeats itself. It matters "
         "most: with it a model continues text that it has seen only once, which is learning without training.",
-        induction,
+        _induction,
     ),
     "sink": Score(
         "text",
         "looks at the first token, which serves as a resting place",
         "The weight on the first token, where heads put attention that they do not need, since it must add up to 1. "
         "It matters because a high score says that the head rests at most tokens of this text.",
-        sink,
+        _sink,
     ),
     "current_token": Score(
         "text",
         "looks at the token itself",
         "The weight on the token itself. Such a head gathers nothing from the text and works on one token at a time, "
         "as the feed-forward layers do, so it matters where a model has few heads to spare.",
-        current_token,
+        _current_token,
     ),
     "recent": Score(
         "text",
         f"looks at the last {RECENT} tokens",
         f"The weight on the last {RECENT} tokens, the token itself included. Such a head gathers what stands nearby, "
         "which helps a model most before it has learned to choose, and a score near 1 says that it sees no further.",
-        recent,
+        _recent,
     ),
     "delimiter": Score(
         "text",
         "looks back at tokens without letters or digits",
         "The weight on earlier tokens without any letter or digit, such as line breaks, brackets and quotes. They show "
         "how a text is built, so such a head tells the model where it is: in a string, a list, a new line.",
-        delimiter,
+        _delimiter,
         letter="B",
     ),
     "line_start": Score(
@@ -183,7 +183,7 @@ SCORES = {
         "looks back at the first token of the line",
         "The weight on the first token of the line, for tokens further on in it. That token often says what kind of "
         "line it is, so such a head matters in code, lists and plays.",
-        line_start,
+        _line_start,
     ),
     "entropy": Score(
         "text",
@@ -244,7 +244,9 @@ def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
     measured = {}
     for kind, texts in windows.items():
         pieces = texts.pieces(MAX_WEIGHTS // (gpt.config.num_heads * texts.length))
-        found = [_figures_of_layers(gpt, piece, texts, number * len(pieces[0])) for number, piece in enumerate(pieces)]
+        found = []
+        for number, piece in enumerate(pieces):
+            found.append(_figures_of_layers(gpt, piece, texts, number * len(pieces[0])))
         measured[kind] = {name: torch.cat([one[name] for one in found], dim=1) for name in found[0]}
     return table_of(windows, measured)
 
@@ -269,11 +271,15 @@ def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
     """
     some = slice(first, first + len(weights))
     keys, queries = _patterns_of(texts)
-    values = {name: (weights * of_texts[some, None].to(weights.device)).sum(-1) for name, of_texts in keys.items()}
+    values = {}
+    for name, of_texts in keys.items():
+        looked_at = of_texts[some, None].to(weights.device)
+        values[name] = (weights * looked_at).sum(-1)
     if texts.kind == "text":
         # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
         shares = weights.clamp(min=0)
-        nats = torch.special.entr(shares / shares.sum(-1, keepdim=True).clamp(min=1e-9)).sum(-1)
+        sums = shares.sum(-1, keepdim=True).clamp(min=1e-9)
+        nats = torch.special.entr(shares / sums).sum(-1)
         seen = texts.visible[some].sum(-1)[:, None].to(weights.device)
         values["entropy"] = nats / seen.log().clamp(min=1e-9)
         values["reach"] = nats.exp()
@@ -313,7 +319,11 @@ def _uniform_figures(texts: Texts) -> Figures:
 
 def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> HeadTable:
     """What the figures (L, N, 3, H) of all windows say."""
-    scores, errors, formed, uniform, counts = {}, {}, {}, {}, {}
+    scores = {}
+    errors = {}
+    formed = {}
+    uniform = {}
+    counts = {}
     for name, score in SCORES.items():
         figures = measured[score.probe][name]
         chance = _uniform_figures(windows[score.probe])[name]
@@ -326,7 +336,8 @@ def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> H
         errors[name] = (variance / (counts[name] - 1)).sqrt().numpy()  # of one window 0 / 0, which is NaN
         uniform[name] = chance[:, 0].nanmean().nan_to_num().clamp(0, 1).item()
         clear = (means > threshold(uniform[name])) | ~shows
-        formed[name] = (clear.all(1) & shows.any() & torch.tensor(score.is_pattern)).numpy()
+        can_form = shows.any() & torch.tensor(score.is_pattern)
+        formed[name] = (clear.all(1) & can_form).numpy()
     reach = measured["text"]["reach"][:, :, 0].nanmean(1).numpy()
     sizes = {kind: [len(texts), texts.length] for kind, texts in windows.items()}
     return HeadTable(scores, errors, formed, uniform, counts, reach, sizes)

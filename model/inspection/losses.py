@@ -42,9 +42,13 @@ class Change(NamedTuple):
         return abs(self.rise) > ERRORS * self.error
 
 
-def measure_losses(gpt: GPT, windows: Mapping[str, Texts]) -> tuple[dict[str, float], dict[str, dict[str, Change]]]:
+def measure_losses(
+    gpt: GPT,
+    windows: Mapping[str, Texts],
+) -> tuple[dict[str, float], dict[str, dict[str, Change]]]:
     """By the kind of the windows the mean loss, in nats per token, and how it changes without each part."""
-    loss, without = {}, {}
+    loss = {}
+    without = {}
     for kind, texts in windows.items():
         losses = losses_without_each(gpt, texts, part_means(gpt, texts))
         loss[kind] = losses["nothing"].mean().item()
@@ -56,10 +60,13 @@ def changes(losses: Mapping[str, Tensor]) -> dict[str, Change]:
     """How much each part is missed, from the losses of N texts without it."""
     found = {}
     for name, loss in losses.items():
-        if name != "nothing":
-            rises = loss - losses["nothing"]
-            error = rises.std().item() / math.sqrt(len(rises)) if len(rises) > 1 else math.nan
-            found[name] = Change(rises.mean().item(), error)
+        if name == "nothing":
+            continue
+        rises = loss - losses["nothing"]
+        error = math.nan
+        if len(rises) > 1:
+            error = rises.std().item() / math.sqrt(len(rises))
+        found[name] = Change(rises.mean().item(), error)
     return found
 
 
@@ -78,7 +85,8 @@ def losses_without_each(gpt: GPT, texts: Texts, means: Vectors) -> dict[str, Ten
             with hooked(blocks_of(gpt), [], begins.__setitem__):
                 found["nothing"] += _losses(gpt, run(gpt, piece), piece)
             for name, mean in means.items():
-                with _begun_at(gpt, parts[name].layer or 0, begins), replaced(gpt, {name: mean}):
+                layer = parts[name].layer or 0
+                with _begun_at(gpt, layer, begins), replaced(gpt, {name: mean}):
                     found[name] += _losses(gpt, run(gpt, piece), piece)
     return {name: torch.stack(losses) for name, losses in found.items()}
 
@@ -88,13 +96,19 @@ def _losses(gpt: GPT, features: Tensor, texts: Texts) -> list[Tensor]:
     losses = []
     for of_text, tokens, counted in zip(features, texts.tokens, texts.predicted, strict=True):
         targets = tokens[1:][counted].to(features.device)
-        nats = F.cross_entropy(gpt.unembed(of_text[:-1][counted.to(features.device)]), targets, reduction="none")
+        chosen = of_text[:-1][counted.to(features.device)]
+        logits = gpt.unembed(chosen)
+        nats = F.cross_entropy(logits, targets, reduction="none")
         losses.append(nats.cpu().double().mean())  # a GPU of Apple has no float64
     return losses
 
 
 @contextmanager
-def _begun_at(gpt: GPT, layer: int, begins: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+def _begun_at(
+    gpt: GPT,
+    layer: int,
+    begins: Mapping[nn.Module, Tensor],
+) -> Iterator[None]:
     """Inside, the blocks before `layer` do nothing, and that block gets what it began with before."""
     blocks = blocks_of(gpt)
     begun = [blocks[layer]] if layer else []

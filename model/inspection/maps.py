@@ -61,12 +61,14 @@ class Checks:
     @classmethod
     def worst(cls, found: Sequence["Checks"]) -> "Checks":
         """Of all that a model has read; NaN if one is."""
-        leaky = found[int(np.argmax([one.causality for one in found]))]
-        largest = {
-            name: np.max([getattr(one, name) for one in found]).item() for name in ("fidelity", "noise", "logits")
-        }
-        by_layer = {name: np.max([one.by_layer[name] for one in found], axis=0).tolist() for name in leaky.by_layer}
-        return replace(leaky, by_layer=by_layer, **largest)
+        leaky = int(np.argmax([one.causality for one in found]))
+        largest = {}
+        for name in ("fidelity", "noise", "logits"):
+            largest[name] = np.max([getattr(one, name) for one in found]).item()
+        by_layer = {}
+        for name in found[0].by_layer:
+            by_layer[name] = np.max([one.by_layer[name] for one in found], axis=0).tolist()
+        return replace(found[leaky], by_layer=by_layer, **largest)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -74,8 +76,10 @@ class Checks:
         "in_range" that the model is not. Of a model that is random only that, as the others judge noise then."""
         limit = FIDELITY_LIMITS.get(self.precision, EXACT)
         moved = LOGIT_LIMITS.get(self.precision, EXACT) * max(1, self.logits)
-        fidelity, future, outside = (self.by_layer[name] for name in ("fidelity", "future", "outside"))
-        random = [layer for layer, error in enumerate(self.by_layer["random"]) if error > limit]
+        fidelity = self.by_layer["fidelity"]
+        future = self.by_layer["future"]
+        outside = self.by_layer["outside"]
+        random = _above(limit, self.by_layer["random"])
         if random or self.noise > moved:
             who = f"attention of {_layers(random)}" if random else "the model"
             return {
@@ -89,7 +93,8 @@ class Checks:
         if math.isnan(self.causality):
             found["causal"] = "the logits are not numbers: the model diverged"
         elif leaking or self.causality > moved:
-            who, verb = _layers(leaking) if leaking else "the model", "look" if len(leaking) > 1 else "looks"
+            who = _layers(leaking) if leaking else "the model"
+            verb = "look" if len(leaking) > 1 else "looks"
             if self.causality > moved:
                 shown = f"changing token {self.changed_token} moves the logits before it by {self.causality:.2g}"
             else:
@@ -98,14 +103,14 @@ class Checks:
         if math.isnan(self.fidelity):
             found["faithful"] = "the attention maps are not numbers: the model diverged"
         elif self.fidelity > limit:
-            who = _layers([layer for layer, error in enumerate(fidelity) if error > limit])
+            who = _layers(_above(limit, fidelity))
             found["faithful"] = (
                 f"the maps of {who} are not what the model computes: weights times values differ from what `attend` "
                 f"returns by {self.fidelity:.2g}, where rounding explains {limit:g}; an `attend` that is not linear in "
                 "the values or mixes heads has no maps"
             )
         if max(outside) > PAGE_ERROR:
-            who = _layers([layer for layer, distance in enumerate(outside) if distance > PAGE_ERROR])
+            who = _layers(_above(PAGE_ERROR, outside))
             found["in_range"] = (
                 f"weights of {who} are below 0 or above 1, by up to {max(outside):.2g}: pages and pictures show them "
                 "as 0 or 1; inspect_attention.py --output maps.csv has them as they are"
@@ -113,13 +118,22 @@ class Checks:
         return found
 
 
+def _above(limit: float, figures: Sequence[float]) -> list[int]:
+    """The layers whose figures are above a limit."""
+    return [layer for layer, figure in enumerate(figures) if figure > limit]
+
+
 def _layers(layers: Sequence[int]) -> str:
     """Such as "layer 0" or "layers 0, 1 and 4"."""
-    return f"layer{'s' * (len(layers) > 1)} {listed([str(layer) for layer in layers])}"
+    names = listed([str(layer) for layer in layers])
+    return f"layers {names}" if len(layers) > 1 else f"layer {names}"
 
 
 def read_maps(
-    gpt: GPT, tokens: Tensor, documents: Tensor | None, autocast: torch.dtype | None
+    gpt: GPT,
+    tokens: Tensor,
+    documents: Tensor | None,
+    autocast: torch.dtype | None,
 ) -> tuple[Tensor, Checks]:
     """The maps of a text (1, T), (L, H, T, T) in float32 on the CPU, and how far they can be trusted."""
     T = tokens.shape[1]
@@ -127,7 +141,9 @@ def read_maps(
     with undisturbed(gpt, autocast):
         with observed(gpt, lambda *call: calls.append(call)):
             logits = gpt(tokens, document_ids=documents)
-        random = [_difference(attend(q, k, v), attended, v) for attend, q, k, v, attended in calls]
+        random = []
+        for attend, q, k, v, attended in calls:
+            random.append(_difference(attend(q, k, v), attended, v))
         again = gpt(tokens, document_ids=documents)
         leaks = {}  # by the token that was changed
         for position in sorted({T // 2, T - 1} - {0}):  # nothing comes before token 0
@@ -136,17 +152,20 @@ def read_maps(
             # A call of its own: in a batch of two other kernels might run, and rounding would look like a leak.
             change = gpt(changed, document_ids=documents) - logits
             leaks[position] = change[:, :position].abs().max().item()
-    layers, errors = [], []
+    layers = []
+    errors = []
     with undisturbed(gpt):
         for attend, q, k, v, attended in calls:
             weights = weights_of(attend, q, k, v)
-            errors.append(_difference(weights @ by_head(v, q).to(weights.dtype), attended, v))
+            values = by_head(v, q).to(weights.dtype)
+            errors.append(_difference(weights @ values, attended, v))
             layers.append(weights[0].float().cpu())
     maps = torch.stack(layers)
+    outside = maps - maps.clamp(0, 1)
     by_layer = {
         "fidelity": errors,
         "future": maps.triu(1).abs().amax((1, 2, 3)).tolist(),
-        "outside": (maps - maps.clamp(0, 1)).abs().amax((1, 2, 3)).tolist(),
+        "outside": outside.abs().amax((1, 2, 3)).tolist(),
         "random": random,
     }
     return maps, Checks(
@@ -162,7 +181,9 @@ def read_maps(
 
 def _difference(found: Tensor, attended: Tensor, v: Tensor) -> float:
     """max |found - what `attend` returned|, divided by the largest value where that is above 1."""
-    return ((found - attended).abs().max() / v.abs().max().clamp(min=1)).item()
+    error = (found - attended).abs().max()
+    largest = v.abs().max().clamp(min=1)
+    return (error / largest).item()
 
 
 @contextmanager
@@ -201,9 +222,11 @@ def weights_of(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     S, K = v.shape[-2:]
     dtype = torch.promote_types(q.dtype, torch.float32)
     identity = torch.eye(S, dtype=dtype, device=v.device)
-    columns = F.pad(identity, (0, -S % K)).expand(*v.shape[:-1], -1).split(K, dim=-1)
-    weights = torch.cat([attend(q.to(dtype), k.to(dtype), some) for some in columns], dim=-1)
-    return weights[..., :S]
+    columns = F.pad(identity, (0, -S % K)).expand(*v.shape[:-1], -1)
+    q = q.to(dtype)
+    k = k.to(dtype)
+    pieces = [attend(q, k, some) for some in columns.split(K, dim=-1)]
+    return torch.cat(pieces, dim=-1)[..., :S]
 
 
 def by_head(x: Tensor, q: Tensor) -> Tensor:

@@ -70,8 +70,10 @@ def parts_of(gpt: GPT) -> dict[str, Part]:
 
 
 @contextmanager
-def watched(
-    gpt: GPT, modules: Iterable[nn.Module], see: Callable[[nn.Module, Tensor], Tensor | None]
+def _watched(
+    gpt: GPT,
+    modules: Iterable[nn.Module],
+    see: Callable[[nn.Module, Tensor], Tensor | None],
 ) -> Iterator[None]:
     """Hands what the modules of parts give to `see`, which may give another tensor in its place."""
     modules = set(modules)
@@ -88,12 +90,17 @@ def part_means(gpt: GPT, texts: Texts) -> dict[str, Tensor]:
 
     def add(module: nn.Module, given: Tensor) -> None:
         vectors = given.expand(len(piece), -1, -1)  # positions have no batch axis
-        sums[module] = sums.get(module, 0) + len(piece) * vectors.flatten(0, 1).mean(0)
+        mean = vectors.flatten(0, 1).mean(0)
+        sums[module] = sums.get(module, 0) + len(piece) * mean
 
-    with undisturbed(gpt), watched(gpt, [part.module for part in parts.values()], add):
+    modules = [part.module for part in parts.values()]
+    with undisturbed(gpt), _watched(gpt, modules, add):
         for piece in texts.pieces(TOKENS_AT_ONCE):
             run(gpt, piece)
-    return {name: sums[part.module][part.columns] / len(texts) for name, part in parts.items()}
+    means = {}
+    for name, part in parts.items():
+        means[name] = sums[part.module][part.columns] / len(texts)
+    return means
 
 
 @contextmanager
@@ -112,7 +119,7 @@ def replaced(gpt: GPT, vectors: Vectors, position: int | None = None) -> Iterato
                 given[..., tokens, parts[name].columns] = vector.to(given)
         return given
 
-    with watched(gpt, [parts[name].module for name in vectors], change):
+    with _watched(gpt, [parts[name].module for name in vectors], change):
         yield
 
 
@@ -122,14 +129,18 @@ def replaced(gpt: GPT, vectors: Vectors, position: int | None = None) -> Iterato
 def run(gpt: GPT, texts: Texts) -> Tensor:
     """The features (N, T, D) of texts, read with their documents. Raises ValueError for unknown ids."""
     tokens = gpt.known_ids(texts.tokens)
-    documents = None if texts.document_ids is None else texts.document_ids.to(tokens.device)
+    documents = texts.document_ids
+    if documents is not None:
+        documents = documents.to(tokens.device)
     return gpt.features(tokens, document_ids=documents)
 
 
 def in_float32(gpt: GPT) -> GPT:
     """The model, or a copy of it in float32 if its weights are coarser, which would hide what is measured."""
     dtype = gpt.token_embedding.weight.dtype
-    return gpt if dtype in (torch.float32, torch.float64) else copy.deepcopy(gpt).float()
+    if dtype in (torch.float32, torch.float64):
+        return gpt
+    return copy.deepcopy(gpt).float()
 
 
 @contextmanager
@@ -153,7 +164,9 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 
 @contextmanager
 def hooked(
-    inputs: Iterable[nn.Module], outputs: Iterable[nn.Module], see: Callable[[nn.Module, Tensor], Tensor | None]
+    inputs: Iterable[nn.Module],
+    outputs: Iterable[nn.Module],
+    see: Callable[[nn.Module, Tensor], Tensor | None],
 ) -> Iterator[None]:
     """Hands the argument of some modules, and the result of others, to `see`. A tensor that it returns takes their
     place."""

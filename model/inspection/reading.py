@@ -148,7 +148,8 @@ class Reading:
     @property
     def surprise(self) -> Tensor:
         """(T - 1,): what each next token costs, in bits."""
-        return F.cross_entropy(self.logits[:-1], self.text_ids[1:], reduction="none") / math.log(2)
+        nats = F.cross_entropy(self.logits[:-1], self.text_ids[1:], reduction="none")
+        return nats / math.log(2)
 
     @property
     def loss(self) -> float:
@@ -158,8 +159,10 @@ class Reading:
     def top(self, at: int = -1, count: int = 5) -> list[tuple[str, float]]:
         """The likeliest next tokens after token `at`, as texts with their probabilities, the likeliest first."""
         logits = self.logits[place_in("at", at, len(self.tokens))]
-        probabilities, ids = logits.softmax(-1).topk(whole_number("count", count, range(1, len(logits) + 1)))
-        return list(zip(map(self.label, ids.tolist()), probabilities.tolist(), strict=True))
+        count = _whole_number("count", count, range(1, len(logits) + 1))
+        probabilities, ids = logits.softmax(-1).topk(count)
+        texts = [self.label(token) for token in ids.tolist()]
+        return list(zip(texts, probabilities.tolist(), strict=True))
 
     @property
     def lens(self) -> dict[str, Any]:
@@ -173,22 +176,31 @@ class Reading:
         (2L + 1, T), of the true next token; NaN after the last. divergence: (2L + 1, T), of this prediction from the
         final one, in bits (Kullback-Leibler).
         """
-        gpt, residual = self._all.gpt, self._all.residual
+        gpt = self._all.gpt
+        residual = self._all.residual
         final = self.logits.log_softmax(-1)
         targets = F.pad(self.text_ids[1:], (0, 1))[:, None]
-        parts, tokens, probabilities, divergences = [], [], [], []
+        parts = []
+        tokens = []
+        probabilities = []
+        divergences = []
         for row, stream in enumerate(residual):
-            layer = (row - 1) // 2
-            parts.append("embeddings" if row == 0 else f"attention {layer}" if row % 2 else f"feed-forward {layer}")
+            sublayer = "attention" if row % 2 else "feed-forward"
+            parts.append(f"{sublayer} {(row - 1) // 2}" if row else "embeddings")
             with torch.no_grad(), undisturbed(gpt):
-                logits = gpt.unembed(gpt.final_norm(stream.to(gpt.head.weight.device))).cpu()
-            early = logits.log_softmax(-1)
+                features = gpt.final_norm(stream.to(gpt.head.weight.device))
+                early = gpt.unembed(features).cpu().log_softmax(-1)
             tokens.append(early.argmax(-1).tolist())
             probabilities.append(early.gather(-1, targets)[:, 0].exp())
             divergences.append((final.exp() * (final - early)).sum(-1) / math.log(2))
         probability = torch.stack(probabilities)
         probability[:, -1] = math.nan
-        return {"part": parts, "token": tokens, "probability": probability, "divergence": torch.stack(divergences)}
+        return {
+            "part": parts,
+            "token": tokens,
+            "probability": probability,
+            "divergence": torch.stack(divergences),
+        }
 
     def attribution(self, at: int = -1, of: int | None = None) -> dict[str, float]:
         """What each part adds to the logit of a token, by the part's name; their sum is the logit before the soft-cap.
@@ -197,9 +209,10 @@ class Reading:
             at: the token that is read last, from 0 or from the end.
             of: id of the predicted token; None for the true next one, after the last token for the likeliest.
         """
-        place, logits = place_in("at", at, len(self.tokens)), self._all.logits
+        place = place_in("at", at, len(self.tokens))
+        logits = self._all.logits
         if of is not None:
-            target = torch.tensor(whole_number("of, the id of a token,", of, range(logits.shape[-1])))
+            target = torch.tensor(_whole_number("of, the id of a token,", of, range(logits.shape[-1])))
         elif place == len(self.tokens) - 1:
             target = logits[-1].argmax()
         else:
@@ -219,31 +232,31 @@ class Reading:
         Also returned is the largest difference between the sum of the parts and the model's own logit, divided by the
         largest of these logits where that is above 1, because rounding errors grow with them; NaN without any target.
         """
-        computed, gpt = self._all, self._all.gpt
+        computed = self._all
+        gpt = self._all.gpt
         rows = gpt.head.weight.detach().cpu()[targets]
         stream = computed.residual[-1, positions]
         embeddings = torch.stack([table[positions] for table in computed.tables.values()]).sum(0)
-        parts: dict[str, Tensor] = {}
-
-        def add(name: str, vectors: Tensor | None) -> None:
-            """A part that adds these vectors (N, D), or a bias (D,), to the stream, if there is one."""
-            if vectors is not None:
-                normed = _share_of_norm(gpt.final_norm, _double(vectors), stream)
-                parts[name] = (normed * rows.double()).sum(-1)
-
-        for name, vectors in computed.tables.items():
-            add(name, _share_of_norm(gpt.embedding_norm, _double(vectors[positions]), embeddings))
-        add("embedding bias", getattr(gpt.embedding_norm, "bias", None))
+        added: dict[str, Tensor | None] = {}  # to the stream, (N, D), or a bias (D,)
+        for name, table in computed.tables.items():
+            added[name] = _share_of_norm(gpt.embedding_norm, table[positions], embeddings)
+        added["embedding bias"] = getattr(gpt.embedding_norm, "bias", None)
         for layer, block in enumerate(blocks_of(gpt)):
-            output, down = block.attention.output_proj, block.feed_forward.down_proj
+            output = block.attention.output_proj
+            down = block.feed_forward.down_proj
             heads = computed.heads[layer, :, positions]  # (H, N, K)
-            matrices = _double(output.weight).split(heads.shape[-1], dim=1)  # for each head (D, K)
+            matrices = output.weight.split(heads.shape[-1], dim=1)  # for each head (D, K)
             for head, (given, matrix) in enumerate(zip(heads, matrices, strict=True)):
-                add(f"head {layer}.{head}", _double(given) @ matrix.T)
-            add(f"attention bias {layer}", output.bias)
-            added = _double(computed.feed_forwards[layer, positions])
-            add(f"feed-forward {layer}", added if down.bias is None else added - _double(down.bias))
-            add(f"feed-forward bias {layer}", down.bias)
+                added[f"head {layer}.{head}"] = _double(given) @ _double(matrix).T
+            added[f"attention bias {layer}"] = output.bias
+            feed_forward = _double(computed.feed_forwards[layer, positions])
+            added[f"feed-forward {layer}"] = feed_forward if down.bias is None else feed_forward - _double(down.bias)
+            added[f"feed-forward bias {layer}"] = down.bias
+        parts = {
+            name: (_share_of_norm(gpt.final_norm, vectors, stream) * rows).sum(-1)
+            for name, vectors in added.items()
+            if vectors is not None
+        }
         if (bias := getattr(gpt.final_norm, "bias", None)) is not None:
             parts["final norm bias"] = rows.double() @ _double(bias)
 
@@ -252,8 +265,9 @@ class Reading:
         with torch.no_grad():
             features = gpt.final_norm(stream.to(gpt.head.weight.device)).cpu()
         logits = (features * rows).sum(-1).double()
-        errors = (torch.stack(list(parts.values())).sum(0) - logits).abs()
-        return parts, (errors.max() / logits.abs().max().clamp(min=1)).item()
+        sums = torch.stack(list(parts.values())).sum(0)
+        error = (sums - logits).abs().max()
+        return parts, (error / logits.abs().max().clamp(min=1)).item()
 
     # What a page draws beside the maps, and a recording keeps.
 
@@ -272,13 +286,15 @@ class Reading:
 
     @cached_property
     def _measured(self) -> dict[str, Any]:
-        lens, logits, next_ids = self.lens, self.logits, self.text_ids[1:]
+        lens = self.lens
+        logits = self.logits
+        next_ids = self.text_ids[1:]
         parts, error = self._attributed(slice(len(next_ids)), next_ids)
         bits = _until_last(self.surprise)
         top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
-        likelier = logits[:-1] > logits[:-1].gather(-1, next_ids[:, None])
-        counts = [*likelier.sum(-1).tolist(), 0]
-        shown = {*top.indices.flatten().tolist(), *(id for row in lens["token"] for id in row)}
+        wanted = logits[:-1].gather(-1, next_ids[:, None])
+        counts = [*(logits[:-1] > wanted).sum(-1).tolist(), 0]
+        shown = set(top.indices.flatten().tolist()).union(*lens["token"])
         return {
             "checks": asdict(self.checks),
             "parts": list(parts),
@@ -304,8 +320,6 @@ def read(
     position: int | None = None,
     autocast: torch.dtype | None = None,
     label: Label = str,
-    title: str = "",
-    page: Callable[[Reading], str] | None = None,
 ) -> Reading:
     """Reads one text, (T,) or (1, T), in eval mode, without compiled code.
 
@@ -314,7 +328,6 @@ def read(
         replacing: vectors that parts give in place of what they compute; position: only at this token, from 0.
         autocast: the maps are computed under autocast to this type, as mixed-precision training computes them.
         label: the text of a token id.
-        title, page: what a notebook shows of the reading.
 
     Raises ValueError for what is not one sequence of known ids, and for more tokens than the model's context.
     """
@@ -326,7 +339,7 @@ def read(
     computed = _compute(in_float32(gpt), sequence, documents, edits, position)
     ids = sequence[0].cpu().clone()
     labels = [label(token) for token in ids.tolist()]
-    return Reading(ids, labels, maps, checks, computed, None, label, edits, position, title, page)
+    return Reading(ids, labels, maps, checks, computed, None, label, edits, position)
 
 
 def one_sequence(tokens: Tensor | Sequence[int]) -> Tensor:
@@ -338,14 +351,17 @@ def one_sequence(tokens: Tensor | Sequence[int]) -> Tensor:
 
 
 def _compute(
-    gpt: GPT, sequence: Tensor, documents: Tensor | None, replacing: Vectors, position: int | None
+    gpt: GPT,
+    sequence: Tensor,
+    documents: Tensor | None,
+    replacing: Vectors,
+    position: int | None,
 ) -> Computed:
     """One forward pass without autocast, in which parts give other vectors."""
-    blocks, tables = blocks_of(gpt), embedding_tables(gpt)
-    inputs: list[nn.Module] = []  # of each sub-layer, and of the final norm, the residual stream
-    for block in blocks:
-        inputs += [block, block.feed_forward_norm]
-    inputs.append(gpt.final_norm)
+    blocks = blocks_of(gpt)
+    tables = embedding_tables(gpt)
+    sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
+    inputs = [*sublayers, gpt.final_norm]  # what they get is the residual stream
     matrices = [block.attention.output_proj for block in blocks]
     outputs = [*tables.values(), *(block.feed_forward for block in blocks)]
     seen: dict[nn.Module, Tensor] = {}
@@ -358,9 +374,13 @@ def _compute(
     ):
         logits = gpt(sequence, document_ids=documents)
     q, k, v = (torch.cat(of_layers).cpu() for of_layers in zip(*calls, strict=True))
-    heads = torch.cat([seen[matrix] for matrix in matrices]).unflatten(-1, (gpt.config.num_heads, -1))
+    merged = torch.cat([seen[matrix] for matrix in matrices])  # (L, T, H K)
+    heads = merged.unflatten(-1, (gpt.config.num_heads, -1))
+    added = {}
+    for name, table in tables.items():
+        added[name] = seen[table].flatten(0, -2).cpu()  # positions have no batch axis
     return Computed(
-        tables={name: seen[table].flatten(0, -2).cpu() for name, table in tables.items()},  # positions have no batch
+        tables=added,
         residual=torch.cat([seen[module] for module in inputs]).cpu(),
         q=q,
         k=k,
@@ -382,13 +402,14 @@ def _copy_of(gpt: GPT) -> GPT:
     key = id(gpt), weight.device, weight.dtype
     last = _copies.get(key)
     if last is None or not all(map(torch.equal, gpt.parameters(), last.parameters())):
-        last = _copies[key] = copy.deepcopy(gpt)
+        last = copy.deepcopy(gpt)
+        _copies[key] = last
     return last
 
 
 def _share_of_norm(norm: nn.Module, x: Tensor, whole: Tensor) -> Tensor:
-    """What a summand x of `whole` (N, D) adds to norm(whole): with the scale that the norm gives to `whole`."""
-    whole = whole.double()
+    """What a summand x of `whole` (N, D) adds to norm(whole), with the scale that the norm gives to it; in float64."""
+    x, whole = _double(x), _double(whole)
     if isinstance(norm, nn.LayerNorm):
         x = x - x.mean(-1, keepdim=True)
         squares = whole.var(-1, correction=0, keepdim=True)
@@ -415,10 +436,10 @@ def _until_last(x: Tensor) -> Tensor:
 
 def place_in(name: str, place: Any, length: int) -> int:
     """A token's place from 0, in a text of so many tokens. Raises a `Mistake` where there is no such token."""
-    return whole_number(f"{name}, the place of a token in this text,", place, range(-length, length)) % length
+    return _whole_number(f"{name}, the place of a token in this text,", place, range(-length, length)) % length
 
 
-def whole_number(name: str, value: Any, allowed: range) -> int:
+def _whole_number(name: str, value: Any, allowed: range) -> int:
     """The value as an int. Raises a `Mistake` for what is no whole number, or none of the allowed ones."""
     try:
         number = operator.index(value)

@@ -19,7 +19,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ from model.gpt import GPT
 from model.inspection.heads import SCORES, HeadTable, measure_heads
 from model.inspection.losses import Change, measure_losses
 from model.inspection.maps import Checks
-from model.inspection.parts import in_float32, replaced
+from model.inspection.parts import Vectors, in_float32, replaced
 from model.inspection.reading import Reading, as_json, read
-from model.inspection.texts import MAX_TOKENS, Label, Texts
+from model.inspection.texts import Label, Texts
 
 VERSION = 3  # of the folder's files
 SCORE_DIGITS = ".5f"  # decimals in scores.jsonl
@@ -81,7 +81,8 @@ class Snapshot:
     def to_json(self) -> dict[str, Any]:
         """As JSON has it, without the readings; figures rounded to SCORE_DIGITS."""
         measured = vars(self.heads) | {"loss": self.loss, "ablation": self.ablation}
-        return {"step": self.step, "checks": as_json(asdict(self.checks), ".6g"), **as_json(measured, SCORE_DIGITS)}
+        checks = as_json(asdict(self.checks), ".6g")
+        return {"step": self.step, "checks": checks, **as_json(measured, SCORE_DIGITS)}
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Snapshot:
@@ -90,20 +91,23 @@ class Snapshot:
         A score that has been added to SCORES since was not measured then: it is NaN.
         """
         numbers = _numbers(line)
-        scores, errors, uniform, reach = (numbers[name] for name in ("scores", "errors", "uniform", "reach"))
+        scores = numbers["scores"]
+        errors = numbers["errors"]
+        uniform = numbers["uniform"]
+        reach = numbers["reach"]
         formed = {name: of_heads.astype(bool) for name, of_heads in numbers["formed"].items()}
         for name in SCORES.keys() - scores.keys():
             scores[name] = errors[name] = np.full_like(reach, np.nan)
             formed[name] = np.zeros_like(reach, bool)
-            uniform[name], line["counts"][name] = math.nan, 0
+            uniform[name] = math.nan
+            line["counts"][name] = 0
         heads = HeadTable(scores, errors, formed, uniform, line["counts"], reach, line["windows"])
         snapshot = cls(int(line["step"]), Checks(**numbers["checks"]), heads)
         if line["ablation"] is None:
             return snapshot
-        ablation = {
-            kind: {part: Change(*map(_numbers, change)) for part, change in parts.items()}
-            for kind, parts in line["ablation"].items()
-        }
+        ablation: dict[str, dict[str, Change]] = {}
+        for kind, parts in line["ablation"].items():
+            ablation[kind] = {part: Change(*map(_numbers, change)) for part, change in parts.items()}
         return replace(snapshot, loss=numbers["loss"], ablation=ablation)
 
 
@@ -122,22 +126,21 @@ class Recording:
     probes: Mapping[str, Texts]
     windows: Mapping[str, Texts] = field(default_factory=dict)
     tokenizer: str = ""
-    name: str = field(default="", kw_only=True)
-    folder: Path | None = field(default=None, kw_only=True)
-    is_prompt: bool = field(default=False, kw_only=True)
-    snapshots: list[Snapshot] = field(default_factory=list, kw_only=True)
+    _: KW_ONLY
+    name: str = ""
+    folder: Path | None = None
+    is_prompt: bool = False
+    snapshots: list[Snapshot] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.windows = self.windows or self.probes
-        longest = max(texts.length for texts in (*self.probes.values(), *self.windows.values()))
-        if longest > MAX_TOKENS:
-            raise Mistake(f"a text to measure on has at most {MAX_TOKENS} tokens, not {longest}")
 
     @classmethod
     def open(cls, folder: Path, name: str = "") -> Recording:
         """The one in an existing folder. Raises a `Mistake` for none, a damaged file, or one of an earlier version."""
         folder = Path(folder)
-        path, scores = folder / "probe.json", folder / "scores.jsonl"
+        path = folder / "probe.json"
+        scores = folder / "scores.jsonl"
         if not path.is_file():
             raise Mistake(f"{folder} holds no recorded maps: train with --attention.enabled true")
         content = content_of(path)
@@ -148,8 +151,8 @@ class Recording:
             words = f"look at the run's model with --checkpoint {folder.parent} --prompt TEXT, or train it again"
             raise Mistake(f"{folder} was recorded by another version of GlassGPT: {words}")
         with parsing(path):
-            probes = {kind: Texts.from_json(kind, texts) for kind, texts in about["probes"].items()}
-            windows = {kind: Texts.from_json(kind, texts) for kind, texts in about["windows"].items()}
+            probes = _texts_from_json(about["probes"])
+            windows = _texts_from_json(about["windows"])
             recording = cls(probes, windows, str(about["tokenizer"]), name=name, folder=folder)
         for number, line in enumerate(content_of(scores).splitlines(), start=1):
             with parsing(f"{scores}, line {number}"):
@@ -158,7 +161,11 @@ class Recording:
 
     @classmethod
     def resume(
-        cls, folder: Path, probes: Mapping[str, Texts], windows: Mapping[str, Texts], tokenizer: str
+        cls,
+        folder: Path,
+        probes: Mapping[str, Texts],
+        windows: Mapping[str, Texts],
+        tokenizer: str,
     ) -> Recording:
         """The one in the folder, or a new one, whose folder is created with the first snapshot.
 
@@ -177,8 +184,12 @@ class Recording:
 
     def texts(self) -> dict[str, Any]:
         """What probe.json holds."""
-        probes, windows = ({kind: texts.to_json() for kind, texts in of.items()} for of in (self.probes, self.windows))
-        return {"version": VERSION, "tokenizer": self.tokenizer, "probes": probes, "windows": windows}
+        return {
+            "version": VERSION,
+            "tokenizer": self.tokenizer,
+            "probes": {kind: texts.to_json() for kind, texts in self.probes.items()},
+            "windows": {kind: texts.to_json() for kind, texts in self.windows.items()},
+        }
 
     @property
     def steps(self) -> list[int]:
@@ -186,12 +197,12 @@ class Recording:
 
     @property
     def mapped(self) -> list[int]:
-        """The steps that have readings: of others a person has removed the files."""
-
-        def has_files(step: int) -> bool:
-            return all(self.path(step, suffix).exists() for suffix in FILES)
-
-        return [one.step for one in self.snapshots if one.readings or has_files(one.step)]
+        """The steps that have readings: of others a person has removed the maps."""
+        found = []
+        for one in self.snapshots:
+            if one.readings or self.path(one.step).exists():
+                found.append(one.step)
+        return found
 
     @property
     def formation(self) -> dict[str, dict[str, int]]:
@@ -239,7 +250,8 @@ class Recording:
         with parsing(path, LEFT_OUT), np.load(content) as file:
             maps = {kind: file[kind] for kind in self.probes}
             for kind, probe in self.probes.items():
-                shape, found = (*snapshot.shape, probe.length, probe.length), maps[kind]
+                shape = (*snapshot.shape, probe.length, probe.length)
+                found = maps[kind]
                 if found.shape != shape or found.dtype != np.float16:
                     raise ValueError(f"it holds {kind} maps {found.shape} in {found.dtype}, not {shape} in float16")
         with reading(details):
@@ -249,7 +261,8 @@ class Recording:
             told = json.loads(text)
             for kind, probe in self.probes.items():
                 checks = Checks(**_numbers(told[kind]["checks"]))
-                weights, labels = torch.from_numpy(maps[kind]), list(probe.labels[0])
+                weights = torch.from_numpy(maps[kind])
+                labels = list(probe.labels[0])
                 readings[kind] = Reading(probe.tokens[0], labels, weights, checks, figures=told[kind])
         return readings
 
@@ -264,18 +277,21 @@ class Recording:
             self.snapshots.append(snapshot)
             return
         if not (self.folder / "probe.json").exists():
-            write_atomically(self.folder / "probe.json", json.dumps(self.texts()).encode())
+            write_atomically(self.folder / "probe.json", _as_bytes(self.texts()))
         if snapshot.readings is not None:
             content = io.BytesIO()
-            arrays: dict[str, Any] = {kind: one.maps.half().numpy() for kind, one in snapshot.readings.items()}
+            arrays: dict[str, Any] = {}
+            figures = {}
+            for kind, one in snapshot.readings.items():
+                arrays[kind] = one.maps.half().numpy()
+                figures[kind] = one.to_json()
             np.savez_compressed(content, **arrays)
             write_atomically(self.path(snapshot.step), content.getvalue())
-            figures = {kind: one.to_json() for kind, one in snapshot.readings.items()}
-            write_atomically(self.path(snapshot.step, ".json"), json.dumps(figures, allow_nan=False).encode())
+            write_atomically(self.path(snapshot.step, ".json"), _as_bytes(figures))
         scores = self.folder / "scores.jsonl"
-        lines = scores.read_bytes().splitlines(keepends=True)[: len(self.snapshots)] if self.snapshots else []
-        lines.append(json.dumps(snapshot.to_json(), allow_nan=False).encode() + b"\n")
-        write_atomically(scores, b"".join(lines))
+        lines = content_of(scores).splitlines()[: len(self.snapshots)]
+        lines.append(_as_bytes(snapshot.to_json()))
+        write_atomically(scores, b"\n".join([*lines, b""]))
         self.snapshots.append(replace(snapshot, readings=None))
         for step in outdated:
             for suffix in FILES:
@@ -300,18 +316,38 @@ def take_snapshot(
         with_losses: measure what the model loses without each part too, which takes many times as long as all else.
         autocast: see `read`.
     """
-    edits = text.replacing if text is not None and text.position is None else {}
-    readings = {} if text is None else {"text": text}
+    edits: Vectors = {}
+    readings = {}
+    if text is not None:
+        readings["text"] = text
+        if text.position is None:
+            edits = text.replacing
     for kind, probe in recording.probes.items():
         if kind not in readings:
-            about: dict[str, Any] = {"document_ids": probe.document_ids, "label": label, "autocast": autocast}
-            readings[kind] = read(gpt, probe.tokens, replacing=edits, **about)
+            readings[kind] = read(
+                gpt,
+                probe.tokens,
+                document_ids=probe.document_ids,
+                replacing=edits,
+                autocast=autocast,
+                label=label,
+            )
     exact = in_float32(gpt)
     with replaced(exact, edits):
         heads = measure_heads(exact, recording.windows)
-        loss, ablation = measure_losses(exact, recording.windows) if with_losses else (None, None)
+        loss = ablation = None
+        if with_losses:
+            loss, ablation = measure_losses(exact, recording.windows)
     checks = Checks.worst([one.checks for one in readings.values()])
     return Snapshot(step, checks, heads, loss, ablation, readings)
+
+
+def _texts_from_json(stored: Any) -> dict[str, Texts]:
+    return {kind: Texts.from_json(kind, texts) for kind, texts in stored.items()}
+
+
+def _as_bytes(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False).encode()
 
 
 def _numbers(value: Any) -> Any:

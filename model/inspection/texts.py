@@ -44,14 +44,15 @@ class Texts:
     def __post_init__(self) -> None:
         if not self.length:
             raise Mistake("a text to measure on has at least one token")
-        if [len(labels) for labels in self.labels] != [self.length] * len(self):
-            raise Mistake("a text to measure on has a label for each token")
 
     @classmethod
     def of(cls, tokens: Tensor | Sequence, label: Label = str, **options: Any) -> "Texts":
         """Of token ids (T,) or (N, T); the options are the other fields."""
         rows = torch.atleast_2d(torch.as_tensor(tokens, dtype=torch.long))
-        return cls(rows, [[label(token) for token in row] for row in rows.tolist()], **options)
+        labels = []
+        for row in rows.tolist():
+            labels.append([label(token) for token in row])
+        return cls(rows, labels, **options)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -69,17 +70,21 @@ class Texts:
     @property
     def _documents(self) -> Tensor:
         """(N, T): the number of each token's document; a text is one where the model does not read them apart."""
-        return torch.zeros_like(self.tokens) if self.document_ids is None else self.document_ids
+        if self.document_ids is None:
+            return torch.zeros_like(self.tokens)
+        return self.document_ids
 
     @cached_property
     def visible(self) -> Tensor:
         """Which keys each query sees, (N, T, T): causality, the attention window and documents."""
-        return sliding_window_mask(self.length, self.attention_window) & document_mask(self._documents)[:, 0]
+        seen = sliding_window_mask(self.length, self.attention_window)
+        return seen & document_mask(self._documents)[:, 0]
 
     @cached_property
     def begins(self) -> Tensor:
         """The first token of each text, and of each document where the model reads them apart, (N, T)."""
-        return F.pad(self._documents.diff(dim=1) != 0, (1, 0), value=True)
+        is_another = self._documents.diff(dim=1) != 0
+        return F.pad(is_another, (1, 0), value=True)
 
     @cached_property
     def predicted(self) -> Tensor:
@@ -101,22 +106,28 @@ class Texts:
 
     def to_json(self) -> dict[str, Any]:
         """Without the kind, which is the name under which it is kept."""
-        documents = None if self.document_ids is None else self.document_ids.tolist()
-        about = {"document_ids": documents, "attention_window": self.attention_window}
-        return {"tokens": self.tokens.tolist(), "labels": self.labels} | about
+        return {
+            "tokens": self.tokens.tolist(),
+            "labels": self.labels,
+            "document_ids": None if self.document_ids is None else self.document_ids.tolist(),
+            "attention_window": self.attention_window,
+        }
 
     @classmethod
     def from_json(cls, kind: Kind, about: Mapping[str, Any]) -> "Texts":
         """Raises any error for what `to_json` does not write."""
+        tokens = torch.tensor(about["tokens"])
         documents = about["document_ids"]
-        ids = None if documents is None else torch.tensor(documents)
-        return cls(torch.tensor(about["tokens"]), about["labels"], kind, ids, about["attention_window"])
+        if documents is not None:
+            documents = torch.tensor(documents)
+        return cls(tokens, about["labels"], kind, documents, about["attention_window"])
 
 
 def spread_starts(num_tokens: int, length: int) -> list[int]:
     """Where TEXT_WINDOWS windows begin that lie evenly over so many tokens; fewer if there are not so many."""
     count = max(1, min(TEXT_WINDOWS, num_tokens // length))
-    return [max(0, num_tokens - length) * i // max(1, count - 1) for i in range(count)]
+    last = max(0, num_tokens - length)
+    return [last * i // max(1, count - 1) for i in range(count)]
 
 
 def repeated_tokens(
@@ -146,7 +157,12 @@ def repeated_tokens(
     return (beginning + copies * drawn)[:length]
 
 
-def repeated_windows(candidates: Collection[int], length: int, *, first: int | None = None) -> list[list[int]]:
+def repeated_windows(
+    candidates: Collection[int],
+    length: int,
+    *,
+    first: int | None = None,
+) -> list[list[int]]:
     """REPEATED_WINDOWS windows of random tokens that repeat themselves over and over, at several periods.
 
     candidates, first: as in `repeated_tokens`.

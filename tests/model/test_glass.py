@@ -1,9 +1,7 @@
 """The library of a notebook: what it returns is what independent computations give, on a run and on GPT-2's format."""
 
-import base64
 import html
 import json
-import math
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from model.gpt import GPTConfig
 from model.inspection.heads import measure_heads
 from model.inspection.parts import replaced
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
-from tests.html_pages import Page
 from tests.small_runs import REPOSITORY
 
 TEXT = "the model reads"
@@ -54,12 +51,9 @@ def test_what_a_person_types_works_as_written(glass):
     assert glass.at(glass.step).step == glass.step  # the best checkpoint is there by its step too
     reading = glass.read(TEXT, without=["head 0.0"])
     L, H, T, D = glass.gpt.config.num_layers, glass.gpt.config.num_heads, len(reading.ids), glass.gpt.config.embed_dim
-    assert "".join(reading.tokens) == TEXT[:T]
-    assert reading.maps.shape == (L, H, T, T) and reading.logits.shape == (T, 257)
-    assert reading.residual.shape == (2 * L + 1, T, D)
+    assert "".join(reading.tokens) == TEXT[:T] and reading.maps.shape == (L, H, T, T)
+    assert reading.residual.shape == (2 * L + 1, T, D) and len(reading.lens["part"]) == 2 * L + 1
     assert {x.shape for x in (reading.q, reading.k, reading.v, reading.heads)} == {(L, H, T, D // H)}
-    assert reading.surprise.shape == (T - 1,) and reading.loss == pytest.approx(reading.surprise.mean() * math.log(2))
-    assert len(reading.lens["token"]) == len(reading.lens["part"]) == 2 * L + 1
     (first, probability), *_ = reading.top(at=2)
     expected = reading.logits[2].softmax(-1)
     assert (first, probability) == (glass.tokenizer.label(expected.argmax().item()), expected.max().item())
@@ -83,7 +77,7 @@ def test_readings_are_those_of_transformers(gpt2):
 def test_a_part_that_is_left_out_costs_the_same_on_every_path(glass):
     """As recorded while it was trained, as asked for in a table and a reading, and as on the page of the text.
 
-    The page of the model takes the same means, which it rounds. inspection/test_ablation.py has edited weights.
+    inspection/test_losses.py has edited weights.
     """
     recorded, windows = glass.recorded.at(glass.step).ablation["text"], glass.recorded.windows["text"]
     [shown] = of(glass).snapshots
@@ -98,12 +92,6 @@ def test_a_part_that_is_left_out_costs_the_same_on_every_path(glass):
         assert on_texts[part] == pytest.approx(change, abs=1e-4), part
         rises = torch.tensor([glass.read(text, without=[part]).loss for text in tokens]) - whole
         assert (rises.mean().item(), rises.std().item() / len(rises) ** 0.5) == pytest.approx(change, abs=1e-4), part
-    page = Page(glass.page())
-    stored, block = page.json("manifest")["means"], base64.b64decode(page.scripts["weights-0"])
-    for part, mean in glass.means(tokens[0]).items():
-        [start] = [one["start"] for one in stored if one["name"] == part]
-        on_page = np.frombuffer(block, np.float32, len(mean), start)
-        np.testing.assert_allclose(on_page, mean, atol=0.02 * mean.abs().max().item())
 
 
 def test_a_patched_head_gives_what_it_gives_in_the_other_text_and_the_reading_has_a_page(gpt2):
@@ -117,27 +105,19 @@ def test_a_patched_head_gives_what_it_gives_in_the_other_text_and_the_reading_ha
     assert gpt2.repeated_probe().length <= len(TEXT) and "<iframe" in patched._repr_html_()
 
 
-def test_what_heads_do_is_told_of_the_model_as_it_is_now(glass):
-    """As recorded at this step; and once its weights were changed, of the changed ones."""
-    kept = glass.at(8)
-    recorded = kept.recorded.snapshots[kept.recorded.steps.index(8)].scores
-    for name, scores in of(kept).snapshots[0].scores.items():
-        np.testing.assert_allclose(scores, recorded[name], atol=1e-5)
-    with torch.no_grad():
-        for block in kept.gpt.blocks:
-            block.attention.qkv_proj.weight.zero_()
-    entropy = of(kept).snapshots[0].scores["entropy"]
-    assert not np.allclose(entropy, recorded["entropy"], atol=1e-2)
-
-
 def test_what_heads_do_in_an_edited_reading_is_told_of_the_edited_model(glass):
+    """And of a patch, which is of its own text only, as in the plain model."""
     plain, edited = (of(glass, without=without) for without in ((), "feed-forward 0"))
     with replaced(glass.gpt, glass.read(TEXT, without="feed-forward 0").replacing):
         expected = measure_heads(glass.gpt, glass.recorded.windows).scores
+    patched = recording_of([(glass, glass.patch(TEXT, "which model", head=(0, 0), position=5))])
     for name, scores in edited.snapshots[0].scores.items():
         np.testing.assert_allclose(scores, expected[name], atol=1e-5)
+        np.testing.assert_array_equal(patched.snapshots[0].scores[name], plain.snapshots[0].scores[name])
     assert not np.allclose(expected["entropy"], plain.snapshots[0].scores["entropy"], atol=1e-5)
     assert edited.snapshots[0].ablation is None  # what was measured is not of this model
+    for kind, told in patched.readings(glass.step).items():
+        assert (told.to_json() == plain.readings(glass.step)[kind].to_json()) is (kind == "repeated")
 
 
 def test_an_edited_reading_in_bfloat16_is_measured_with_its_edits(run):
@@ -155,16 +135,6 @@ def test_an_edited_reading_in_bfloat16_is_measured_with_its_edits(run):
     np.testing.assert_allclose(coarse.scores["entropy"], expected.scores["entropy"], atol=1e-3)
 
 
-def test_a_patch_changes_nothing_but_its_own_text(glass):
-    patched, plain = glass.patch(TEXT, "which model", head=(0, 0), position=5), glass.read(TEXT)
-    (edited, before), step = (recording_of([(glass, reading)]) for reading in (patched, plain)), glass.step
-    np.testing.assert_array_equal(edited.maps(step)["repeated"], before.maps(step)["repeated"])
-    assert edited.readings(step)["repeated"].to_json() == before.readings(step)["repeated"].to_json()
-    assert not np.array_equal(edited.maps(step)["text"], before.maps(step)["text"])
-    for name, scores in edited.snapshots[0].scores.items():
-        np.testing.assert_array_equal(scores, before.snapshots[0].scores[name])
-
-
 def test_a_page_of_a_reading_is_not_made_with_a_model_that_has_changed_since(run):
     """Its heads would be told of another model than its maps."""
     glass = open_run(run)
@@ -177,17 +147,16 @@ def test_a_page_of_a_reading_is_not_made_with_a_model_that_has_changed_since(run
 
 
 def test_token_ids_are_one_text_in_any_form(glass):
-    ids = glass.tokenizer.encode(TEXT)
-    expected = glass.ablate(TEXT)
+    ids, expected = glass.tokenizer.encode(TEXT), glass.ablate(TEXT)
     for form in (ids, tuple(ids), torch.tensor(ids), np.array(ids), [torch.tensor(id) for id in ids]):
-        found, reading = glass.ablate(form), glass.read(form)
-        assert found.keys() == expected.keys() and reading.ids.tolist() == ids
-        assert all(found[part].rise == expected[part].rise for part in found)
-    several = glass.read([np.array(ids), ids[:4], TEXT])
-    assert [len(one.ids) for one in several] == [len(ids), 4, len(ids)]
-    for head in ([1, 0], np.array([1, 0]), torch.tensor([1, 0]), "head 1.0"):
-        patched = glass.patch(TEXT, "which model", head=head, position=np.int64(5))
-        torch.testing.assert_close(patched.logits, glass.patch(TEXT, "which model", head=(1, 0), position=5).logits)
+        found = glass.ablate(form)
+        assert glass.read(form).ids.tolist() == ids and all(
+            found[part].rise == expected[part].rise for part in expected
+        )
+    assert [len(one.ids) for one in glass.read([np.array(ids), ids[:4], TEXT])] == [len(ids), 4, len(ids)]
+    heads = ([1, 0], np.array([1, 0]), torch.tensor([1, 0]), (1, 0), "head 1.0")
+    first, *others = [glass.patch(TEXT, "which model", head=head, position=np.int64(5)).logits for head in heads]
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_a_model_that_was_trained_within_documents_reads_within_documents(run):
@@ -213,13 +182,6 @@ def test_a_reading_says_what_is_not_as_in_the_model(glass):
     assert patched.title in html.unescape(patched._repr_html_())
 
 
-def test_attribution_adds_up_to_the_logit(gpt2):
-    reading = gpt2.read(TEXT)  # this family has no soft-cap
-    for at, of in ((3, None), (-1, None), (4, 100)):
-        target = of if of is not None else reading.ids[at + 1] if at != -1 else reading.logits[-1].argmax()
-        assert sum(reading.attribution(at, of).values()) == pytest.approx(reading.logits[at, target].item(), abs=1e-3)
-
-
 @pytest.mark.parametrize(
     ("ask", "sentence"),
     [
@@ -227,31 +189,21 @@ def test_attribution_adds_up_to_the_logit(gpt2):
         (lambda glass: glass.read(""), "is no text of at least one token"),
         (lambda glass: glass.read([300]), "must lie in"),
         (lambda glass: glass.read([0.5]), r"\[0.5\] is no text of at least one token, nor its ids \(T,\)"),
-        (lambda glass: glass.ablate([]), "at least one token"),
         (lambda glass: glass.read("the", without=["head 9.9"]), "no part 'head 9.9': it has"),
-        (lambda glass: glass.patch("the", "the", head=(7, 0), position=0), "no part 'head 7.0': it has"),
-        (lambda glass: glass.patch("the", "the", head=(0, 0), position=3), "must be from -3 to 2, not 3"),
         (lambda glass: glass.read("the").attribution(of=-5), "of, the id of a token, must be from 0 to 256, not -5"),
         (lambda glass: glass.read("the").attribution(of=1.5), "of, the id of a token, must be a whole number, not 1.5"),
-        (
-            lambda glass: glass.read("the").attribution(99),
-            "place of a token in this text, must be from -3 to 2, not 99",
-        ),
-        (lambda glass: glass.read("the").attribution("head 0.0"), "must be a whole number, not 'head 0.0'"),
-        (lambda glass: glass.read("the").top(99), "place of a token in this text, must be from -3 to 2, not 99"),
+        (lambda glass: glass.read("the").attribution(99), "in this text, must be from -3 to 2, not 99"),
         (lambda glass: glass.read("the").top(at=None), "must be a whole number, not None"),
         (lambda glass: glass.read("the").top(count=0), "count must be from 1 to 257, not 0"),
-        (lambda glass: glass.read("the", without=[["head 0.0"]]), "no part \\['head 0.0'\\]"),
+        (lambda glass: glass.ablate([]), "at least one token"),
         (lambda glass: glass.ablate([5]), "at least two tokens"),
-        (lambda glass: glass.ablate(5), "at least two tokens"),
+        (lambda glass: glass.patch("the", "the", head=(7, 0), position=0), "no part 'head 7.0': it has"),
         (lambda glass: glass.patch("the", "the", head="feed-forward 0", position=0), "no part 'feed-forward 0'"),
-        (lambda glass: glass.patch("the", "the", head=[0, 0.5], position=0), "no part 'head 0.0.0.5'"),
-        (lambda glass: glass.patch("the", "the", head=(0, 0), position=1.5), "position, .* must be a whole number"),
         (lambda glass: glass.patch("the", "the", head=(0, 0), position=0, source=9), "source, .*, not 9"),
     ],
 )
 def test_a_mistake_gets_a_sentence(glass, ask, sentence):
-    with pytest.raises((Mistake, FileNotFoundError), match=sentence):
+    with pytest.raises(Mistake, match=sentence):
         ask(glass)
 
 

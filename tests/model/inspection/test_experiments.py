@@ -96,10 +96,11 @@ def test_a_context_may_be_shorter_than_the_texts(context):
 def test_made_up_words_are_told_by_their_first_copy_and_may_be_out_of_reach():
     text = " ".join(f"def {name}(self):" for name in re.findall(r"[a-z]{4,9}", Path(re.__file__).read_text())[:2000])
     texts = material(text, length=128)
-    for trial in experiments.EXPERIMENTS["A made-up word, twice"].propose(texts):
+    twice, far_above, *_ = experiments.EXPERIMENTS
+    for trial in twice.propose(texts):
         word = trial.text[: trial.text.index(" ", 1)]
         assert (trial.text + trial.answer).replace(word, "", 1) in word and word[trial.source] == trial.answer
-    for trial in experiments.EXPERIMENTS["A word used far above"].propose(texts):
+    for trial in far_above.propose(texts):
         assert len(trial.text) <= 128 < len(trial.changed) and trial.text[:9] == trial.changed[:9]
 
 
@@ -122,7 +123,7 @@ def test_quotes_brackets_and_colons_are_told_by_their_source(tokens):
     tokenizer = train_bpe([CODE], tokens) if tokens else BYTES
     words = "".join(f"{a}{b}{c} " for a in "abcdefgh" for b in "ijkl" for c in "mnop")
     texts = material(words, tokenizer)
-    found = {title: list(experiments.EXPERIMENTS[title].propose(texts)) for title in experiments.EXPERIMENTS}
+    found = {one.title: list(one.propose(texts)) for one in experiments.EXPERIMENTS}
     pairs = {"A quote closes as it opened": ("''", '""'), "Brackets close in order": ("()", "[]")}
     for title, kinds in pairs.items():
         assert len(found[title]) == experiments.MADE_UP
@@ -144,13 +145,14 @@ def test_the_named_head_is_the_one_that_the_model_needs_and_none_that_only_looks
     with torch.no_grad():  # head 0.0 looks as well, and more clearly, but gives nothing
         queries[:64, 64:128] = 8 * torch.eye(64).roll(source - 9, 0)
         keys[:64, 64:128] = 4 * torch.eye(64)
-    monkeypatch.setattr(experiments, "EXPERIMENTS", {})
 
-    @experiments.Experiment("A copy", "", "", "")
     def copies(texts):
         assert texts.piece == 10
         for *tokens, following in texts.pieces:
             yield texts.of_tokens(tokens, following, [], source)
+
+    tried = experiments.Experiment("A copy", "", "", "", "", copies)
+    monkeypatch.setattr(experiments, "EXPERIMENTS", [tried])
 
     (effect,), _ = found_in(gpt)
     assert effect.head == head and (effect.weight > 0.99) == (head is not None)

@@ -75,11 +75,6 @@ def test_a_pattern_that_a_text_cannot_show_has_a_uniform_value_of_zero():
     assert found.uniform["delimiter"] == found.uniform["line_start"] == found.uniform["recent"] == 0
 
 
-def test_every_score_has_a_letter_of_its_own():
-    letters = {score.letter or name[0].upper() for name, score in heads.SCORES.items()}
-    assert len(letters) == len(heads.SCORES) and all(len(letter) == 1 for letter in letters)
-
-
 def test_delimiters_have_no_letter_digit_or_mark():
     letters = ["(e", " 1", "\u00e9", "\u0939\u093f", "\u093f", "\\xe2"]
     assert not list(filter(heads.is_delimiter, letters))

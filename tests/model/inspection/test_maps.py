@@ -47,20 +47,18 @@ def test_a_warning_names_layers_token_and_figures_of_the_last_step_that_shows_it
 
 
 @pytest.mark.parametrize(
-    ("precision", "good", "bad"), [("float32", 1e-7, 2e-5), ("bfloat16", 1.9e-2, 3e-2), ("float16", 4e-3, 6e-3)]
+    ("problem", "figure", "precision", "size", "good", "bad"),
+    [
+        ("faithful", "fidelity", "float32", 20, 1e-7, 2e-5),
+        ("faithful", "fidelity", "bfloat16", 20, 1.9e-2, 3e-2),
+        ("causal", "causality", "float32", 1, 6e-6, 2e-5),
+        ("causal", "causality", "float32", 20, 1e-4, 4e-4),
+        ("causal", "causality", "float16", 20, 0.1, 0.4),
+    ],
 )
-def test_fidelity_is_judged_by_the_precision(precision, good, bad):
-    checks = [changed(precision=precision, fidelity=error).checks for error in (good, bad, math.nan)]
-    assert ["faithful" in one.problems for one in checks] == [False, True, True]
-
-
-@pytest.mark.parametrize(
-    ("precision", "size", "good", "bad"),
-    [("float32", 1, 6e-6, 2e-5), ("float32", 20, 1e-4, 4e-4), ("bfloat16", 20, 0.5, 2), ("float16", 20, 0.1, 0.4)],
-)
-def test_causality_is_judged_by_the_precision_and_the_largest_logit(precision, size, good, bad):
+def test_checks_are_judged_by_the_precision_and_the_largest_logit(problem, figure, precision, size, good, bad):
     judged = changed(precision=precision, logits=size).checks
-    found = ["causal" in replace(judged, causality=change).problems for change in (0.0, good, bad, math.nan)]
+    found = [problem in replace(judged, **{figure: error}).problems for error in (0.0, good, bad, math.nan)]
     assert found == [False, False, True, True]
 
 
@@ -106,15 +104,6 @@ def test_a_model_that_is_random_elsewhere_is_not_said_to_leak():
     gpt.blocks[1].feed_forward.register_forward_hook(lambda _, args, x: torch.nn.functional.dropout(x, 0.2))
     [sentence] = warnings(taken(gpt))
     assert "the model is random" in sentence
-
-
-@pytest.mark.parametrize("layer", [0, 1])
-def test_the_layer_that_leaks_is_named(layer):
-    gpt = random_gpt(CONFIG)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    gpt.blocks[layer].attention.attend = lambda q, k, v, mask=None: attend(q, k, v)
-    [sentence] = warnings(taken(gpt))
-    assert f"layer {layer} " in sentence and "future" in sentence
 
 
 def in_blocks_of_eight(scores):

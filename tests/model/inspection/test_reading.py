@@ -141,14 +141,12 @@ def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(
         np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("failing", ["read_maps", "_compute", "measure_heads", "part_means", "losses_without_each"])
-def test_measuring_does_not_change_the_model(failing, monkeypatch):
+@pytest.mark.parametrize("failing", ["read_maps", "_compute", "measure_heads", "losses_without_each"])
+def test_measuring_does_not_change_the_model_nor_does_an_error_in_it(failing, monkeypatch):
     gpt = random_gpt(replace(GROUPED, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=31, dropout=0.3)).train()
     gpt.blocks[1].eval()  # a frozen part must stay frozen
     gpt.blocks[2].attention.attend = own = gpt.blocks[2].attention.attend
     gpt.blocks[0].feed_forward.register_forward_hook(lambda _, args, result: result + 0 * torch.rand(1))
-    modes = [module.training for module in gpt.modules()]
-    weights, generator = copy.deepcopy(gpt.state_dict()), torch.get_rng_state()
     owner = next(one for one in (reading, losses, recording) if hasattr(one, failing))
     measure = getattr(owner, failing)
 
@@ -160,18 +158,19 @@ def test_measuring_does_not_change_the_model(failing, monkeypatch):
             patch.setattr(gpt.blocks[1].feed_forward, "activation", interrupted)
             return measure(*args, **options)
 
+    def state():
+        hooks = [hook for module in gpt.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
+        changed = [name for module in gpt.modules() for name in ("attend", "forward") if name in vars(module)]
+        weights = [(weight.tolist(), weight.grad) for weight in gpt.parameters()]
+        return hooks, changed, weights, [module.training for module in gpt.modules()], torch.get_rng_state().tolist()
+
+    before = state()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="in the middle"):
         patch.setattr(owner, failing, fails)
         take_snapshot(gpt, 0, new_recording(), with_losses=True)
+    assert state() == before
     take_snapshot(gpt, 0, new_recording(), with_losses=True)
-    hooks = [hook for module in gpt.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
-    assert len(hooks) == 1  # that of this test
-    assert torch.equal(torch.get_rng_state(), generator)
-    assert [module.training for module in gpt.modules()] == modes
-    assert all(torch.equal(weights[name], value) for name, value in gpt.state_dict().items())
-    assert gpt.blocks[2].attention.attend is own and "attend" not in vars(gpt.blocks[0].attention)
-    assert not any("forward" in vars(block) for block in gpt.blocks)
-    assert all(parameter.grad is None for parameter in gpt.parameters())
+    assert state() == before and gpt.blocks[2].attention.attend is own
 
 
 def test_a_compiled_model_is_captured_without_its_compiled_code_and_is_not_compiled_again():
@@ -196,19 +195,15 @@ def test_a_compiled_model_is_captured_without_its_compiled_code_and_is_not_compi
     assert len(compiled) == 1
 
 
-def test_texts_of_one_and_two_tokens_are_measured():
-    gpt = random_gpt(replace(GROUPED, num_layers=1))
+def test_a_text_of_one_token_is_measured():
+    """It predicts nothing that is known."""
     probes = {"text": Texts.of([7]), "repeated": Texts.of([1, 2, 1, 2], kind="repeated")}
-    snapshot = take_snapshot(gpt, 7, Recording(probes), with_losses=True)
-    text, repeated = snapshot.readings.values()
-    assert snapshot.step == 7 and snapshot.checks.causality == 0 and (text.maps == 1).all()
-    assert torch.equal(repeated.maps, read(gpt, [1, 2, 1, 2]).maps)
-    # One token predicts nothing that is known.
+    snapshot = take_snapshot(random_gpt(replace(GROUPED, num_layers=1)), 7, Recording(probes), with_losses=True)
+    told = snapshot.readings["text"].to_json()
+    assert snapshot.checks.causality == 0 and (snapshot.readings["text"].maps == 1).all()
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
-    found = text.to_json()
-    assert found["attribution_error"] is None and {*map(tuple, found["attribution"])} == {(None,)}
-    snapshot = take_snapshot(gpt, 7, Recording(probes | {"text": Texts.of([1, 2])}), with_losses=True)
-    assert snapshot.readings["text"].to_json()["bits"][0] > 0 and snapshot.ablation["repeated"]["head 0.3"].rise != 0
+    assert told["attribution_error"] is None and {*map(tuple, told["attribution"])} == {(None,)}
+    assert snapshot.ablation["repeated"]["head 0.3"].rise != 0
 
 
 def test_a_snapshot_and_its_readings_can_be_read_back(tmp_path, gpt):
@@ -219,19 +214,15 @@ def test_a_snapshot_and_its_readings_can_be_read_back(tmp_path, gpt):
     snapshot, probe = found.at(8), found.probes["repeated"]
     assert (found.tokenizer, found.name, found.steps, found.mapped) == ("fingerprint", "demo", [8], [8])
     assert found.texts() == recorded.texts()
+    assert as_json(snapshot.to_json(), ".4f") == as_json(written.to_json(), ".4f")
     with torch.no_grad():  # the first token of the second copy is told by nothing
         second_copy = gpt(probe.tokens)[0, -7:-1]
     loss = nn.functional.cross_entropy(second_copy, probe.tokens[0, -6:]).item()
     assert snapshot.loss["repeated"] == pytest.approx(loss, abs=1e-5)
-    assert as_json(snapshot.to_json(), ".4f") == as_json(written.to_json(), ".4f")
-    assert snapshot.checks.fidelity <= 1e-5 and snapshot.checks.causality == 0 < written.checks.fidelity
     best = {(name, layer): heads.max() for name, score in written.scores.items() for layer, heads in enumerate(score)}
     expected = {f"attention/{name}/layer_{layer}": score for (name, layer), score in best.items()}
     expected |= {"attention/causality": 0, "attention/fidelity": written.checks.fidelity}
-    assert written.metrics == pytest.approx(expected)
-    assert snapshot.ablation["text"].keys() == snapshot.ablation["repeated"].keys()
-    assert all(change.error >= 0 for change in snapshot.ablation["text"].values())
-    assert all(math.isnan(change.error) for change in snapshot.ablation["repeated"].values())  # of a single window
+    assert written.metrics == pytest.approx(expected) and 0 < written.checks.fidelity <= 1e-5
     for kind, stored in found.readings(8).items():
         exact = read(gpt, found.probes[kind].tokens)
         assert found.maps(8)[kind].dtype == np.float16 and stored.tokens == found.probes[kind].labels[0]
@@ -245,13 +236,10 @@ def test_a_snapshot_and_its_readings_can_be_read_back(tmp_path, gpt):
 
 def check_figures(told: dict, exact) -> None:
     """Of a text whose labels are the ids in brackets."""
-    assert told["sublayers"][:3] == ["embeddings", "attention 0", "feed-forward 0"]
-    assert {"token embedding", "head 0.0", "head 2.3", "feed-forward 2"} <= set(told["parts"])
     np.testing.assert_allclose(told["bits"][:-1], exact.surprise, rtol=6e-4)
-    assert told["lens"]["token"] == exact.lens["token"]
+    assert told["lens"]["token"] == exact.lens["token"] and told["attribution_error"] <= 1e-5
     for column in (told["bits"], *told["attribution"], *told["lens"]["probability"]):
         assert column[-1] is None and None not in column[:-1]
-    assert told["attribution_error"] <= 1e-5
     shown = {token for row in (*told["top"], *told["lens"]["token"]) for token in row}
     assert told["tokens"] == {str(token): f"({token})" for token in shown}
 
@@ -266,11 +254,9 @@ def test_a_diverged_model_is_recorded_as_valid_json_and_told(tmp_path):
     assert [sentence.endswith("the model diverged.") for sentence in found.problems.values()] == [True, True]
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
     assert set(found.readings(0)["text"].to_json()["bits"]) == {None}
-    shown = [name for name, uniform in snapshot.heads.uniform.items() if uniform]  # this text has no delimiters
     assert math.isnan(snapshot.checks.fidelity) and math.isnan(snapshot.checks.causality)
     # On some processors PyTorch's kernel takes a NaN in a short text for a key that may not be attended to.
-    assert not any(np.nan_to_num(snapshot.scores[name]).any() for name in shown)
-    assert {"previous_token", "induction", "entropy"} < set(shown)
+    assert not any(np.nan_to_num(snapshot.scores[name]).any() for name in ("previous_token", "induction", "entropy"))
     assert not any(formed.any() for formed in snapshot.heads.formed.values())
 
 
