@@ -130,7 +130,9 @@ class Glass:
     @property
     def name(self) -> str:
         """The run's, or the file's or model's."""
-        return self.run.resolve().name if self.run else Path(self.source).stem
+        if self.run:
+            return self.run.resolve().name
+        return Path(self.source).stem
 
     @property
     def steps(self) -> list[int]:
@@ -198,8 +200,8 @@ class Glass:
         """Token ids (T,) of what is read of a text: its last tokens where the model's context does not hold all, as
         when the model writes, and with a warning. Pages and scripts read the same."""
         try:
-            ids = one_sequence(self.tokenizer.encode(text) if isinstance(text, str) else text)
-            (tokens,) = self.gpt.known_ids(ids)
+            ids = self.tokenizer.encode(text) if isinstance(text, str) else text
+            (tokens,) = self.gpt.known_ids(one_sequence(ids))
         except (ValueError, TypeError, RuntimeError) as error:  # torch has its own words for what is no tensor
             raise Mistake(f"{text!r:.80} is no text of at least one token, nor its ids (T,): {error}") from None
         context = self.gpt.config.context_length
@@ -210,14 +212,11 @@ class Glass:
     def texts(self, tokens: Tensor, kind: Kind = "text") -> Texts:
         """Token ids (T,) or (N, T) as this model reads them: within documents if it was trained so."""
         rows = torch.atleast_2d(tokens.cpu())
-        about = {"document_ids": self.documents(rows), "attention_window": self.gpt.config.window}
+        documents = None
+        if self.document_masking:
+            documents = torch.from_numpy(document_ids(rows.numpy(), self.tokenizer.end_of_text))
+        about = {"document_ids": documents, "attention_window": self.gpt.config.window}
         return Texts.of(rows, self.tokenizer.label, kind=kind, **about)
-
-    def documents(self, tokens: Tensor) -> Tensor | None:
-        """The number of each token's document, of ids (..., T), if the model was trained to read within documents."""
-        if not self.document_masking:
-            return None
-        return torch.from_numpy(document_ids(tokens.cpu().numpy(), self.tokenizer.end_of_text))
 
     def ablate(self, texts: Text | Sequence[Text] | None = None) -> dict[str, Change]:
         """How much the loss rises without each part in turn, by the part's name, the largest rise first.
@@ -285,7 +284,7 @@ class Glass:
         found = read(
             self.gpt,
             tokens,
-            document_ids=self.documents(tokens),
+            document_ids=self.texts(tokens).document_ids,
             replacing=replacing,
             position=position,
             label=self.tokenizer.label,
@@ -346,7 +345,8 @@ class Glass:
         Raises a `Mistake` if no text was recorded to try them on.
         """
         windows = self.recorded.windows["text"]
-        return try_all(self.gpt, self.tokenizer, windows, part_means(self.gpt, windows))
+        means = part_means(self.gpt, windows)
+        return try_all(self.gpt, self.tokenizer, windows, means)
 
     def _repr_html_(self) -> str:
         return in_frame(self.page)

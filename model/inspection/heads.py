@@ -208,8 +208,10 @@ def information(score: float, uniform: float) -> float:
     if not score > uniform > 0:
         return 0.0
     score = min(score, 1.0)
-    rest = (1 - score) * math.log((1 - score) / (1 - uniform)) if score < 1 else 0.0
-    return score * math.log(score / uniform) + rest
+    found = score * math.log(score / uniform)
+    if score < 1:
+        found += (1 - score) * math.log((1 - score) / (1 - uniform))
+    return found
 
 
 # ---- the table of heads
@@ -241,13 +243,15 @@ class HeadTable:
 @torch.no_grad()
 def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
     """Measures a model on "text" and "repeated" windows, as `undisturbed` runs it, without autocast."""
-    measured = {}
+    measured: dict[str, Figures] = {}
     for kind, texts in windows.items():
         pieces = texts.pieces(MAX_WEIGHTS // (gpt.config.num_heads * texts.length))
         found = []
         for number, piece in enumerate(pieces):
             found.append(_figures_of_layers(gpt, piece, texts, number * len(pieces[0])))
-        measured[kind] = {name: torch.cat([one[name] for one in found], dim=1) for name in found[0]}
+        measured[kind] = {}
+        for name in found[0]:
+            measured[kind][name] = torch.cat([one[name] for one in found], dim=1)
     return table_of(windows, measured)
 
 
@@ -314,7 +318,8 @@ def choosing(keys: Tensor, texts: Texts) -> Tensor:
 def _uniform_figures(texts: Texts) -> Figures:
     """The figures of uniform attention, (N, 3, 1): every key that a query sees gets the same."""
     visible = texts.visible.float()
-    return figures_of((visible / visible.sum(-1, keepdim=True))[:, None], texts)
+    weights = visible / visible.sum(-1, keepdim=True)
+    return figures_of(weights[:, None], texts)
 
 
 def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> HeadTable:

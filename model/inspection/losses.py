@@ -71,14 +71,19 @@ def changes(losses: Mapping[str, Tensor]) -> dict[str, Change]:
 
 
 @torch.no_grad()
-def losses_without_each(gpt: GPT, texts: Texts, means: Vectors) -> dict[str, Tensor]:
+def losses_without_each(
+    gpt: GPT,
+    texts: Texts,
+    means: Vectors,
+) -> dict[str, Tensor]:
     """The loss of each text, in nats per token, (N,) in float64: of the whole model, named "nothing", and without each
     part in turn, which gives its mean instead.
 
     Of a text in which no next token counts (see `Texts.predicted`) it is NaN.
     """
     parts = parts_of(gpt)
-    found: dict[str, list[Tensor]] = {name: [] for name in ("nothing", *means)}
+    names = ["nothing", *means]
+    found: dict[str, list[Tensor]] = {name: [] for name in names}
     for piece in texts.pieces(TOKENS_AT_ONCE):
         begins: dict[nn.Module, Tensor] = {}
         with undisturbed(gpt):

@@ -89,7 +89,7 @@ class Checks:
         found = {}
         # Only two tokens are changed, and no leak reaches the logits of a new model whose last matrices are zero. A
         # weight on a later token shows both. Layers that are not faithful have no maps and are left out.
-        leaking = [layer for layer, weight in enumerate(future) if weight > EXACT and fidelity[layer] <= limit]
+        leaking = [layer for layer in _above(EXACT, future) if fidelity[layer] <= limit]
         if math.isnan(self.causality):
             found["causal"] = "the logits are not numbers: the model diverged"
         elif leaking or self.causality > moved:
@@ -187,7 +187,10 @@ def _difference(found: Tensor, attended: Tensor, v: Tensor) -> float:
 
 
 @contextmanager
-def observed(gpt: GPT, see: Callable[[Attend, Tensor, Tensor, Tensor, Tensor], None]) -> Iterator[None]:
+def observed(
+    gpt: GPT,
+    see: Callable[[Attend, Tensor, Tensor, Tensor, Tensor], None],
+) -> Iterator[None]:
     """Hands every call of the layers' `attend` to `see`, in the order of the calls.
 
     `see` gets the method, of q, k and v alone; q (N, H, T, K), k and v (N, H_kv, S, K); and what it returned,
@@ -195,7 +198,13 @@ def observed(gpt: GPT, see: Callable[[Attend, Tensor, Tensor, Tensor, Tensor], N
     """
 
     def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def attend_observed(q: Tensor, k: Tensor, v: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        def attend_observed(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            *arguments: Any,
+            **options: Any,
+        ) -> Tensor:
             attended = attend(q, k, v, *arguments, **options)
             see(lambda q, k, v: attend(q, k, v, *arguments, **options), q, k, v, attended)
             return attended
@@ -222,7 +231,8 @@ def weights_of(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     S, K = v.shape[-2:]
     dtype = torch.promote_types(q.dtype, torch.float32)
     identity = torch.eye(S, dtype=dtype, device=v.device)
-    columns = F.pad(identity, (0, -S % K)).expand(*v.shape[:-1], -1)
+    padded = F.pad(identity, (0, -S % K))
+    columns = padded.expand(*v.shape[:-1], -1)
     q = q.to(dtype)
     k = k.to(dtype)
     pieces = [attend(q, k, some) for some in columns.split(K, dim=-1)]

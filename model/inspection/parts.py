@@ -57,7 +57,9 @@ def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
 def parts_of(gpt: GPT) -> dict[str, Part]:
     """All parts by name, first the tables, then layer by layer."""
     everything = slice(None)
-    parts = {name: Part(table, everything, None) for name, table in embedding_tables(gpt).items()}
+    parts = {}
+    for name, table in embedding_tables(gpt).items():
+        parts[name] = Part(table, everything, None)
     for name, table in gpt.value_embeddings.items():
         parts[f"value embeddings {name}"] = Part(table, everything, int(name))
     for layer, block in enumerate(blocks_of(gpt)):
@@ -104,7 +106,11 @@ def part_means(gpt: GPT, texts: Texts) -> dict[str, Tensor]:
 
 
 @contextmanager
-def replaced(gpt: GPT, vectors: Vectors, position: int | None = None) -> Iterator[None]:
+def replaced(
+    gpt: GPT,
+    vectors: Vectors,
+    position: int | None = None,
+) -> Iterator[None]:
     """Inside, each of these parts gives its vector.
 
     position: the only token at which it does, from 0; a shorter sequence is left as it is. None: every token.

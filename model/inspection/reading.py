@@ -18,7 +18,6 @@ import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from model.checks import Mistake
 from model.gpt import GPT
-from model.inspection.maps import Checks, by_head, observed, read_maps
+from model.inspection.maps import Attend, Checks, by_head, observed, read_maps
 from model.inspection.parts import Vectors, blocks_of, embedding_tables, hooked, in_float32, replaced, undisturbed
 from model.inspection.texts import Label
 
@@ -156,7 +155,11 @@ class Reading:
         """Nats per predicted token; NaN for a single token."""
         return self.surprise.mean().item() * math.log(2)
 
-    def top(self, at: int = -1, count: int = 5) -> list[tuple[str, float]]:
+    def top(
+        self,
+        at: int = -1,
+        count: int = 5,
+    ) -> list[tuple[str, float]]:
         """The likeliest next tokens after token `at`, as texts with their probabilities, the likeliest first."""
         logits = self.logits[place_in("at", at, len(self.tokens))]
         count = _whole_number("count", count, range(1, len(logits) + 1))
@@ -190,9 +193,11 @@ class Reading:
             with torch.no_grad(), undisturbed(gpt):
                 features = gpt.final_norm(stream.to(gpt.head.weight.device))
                 early = gpt.unembed(features).cpu().log_softmax(-1)
+            of_next = early.gather(-1, targets)[:, 0]
+            divergence = (final.exp() * (final - early)).sum(-1)
             tokens.append(early.argmax(-1).tolist())
-            probabilities.append(early.gather(-1, targets)[:, 0].exp())
-            divergences.append((final.exp() * (final - early)).sum(-1) / math.log(2))
+            probabilities.append(of_next.exp())
+            divergences.append(divergence / math.log(2))
         probability = torch.stack(probabilities)
         probability[:, -1] = math.nan
         return {
@@ -202,7 +207,11 @@ class Reading:
             "divergence": torch.stack(divergences),
         }
 
-    def attribution(self, at: int = -1, of: int | None = None) -> dict[str, float]:
+    def attribution(
+        self,
+        at: int = -1,
+        of: int | None = None,
+    ) -> dict[str, float]:
         """What each part adds to the logit of a token, by the part's name; their sum is the logit before the soft-cap.
 
         Args:
@@ -212,7 +221,8 @@ class Reading:
         place = place_in("at", at, len(self.tokens))
         logits = self._all.logits
         if of is not None:
-            target = torch.tensor(_whole_number("of, the id of a token,", of, range(logits.shape[-1])))
+            known = range(logits.shape[-1])
+            target = torch.tensor(_whole_number("of, the id of a token,", of, known))
         elif place == len(self.tokens) - 1:
             target = logits[-1].argmax()
         else:
@@ -220,7 +230,11 @@ class Reading:
         parts, _ = self._attributed(slice(place, place + 1), target[None])
         return {name: part.item() for name, part in parts.items()}
 
-    def _attributed(self, positions: slice, targets: Tensor) -> tuple[dict[str, Tensor], float]:
+    def _attributed(
+        self,
+        positions: slice,
+        targets: Tensor,
+    ) -> tuple[dict[str, Tensor], float]:
         """What each part adds to the logits of `targets` (N,) at N positions, (N,) in float64 by the part's name.
 
         Before the soft-cap, a logit is the product of the token's row in the head and the normalised residual stream,
@@ -236,34 +250,37 @@ class Reading:
         gpt = self._all.gpt
         rows = gpt.head.weight.detach().cpu()[targets]
         stream = computed.residual[-1, positions]
-        embeddings = torch.stack([table[positions] for table in computed.tables.values()]).sum(0)
+        tables = {name: table[positions] for name, table in computed.tables.items()}
+        embeddings = torch.stack(list(tables.values())).sum(0)
         added: dict[str, Tensor | None] = {}  # to the stream, (N, D), or a bias (D,)
-        for name, table in computed.tables.items():
-            added[name] = _share_of_norm(gpt.embedding_norm, table[positions], embeddings)
+        for name, vectors in tables.items():
+            added[name] = _share_of_norm(gpt.embedding_norm, vectors, embeddings)
         added["embedding bias"] = getattr(gpt.embedding_norm, "bias", None)
         for layer, block in enumerate(blocks_of(gpt)):
             output = block.attention.output_proj
             down = block.feed_forward.down_proj
             heads = computed.heads[layer, :, positions]  # (H, N, K)
             matrices = output.weight.split(heads.shape[-1], dim=1)  # for each head (D, K)
-            for head, (given, matrix) in enumerate(zip(heads, matrices, strict=True)):
-                added[f"head {layer}.{head}"] = _double(given) @ _double(matrix).T
+            for head, matrix in enumerate(matrices):
+                added[f"head {layer}.{head}"] = _double(heads[head]) @ _double(matrix).T
             added[f"attention bias {layer}"] = output.bias
             feed_forward = _double(computed.feed_forwards[layer, positions])
             added[f"feed-forward {layer}"] = feed_forward if down.bias is None else feed_forward - _double(down.bias)
             added[f"feed-forward bias {layer}"] = down.bias
-        parts = {
-            name: (_share_of_norm(gpt.final_norm, vectors, stream) * rows).sum(-1)
-            for name, vectors in added.items()
-            if vectors is not None
-        }
-        if (bias := getattr(gpt.final_norm, "bias", None)) is not None:
+        parts = {}
+        for name, given in added.items():
+            if given is not None:
+                normed = _share_of_norm(gpt.final_norm, given, stream)
+                parts[name] = (normed * rows).sum(-1)
+        bias = getattr(gpt.final_norm, "bias", None)
+        if bias is not None:
             parts["final norm bias"] = rows.double() @ _double(bias)
 
         if not len(targets):
             return parts, math.nan
+        device = gpt.head.weight.device
         with torch.no_grad():
-            features = gpt.final_norm(stream.to(gpt.head.weight.device)).cpu()
+            features = gpt.final_norm(stream.to(device)).cpu()
         logits = (features * rows).sum(-1).double()
         sums = torch.stack(list(parts.values())).sum(0)
         error = (sums - logits).abs().max()
@@ -282,32 +299,34 @@ class Reading:
         lens: token, probability and divergence, see there.
         attribution: (P, T), to the logit of the true next token; attribution_error: how far their sum is from it.
         """
-        return self.figures or as_json(self._measured, DIGITS)
-
-    @cached_property
-    def _measured(self) -> dict[str, Any]:
+        if self.figures is not None:
+            return self.figures
         lens = self.lens
         logits = self.logits
         next_ids = self.text_ids[1:]
         parts, error = self._attributed(slice(len(next_ids)), next_ids)
-        bits = _until_last(self.surprise)
+        surprise = self.surprise
         top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
         wanted = logits[:-1].gather(-1, next_ids[:, None])
-        counts = [*(logits[:-1] > wanted).sum(-1).tolist(), 0]
+        likelier = (logits[:-1] > wanted).sum(-1).tolist()
+        rank: list[int | None] = []
+        for count, bits in zip(likelier, surprise, strict=True):
+            rank.append(count if bits.isfinite() else None)
         shown = set(top.indices.flatten().tolist()).union(*lens["token"])
-        return {
+        told = {
             "checks": asdict(self.checks),
             "parts": list(parts),
             "sublayers": lens.pop("part"),
             "tokens": {str(id): self.label(id) for id in sorted(shown)},
-            "bits": bits,
-            "rank": [count if bit.isfinite() else None for count, bit in zip(counts, bits, strict=True)],
+            "bits": _until_last(surprise),
+            "rank": [*rank, None],
             "top": top.indices,
             "top_probability": top.values,
             "lens": lens,
             "attribution": [_until_last(part) for part in parts.values()],
             "attribution_error": error,
         }
+        return as_json(told, DIGITS)
 
 
 @torch.no_grad()
@@ -332,7 +351,9 @@ def read(
     Raises ValueError for what is not one sequence of known ids, and for more tokens than the model's context.
     """
     sequence = gpt.known_ids(one_sequence(tokens))
-    documents = None if document_ids is None else document_ids.to(sequence.device).view(1, -1)
+    documents = document_ids
+    if documents is not None:
+        documents = documents.to(sequence.device).view(1, -1)
     edits = replacing or {}
     with replaced(gpt, edits, position):
         maps, checks = read_maps(gpt, sequence, documents, autocast)
@@ -366,11 +387,15 @@ def _compute(
     outputs = [*tables.values(), *(block.feed_forward for block in blocks)]
     seen: dict[nn.Module, Tensor] = {}
     calls: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def see(_: Attend, q: Tensor, k: Tensor, v: Tensor, __: Tensor) -> None:
+        calls.append((q, by_head(k, q), by_head(v, q)))
+
     with (
         undisturbed(gpt),
         replaced(gpt, replacing, position),
         hooked([*inputs, *matrices], outputs, seen.__setitem__),
-        observed(gpt, lambda _, q, k, v, __: calls.append((q, by_head(k, q), by_head(v, q)))),
+        observed(gpt, see),
     ):
         logits = gpt(sequence, document_ids=documents)
     q, k, v = (torch.cat(of_layers).cpu() for of_layers in zip(*calls, strict=True))
@@ -401,9 +426,10 @@ def _copy_of(gpt: GPT) -> GPT:
     weight = gpt.head.weight
     key = id(gpt), weight.device, weight.dtype
     last = _copies.get(key)
-    if last is None or not all(map(torch.equal, gpt.parameters(), last.parameters())):
-        last = copy.deepcopy(gpt)
-        _copies[key] = last
+    if last is not None and all(map(torch.equal, gpt.parameters(), last.parameters())):
+        return last
+    last = copy.deepcopy(gpt)
+    _copies[key] = last
     return last
 
 

@@ -42,8 +42,8 @@ class Texts:
     attention_window: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.length:
-            raise Mistake("a text to measure on has at least one token")
+        if not 1 <= self.length <= MAX_TOKENS:
+            raise Mistake(f"a text to measure on has 1 to {MAX_TOKENS} tokens, not {self.length}")
 
     @classmethod
     def of(cls, tokens: Tensor | Sequence, label: Label = str, **options: Any) -> "Texts":

@@ -13,7 +13,8 @@ from tests.gpts import CONFIGS, TOKENS, random_gpt
 def parts_by_hand(gpt):
     """What each part writes into the residual stream, through the final norm and the row of the next token."""
     exact = ByHand(gpt, TOKENS.tolist())
-    stream, rows = exact.layers[-1]["stream after the block"], gpt.head.weight.double()[TOKENS[1:]]
+    stream = exact.layers[-1]["stream after the block"]
+    rows = gpt.head.weight.double()[TOKENS[1:]]
     expected = {
         part: (exact.share_of_norm(x, stream, "final_norm")[:-1] * rows).sum(-1) for part, x in exact.written().items()
     }
@@ -25,13 +26,15 @@ def parts_by_hand(gpt):
 @torch.no_grad()
 def test_the_parts_are_what_each_writes_and_add_up_to_the_models_own_logit(each_gpt):
     found = read(each_gpt, TOKENS)
-    expected, told = parts_by_hand(each_gpt), found.to_json()
+    expected = parts_by_hand(each_gpt)
+    told = found.to_json()
     for at in range(len(TOKENS) - 1):
         parts = found.attribution(at)
         assert parts == pytest.approx({name: part[at].item() for name, part in expected.items()}, abs=1e-5)
         rounded = dict(zip(told["parts"], [part[at] for part in told["attribution"]], strict=True))
         assert rounded == pytest.approx(parts, rel=6e-4, abs=1e-9)
-    cap, target = each_gpt.config.logit_soft_cap, 7
+    cap = each_gpt.config.logit_soft_cap
+    target = 7
     for at in (0, -1):
         logit = found.logits[at, target].item()
         total = sum(found.attribution(at, of=target).values())
@@ -42,7 +45,8 @@ def test_the_parts_are_what_each_writes_and_add_up_to_the_models_own_logit(each_
 @torch.no_grad()
 def test_the_error_is_relative_to_large_logits():
     """A head that is larger by a power of two rounds alike."""
-    gpt, errors = random_gpt(CONFIGS["modern"]), []
+    gpt = random_gpt(CONFIGS["modern"])
+    errors = []
     for _ in range(2):
         gpt.head.weight *= 2**12
         errors.append(read(gpt, TOKENS).to_json()["attribution_error"])

@@ -91,7 +91,8 @@ def test_the_standard_error_is_of_the_windows_that_can_show_the_pattern(gpt, sho
 @pytest.mark.parametrize("window", [None, 5])
 def test_documents_are_measured_as_if_each_were_read_alone(window):
     """Two documents of equal length in one window count as two windows do, but for what repeats and what is halves."""
-    gpt, cut = random_gpt(replace(CONFIG, window=window)), T // 2
+    gpt = random_gpt(replace(CONFIG, window=window))
+    cut = T // 2
     halves = Texts.of(WINDOWS["text"].tokens.reshape(-1, cut), label, attention_window=window)
     documents = torch.arange(T).expand(len(WINDOWS["text"]), -1) // cut
     whole = Texts.of(WINDOWS["text"].tokens, label, document_ids=documents, attention_window=window)
@@ -116,7 +117,8 @@ def test_what_holds_in_one_half_of_the_window_only_has_not_formed(first, second,
     weights = torch.cat([halves[0][:32], halves[1][32:]])
     probes = {kind: text_of(range(64), kind=kind) for kind in ("text", "repeated")}
     found = heads_of({"text": weights[None, None], "repeated": uniform[None, None]}, probes)
-    score, least = found.scores["previous_token"].item(), heads.threshold(found.uniform["previous_token"])
+    score = found.scores["previous_token"].item()
+    least = heads.threshold(found.uniform["previous_token"])
     assert score > least and found.formed["previous_token"].item() is formed
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from model.inspection import heads
 from model.inspection.texts import Texts
-from tests.measurements import causal_softmax, heads_of, text_of, uniform_maps
+from tests.measurements import causal_softmax, heads_of, text_of
 
 TEXT = ["def", " f", "(", "x", "):", "\n    ", "return", " x", "\n", "print", "(", "f", "(", "1", "))", "\n\n"]
 TEXT += ["x", " +", "y"]
@@ -36,8 +36,10 @@ def probes_of(period: int, first: int, labels=TEXT) -> dict[str, Texts]:
 )
 def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, period, first, temperature, total):
     """total: what the weights of a query add up to, which an attention of one's own may choose."""
-    probes, generator = probes_of(period, first), torch.Generator().manual_seed(seed)
-    length, repeated_length = len(TEXT), first + 2 * period
+    probes = probes_of(period, first)
+    generator = torch.Generator().manual_seed(seed)
+    length = len(TEXT)
+    repeated_length = first + 2 * period
     noise = {"text": torch.randn(2, 3, length, length, generator=generator)}
     noise["repeated"] = torch.randn(2, 3, repeated_length, repeated_length, generator=generator)
     maps = {name: causal_softmax(temperature * values) for name, values in noise.items()}
@@ -46,8 +48,10 @@ def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, perio
     signs = [q for q in range(length) if TEXT[q] in {"(", "):", "\n    ", "\n", "))", "\n\n", " +"}]
     starts = {q: max((s for s in (6, 9, 16) if s < q), default=None) for q in range(length) if q not in (6, 9, 16)}
     for layer, head in [(0, 0), (1, 2)]:
-        a, r = maps["text"][layer, head].tolist(), maps["repeated"][layer, head].tolist()
-        later, second_half = range(1, length), range(first + period, repeated_length)
+        a = maps["text"][layer, head].tolist()
+        r = maps["repeated"][layer, head].tolist()
+        later = range(1, length)
+        second_half = range(first + period, repeated_length)
         expected = {
             "previous_token": [a[q][q - 1] for q in later],
             "duplicate": [r[q][q - period] for q in second_half],
@@ -64,15 +68,6 @@ def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, perio
             value = mean(values) if name == "entropy" else min(1, total * mean(values))
             assert 0 <= scores[name][layer, head] <= 1, name
             assert scores[name][layer, head].item() == pytest.approx(value, abs=1e-5), name
-
-
-def test_a_pattern_that_a_text_cannot_show_has_a_uniform_value_of_zero():
-    probes = probes_of(2, 0, ["a", "b", "c"])
-    maps = {name: uniform_maps(probe.length)[None, None] for name, probe in probes.items()}
-    found = heads_of(maps, probes)
-    assert found.uniform == pytest.approx({name: score.item() for name, score in found.scores.items()})
-    assert not any(formed.any() for formed in found.formed.values())
-    assert found.uniform["delimiter"] == found.uniform["line_start"] == found.uniform["recent"] == 0
 
 
 def test_delimiters_have_no_letter_digit_or_mark():

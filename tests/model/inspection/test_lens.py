@@ -19,8 +19,10 @@ def test_surprise_and_lens_are_those_of_the_forward_pass_by_hand(each_gpt):
     streams = [layer[f"stream after {part}"] for layer in exact.layers for part in ("attention", "the block")]
     found = read(each_gpt, TOKENS)
     rows = [exact.read(stream).double().log_softmax(-1) for stream in (exact.stops["residual stream"], *streams)]
-    logs, final = torch.stack(rows), rows[-1].expand(len(rows), -1, -1)
-    true, top = logs[:, range(len(TOKENS) - 1), TOKENS[1:]], rows[-1].exp().topk(5)
+    logs = torch.stack(rows)
+    final = rows[-1].expand(len(rows), -1, -1)
+    true = logs[:, range(len(TOKENS) - 1), TOKENS[1:]]
+    top = rows[-1].exp().topk(5)
     torch.testing.assert_close(found.surprise.double(), -true[-1] / math.log(2), atol=1e-5, rtol=0)
     told = found.to_json()
     assert told["rank"] == [*(rows[-1][:-1] > true[-1][:, None]).sum(1).tolist(), None]

@@ -39,7 +39,8 @@ UNFAITHFUL = changed(9, {"fidelity": [0.5, 0.2]}, fidelity=0.5, changed_token=3)
 
 def test_a_warning_names_layers_token_and_figures_of_the_last_step_that_shows_it():
     assert warnings(GOOD) == []
-    [leak], [unfaithful] = warnings(GOOD, LEAK), warnings(UNFAITHFUL)
+    [leak] = warnings(GOOD, LEAK)
+    [unfaithful] = warnings(UNFAITHFUL)
     assert all(part in leak for part in ("step 8", "layer 1 ", "future", "token 31", "7.1"))
     assert all(part in unfaithful for part in ("step 9", "layers 0 and 1", "0.5", "1e-05"))
     assert warnings(LEAK, GOOD) == [leak] and warnings(LEAK, replace(LEAK, step=9)) != [leak]
@@ -139,7 +140,8 @@ def test_weights_that_pages_cannot_show_are_told(share, monkeypatch):
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: (1 + share) * usual(*x) - share * UNIFORM(*x))
     snapshot = taken(random_gpt(CONFIG))
     weights = np.concatenate([one.maps.flatten() for one in snapshot.readings.values()])
-    least, most = weights.min(), weights.max()
+    least = weights.min()
+    most = weights.max()
     assert snapshot.checks.problems.keys() == ({"in_range"} if share else set()) and bool(share) == (least < -0.1)
     for sentence in (told := warnings(snapshot)):
         assert all(part in sentence for part in ("layers 0 and 1", f"{max(-least, most - 1):.2g}", "maps.csv"))

@@ -67,7 +67,8 @@ def test_a_score_that_is_newer_than_a_recording_was_not_measured_in_it(recorded,
 @pytest.mark.parametrize("written", [0, 2, 4, 6])  # of these calls each file takes two
 def test_an_interrupted_snapshot_does_not_count_and_is_made_again(recorded, tmp_path, monkeypatch, written):
     """The first or a later one, when maps and details are written and perhaps the probe, but not their scores."""
-    fsync, calls = os.fsync, []
+    fsync = os.fsync
+    calls = []
 
     def killed_later(file):
         calls.append(file)
@@ -75,7 +76,8 @@ def test_an_interrupted_snapshot_does_not_count_and_is_made_again(recorded, tmp_
             raise KeyboardInterrupt
         fsync(file)
 
-    before, gpt = contents(recorded), random_gpt(GROUPED)
+    before = contents(recorded)
+    gpt = random_gpt(GROUPED)
     for folder, step in ((recorded, 1), (tmp_path / "new", 0)):
         calls[:] = [None] * (2 if step else 0)  # a later snapshot writes no probe
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -111,7 +113,9 @@ def test_damaged_files_are_named(recorded, name, damage):
 
 def test_maps_of_another_shape_figures_of_other_probes_and_other_fields_are_named(recorded):
     recording = Recording.open(recorded)
-    maps, figures, scores = recording.path(0), recording.path(0, ".json"), recorded / "scores.jsonl"
+    maps = recording.path(0)
+    figures = recording.path(0, ".json")
+    scores = recorded / "scores.jsonl"
     content = maps.read_bytes()
     np.savez(maps, text=np.zeros((1, 1, 3, 3)), repeated=np.zeros((1, 1, 3, 3)))
     with pytest.raises(Mistake, match=r"\(1, 1, 3, 3\) .*float64.* \(3, 4, 12, 12\) .*float16"):
