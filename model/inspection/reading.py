@@ -36,7 +36,7 @@ DIGITS = ".4g"  # 4 significant digits, of what `Reading.to_json` tells
 
 @dataclass(frozen=True)
 class Computed:
-    """What one forward pass computed, on the CPU, as the model's own types, and the model that did.
+    """What one forward pass computed, on the CPU, and the model that did.
 
     tables: what each embedding table adds, (T, D), by name.
     residual: (2L + 1, T, D), the stream after the embeddings, attention 0, feed-forward 0, attention 1, ...
@@ -62,7 +62,8 @@ class Computed:
 class Reading:
     """What a model made of one text at one moment: no later change of the model changes it.
 
-    Its tensors are on the CPU, in float32. Each time one is asked for it is a copy, which may be written to.
+    Its tensors are on the CPU, in float32, or in float64 if the model is. Each time one is asked for it is a copy,
+    which may be written to.
 
     text_ids, weights: what `ids` and `maps` are copies of. tokens: T texts. checks: whether the maps can be trusted.
     computed: the forward pass. None in a recording, which has `figures` in its place: what `to_json` tells.
@@ -101,12 +102,12 @@ class Reading:
 
         TransformerLens calls it pattern.
         """
-        return _own(self.weights)
+        return self.weights.clone().float()
 
     @property
     def logits(self) -> Tensor:
         """(T, V)"""
-        return _own(self._all.logits)
+        return self._all.logits.clone()
 
     @property
     def residual(self) -> Tensor:
@@ -114,27 +115,27 @@ class Reading:
 
         Before the final norm: the logits are `gpt.unembed(gpt.final_norm(residual[-1]))`.
         """
-        return _own(self._all.residual)
+        return self._all.residual.clone()
 
     @property
     def heads(self) -> Tensor:
         """(L, H, T, K): what each head gives to its layer's output matrix; TransformerLens calls it z."""
-        return _own(self._all.heads)
+        return self._all.heads.clone()
 
     @property
     def q(self) -> Tensor:
         """(L, H, T, K): the queries, as `attend` gets them: with rotary positions, after they are turned."""
-        return _own(self._all.q)
+        return self._all.q.clone()
 
     @property
     def k(self) -> Tensor:
         """(L, H, T, K): the keys, likewise; those of a group of heads are repeated for each of them."""
-        return _own(self._all.k)
+        return self._all.k.clone()
 
     @property
     def v(self) -> Tensor:
         """(L, H, T, K): the values, repeated as the keys are."""
-        return _own(self._all.v)
+        return self._all.v.clone()
 
     @property
     def _all(self) -> Computed:
@@ -248,7 +249,8 @@ class Reading:
         """
         computed = self._all
         gpt = self._all.gpt
-        rows = gpt.head.weight.detach().cpu()[targets]
+        device = gpt.head.weight.device
+        rows = gpt.head.weight[targets.to(device)].detach().cpu()
         stream = computed.residual[-1, positions]
         tables = {name: table[positions] for name, table in computed.tables.items()}
         embeddings = torch.stack(list(tables.values())).sum(0)
@@ -278,7 +280,6 @@ class Reading:
 
         if not len(targets):
             return parts, math.nan
-        device = gpt.head.weight.device
         with torch.no_grad():
             features = gpt.final_norm(stream.to(device)).cpu()
         logits = (features * rows).sum(-1).double()
@@ -445,10 +446,6 @@ def _share_of_norm(norm: nn.Module, x: Tensor, whole: Tensor) -> Tensor:
         return x
     x = x * torch.rsqrt(squares + norm.eps)
     return x if norm.weight is None else x * _double(norm.weight)
-
-
-def _own(x: Tensor) -> Tensor:
-    return x.to("cpu", torch.float32, copy=True)
 
 
 def _double(x: Tensor) -> Tensor:

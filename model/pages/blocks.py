@@ -1,7 +1,7 @@
 """The recorded maps of a page: the bytes of each step, as many steps as fit into a size.
 
 The page holds the lower triangles of the maps, one byte 255 sqrt(p) a weight, which is within 0.004 of a weight from 0
-to 1; of others the page says that it shows them as 0 or 1 (see `verdicts`). Weights above the diagonal are left out: a
+to 1; of others the page says that it shows them as 0 or 1 (see `Checks`). Weights above the diagonal are left out: a
 causal model has none, and of another the page says that it looks into the future. The bytes of each probe and step are
 compressed by gzip, encoded in base64, and decoded when they are first shown.
 
