@@ -23,7 +23,7 @@ from model.multihead import scaled_dot_product_attention
 
 B, T, H, K = 2, 5, 3, 8  # with which a function is tried; a module has its own H and K
 CAUSAL = causal_mask(T)
-UNEVEN = CAUSAL[[2, 1, 1, 3, 2]]  # the queries see the first 3, 2, 2, 4 and 3 tokens, as `valid_lens` can say too
+UNEVEN = CAUSAL[[2, 1, 1, 1, 4]]  # the queries see the first 3, 2, 2, 2 and 5 tokens, as `valid_lens` can say too
 EXACT = 1e-4  # what rounding explains in float32, of values of about 1
 ROUGH = 0.02  # in bfloat16, in which an attention may compute
 HINTS = {  # by a word of PyTorch's error

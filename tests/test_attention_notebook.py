@@ -1,0 +1,31 @@
+"""scripts/attention.ipynb runs from its first cell to its last, and what it shows is what such a run gives."""
+
+import json
+import re
+
+import pytest
+
+from model.attention import CausalSelfAttention
+from tests.notebooks import code_cells, run
+from tests.small_runs import REPOSITORY
+
+NUMBER = re.compile(r"\d+\.?\d*(?:e[+-]\d+)?")
+
+
+def text_of(outputs):
+    return "".join("".join(one.get("text", [])) for one in outputs)
+
+
+@pytest.mark.slow
+def test_the_stored_outputs_are_those_of_a_run(here, monkeypatch):
+    notebook = json.loads((REPOSITORY / "scripts" / "attention.ipynb").read_text(encoding="utf-8"))
+    monkeypatch.setattr(CausalSelfAttention, "attend", CausalSelfAttention.attend)  # which the last cell replaces
+    made = run(notebook)
+    assert len(notebook["cells"]) <= 20 and len(made) == 10
+    for outputs, cell in zip(made, code_cells(notebook), strict=True):
+        assert [one["output_type"] for one in outputs] == [one["output_type"] for one in cell["outputs"]]
+        text, stored = text_of(outputs), text_of(cell["outputs"])
+        assert NUMBER.split(text) == NUMBER.split(stored)
+        numbers = [float(number) for number in NUMBER.findall(stored)]
+        assert [float(number) for number in NUMBER.findall(text)] == pytest.approx(numbers, rel=0.05, abs=0.02)
+    assert list(here.glob("runs/debug*/report.html"))
