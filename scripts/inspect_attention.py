@@ -73,7 +73,6 @@ def build_parser() -> argparse.ArgumentParser:
     words = "for a picture or a table: only these heads, counted from 0, such as 0.1 1.0 (default: all)"
     add("--head", nargs="+", metavar="LAYER.HEAD", help=words)
     add("--open", action="store_true", help="open the written file in the browser")
-    add("--live", action="store_true", help=argparse.SUPPRESS)
     words = "print the experiments that hold for the model: text, change, prediction, and what was measured"
     add("--experiments", action="store_true", help=words)
     return parser
@@ -97,8 +96,6 @@ def check(arguments: argparse.Namespace) -> None:
     is_page = output is None or ending(output) == PAGE
     if output is not None and ending(output) not in ENDINGS:
         raise Mistake(f"--output {output} must end in {' or '.join(ENDINGS)}")
-    if arguments.live:
-        raise Mistake("--live is no longer needed: leave it out, every page holds the model and can be typed to")
     if arguments.experiments:
         typed = [name for name in ("output", "prompt", "steps", "head") if getattr(arguments, name) is not None]
         typed += ["open"] * arguments.open
@@ -148,8 +145,7 @@ def of_run(path: Path | None) -> Shown:
     from model.inspection.recording import Recording
     from model.runs.results import report_html
 
-    hint = ": look at its checkpoint with --checkpoint PATH --prompt TEXT, or train with the recording on"
-    run = Run.open(path, HEAD_SCORES, hint=hint).folder
+    run = Run.open(path, HEAD_SCORES).folder
     recording = Recording.open(run / ATTENTION, run.resolve().name)
     return recording, functools.partial(report_html, run, recording=recording), run / REPORT
 

@@ -106,17 +106,6 @@ def test_every_kind_of_file_can_be_written(arguments, suffix):
         assert READERS[suffix](output)
 
 
-def test_a_table_has_the_chosen_step_and_heads():
-    """Its weights are in model/pages/test_export.py."""
-    arguments = ["--run=runs/first", "--output=chosen.csv"]
-    for chosen, expected in (
-        (["--steps=1", "--head", "1.2"], {("1", "1", "2")}),
-        ([], {("2", "0", "0"), ("2", "1", "2")}),
-    ):
-        assert main([*arguments, *chosen]) == 0
-        assert expected <= {(row["step"], row["layer"], row["head"]) for row in csv_rows("chosen.csv")}
-
-
 @pytest.mark.parametrize("opens", [True, False])
 @pytest.mark.parametrize("output", ["opened.html", "opened.svg"])
 def test_the_written_file_is_opened_where_there_is_a_browser(output, opens, monkeypatch, capsys):
@@ -181,7 +170,6 @@ MISTAKES = [
     ("--run damaged_scores", "scores.jsonl line 2 damaged"),
     ("--run begun --output a.png", "begun maps"),
     ("--run removed --steps 2 --output maps.png", "--steps 2 removed 1"),
-    ("--live", "--live no longer"),
     ("--experiments --output a.html", "--experiments --output"),
     ("--experiments --prompt ''", "--experiments --prompt"),
     ("--experiments --open --steps 0", "--experiments --open --steps"),

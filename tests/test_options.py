@@ -11,10 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import yaml
 
 from data.corpora import CorpusOptions
 from data.datamodule import TextDataModule
@@ -171,16 +169,13 @@ RUN_OPTIONS = {
 }
 
 
-def test_every_option_of_samples_and_maps_is_in_the_table():
-    groups = ("samples", Samples), ("attention", AttentionMonitor)
-    options = {f"{group}.{one.name}" for group, config in groups for one in dataclasses.fields(config) if one.init}
-    assert options <= RUN_OPTIONS.keys()
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pages")
 def test_every_option_of_a_run_changes_what_it_leaves_or_is_refused(finished_run, train, capsys, monkeypatch):
     """One run for each option; four steps are enough to record, to draw and to sample."""
+    groups = ("samples", Samples), ("attention", AttentionMonitor)
+    options = {f"{group}.{one.name}" for group, config in groups for one in dataclasses.fields(config) if one.init}
+    assert options <= RUN_OPTIONS.keys()
     compiled = []
     monkeypatch.setattr(hardware, "missing_compiler", lambda device: None)
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(options) or function)
@@ -209,27 +204,6 @@ def test_every_option_of_a_run_changes_what_it_leaves_or_is_refused(finished_run
         assert isinstance(usual[key], dict), usual[key]
         assert usual[key] != what_is_left(needed | {name: value}), f"{name} changes nothing"
     assert what_is_left(SAMPLED | RECORDED) == what_is_left(SAMPLED | RECORDED)
-
-
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_config_is_whole(path, here):
-    """As it is shipped, at its own size. Its text need not be there: that is read when training begins."""
-    for name in ("tinyshakespeare.txt", "my.txt"):
-        Path(name).write_text("To be\n" * 100)
-    options = yaml.safe_load(path.read_text(encoding="utf-8"))
-    model = options["model"]
-    config = GPTConfig(**model["gpt"] | {"vocab_size": 50257})
-    with torch.device("meta"):
-        gpt = GPT(config)
-    assert path.stem != "gpt2_124m" or gpt.num_parameters() == 124_439_808  # as published
-    build_optimizer(gpt, OptimizerConfig(**model.get("optimizer", {})))
-    factors = [
-        learning_rate_factor(step, options["trainer"]["max_steps"], ScheduleConfig(**model["schedule"]))
-        for step in np.linspace(0, options["trainer"]["max_steps"] - 1, 50, dtype=int).tolist()
-    ]
-    assert max(factors) > 0.9 and min(factors) >= 0
-    data = TextDataModule(**options["data"], context_length=config.context_length)
-    assert data.batch_size == options["data"]["batch_size"]
 
 
 @pytest.mark.filterwarnings("ignore:'scripts.* found in sys.modules:RuntimeWarning")

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Timer
 
 from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt, read_checkpoint
+from model.gpt import GPT, GPTConfig
 from model.runs.run import Run
 from model.training.module import GPTModule
 from tests import programs
@@ -294,6 +295,10 @@ def test_every_shipped_config_trains(train, small_text, config):
     shrunk += ["--trainer.accumulate_grad_batches=1", "--trainer.max_steps=2", "--wandb=disabled", "--name=run"]
     assert train(f"--config={config}", *shrunk) == 0
     assert Path("runs/run/checkpoints/best.ckpt").exists()
+    options = yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["gpt"] | {"vocab_size": 50257}
+    with torch.device("meta"):  # at its own size
+        gpt = GPT(GPTConfig(**options))
+    assert config.stem != "gpt2_124m" or gpt.num_parameters() == 124_439_808  # as published
 
 
 @pytest.mark.slow

@@ -29,19 +29,14 @@ MISTAKES = {
     "--trainer.profiler=sample": "'simple', 'advanced', 'pytorch', 'xla'",
     "--trainer.max_steps=-1": "trainer.max_steps",
     "--trainer.callbacks+=lightning.None": "lightning.None",
-    "--trainer.max_epochs=2": "trainer.max_epochs trainer.max_steps",
     "--trainer.precision=low": "trainer.precision low",
     "--seed_everything=-1": "seed_everything -1",
     "--config=group.yaml": "group.yaml model",
     "--samples.top_k=0": "samples.top_k 0",
-    "--samples.max_new_tokens=-1": "samples.max_new_tokens -1",
     "--attention.probe_tokens=4": "attention.probe_tokens 4",
     "--attention.probe_text=abc": "attention.probe_text 3",
-    "--trainer.callbacks+=BatchSizeFinder": "BatchSizeFinder",
-    "--trainer.callbacks+=LearningRateFinder": "LearningRateFinder",
     "--trainer.logger=CSVLogger": "trainer.logger CSVLogger",
     "--trainer.strategy=alone": "alone",
-    "--trainer.min_steps=3": "trainer.min_steps",
 }
 
 

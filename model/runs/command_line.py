@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from data.datamodule import has_lost_a_loader
 from data.tokenizers import NoTokenizer
 from model.checkpoint import read_checkpoint
-from model.checks import Missing, Mistake, check_range, is_out_of_memory, listed
+from model.checks import Missing, Mistake, check_range, is_out_of_memory
 from model.glass import Glass, open_run
 from model.gpt import GPTConfig
 from model.runs.configs import layered, parse, plain_config, read_config
@@ -28,7 +28,6 @@ REFUSED_CALLBACKS = {
     "LearningRateFinder": "would train on other batches before the run: try rates by runs of a few trainer.max_steps",
     "GradientAccumulationScheduler": "counts epochs, and no epoch ends: set trainer.accumulate_grad_batches",
 }
-VALIDATION_METRICS = ["val/loss", "val/bits_per_byte"]  # what callbacks can monitor
 OF_THIS_CALL = ("config", "print_config", "name", "resume")  # options that no other run should have
 FREE_TO_CHOOSE = ("context_length", "dropout")  # where a run starts from a trained model
 
@@ -153,9 +152,6 @@ def check_trainer(options: Namespace) -> None:
         name = callback.class_path.rpartition(".")[2]
         if name in REFUSED_CALLBACKS:
             raise Mistake(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}")
-        monitor = callback.get("init_args.monitor")
-        if monitor not in (None, "step", *VALIDATION_METRICS):
-            raise Mistake(f"trainer.callbacks: monitor is {monitor}: write {listed(VALIDATION_METRICS, 'or')}")
 
 
 def as_list(value: Any) -> list:

@@ -32,7 +32,10 @@ def parse(parser: ArgumentParser, given: list[str] | str, place: str = "") -> Na
     Raises a `Mistake` with what the parser says, and for a group of options that is something else.
     """
     try:
-        options = (parser.parse_string if isinstance(given, str) else parser.parse_args)(given, defaults=False)
+        if isinstance(given, str):
+            options = parser.parse_string(given, defaults=False)
+        else:
+            options = parser.parse_args(given, defaults=False)
     except argparse.ArgumentError as error:
         raise Mistake(f"{place}{with_hint(error.message)}") from error
     for name, group in parser.get_defaults().items(branches=True):
@@ -78,27 +81,30 @@ def plain_config(path: Path, typed: Iterable[str]) -> str:
         section, _, option = name.partition(".")
         if section == "trainer":
             settings["trainer"].pop(option.partition(".")[0], None)
-    for name in _not_plain(settings):
-        raise Mistake(
-            f"{path}: {name} may name code, or a file that does: if you mean it, repeat the --config or the options "
-            "that the run was started with"
-        )
+    for name, value in _flat(settings):
+        if not _is_plain(name, value):
+            raise Mistake(
+                f"{path}: {name} may name code, or a file that does: if you mean it, repeat the --config or the "
+                "options that the run was started with"
+            )
     return yaml.safe_dump(settings)
 
 
-def _not_plain(settings: dict[str, Any], section: str = "") -> Iterator[str]:
-    """The full names of the options that may name something which the parser would import or open."""
+def _flat(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+    """Every option by its full name."""
     for key, value in settings.items():
-        name = f"{section}.{key}".lstrip(".")
-        if name in SECTIONS and isinstance(value, dict):
-            yield from _not_plain(value, name)
-        elif name in (*SECTIONS, "config") or not _is_plain(name, value):
-            yield name
+        if isinstance(value, dict):
+            yield from _flat(value, f"{section}{key}.")
+        else:
+            yield f"{section}{key}", value
 
 
 def _is_plain(name: str, value: Any) -> bool:
+    """Whether an option names nothing that the parser would import or open."""
     section, _, option = name.rpartition(".")
-    if section not in ("", *SECTIONS) or not option.isidentifier() or option == "class_path":
+    if section not in ("", *SECTIONS) or name in (*SECTIONS, "config"):
+        return False
+    if option == "class_path" or not option.isidentifier():
         return False
     if isinstance(value, list):
         return all(_is_plain(name, item) for item in value)

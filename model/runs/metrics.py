@@ -54,7 +54,11 @@ class TrainingMetrics:
         loss = self.loss_sum * trainer.accumulate_grad_batches / self.num_batches
         loss = trainer.strategy.reduce(loss, reduce_op="mean").item()
         check_finite(loss, "the training loss")
-        row = {"tokens": self.tokens, "train/loss": loss, "lr": trainer.optimizers[0].param_groups[0]["lr"]}
+        row = {
+            "tokens": self.tokens,
+            "train/loss": loss,
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+        }
         self.stop_clock()
         if self.seconds:
             row["tokens_per_second"] = self.timed_tokens / self.seconds

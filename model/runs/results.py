@@ -63,8 +63,8 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
         from model.glass import open_run  # imports what only these pages need
 
         glass = open_run(run_dir)
-        opened = {glass.step or 0: glass} | {step: glass.at(step) for step in glass.steps if step != glass.step}
-        models = [(step, opened[step].gpt) for step in sorted(opened) if opened[step].gpt.config == glass.gpt.config]
+        opened = {step: glass.at(step) for step in glass.steps if step != glass.step} | {glass.step or 0: glass}
+        models = [(step, one.gpt) for step, one in sorted(opened.items()) if one.gpt.config == glass.gpt.config]
         tokenizer = glass.tokenizer
     return run_page(name, recording, learning=told, models=models, tokenizer=tokenizer, state=state, gap=gap)
 
@@ -93,8 +93,11 @@ def read_samples(path: Path) -> list[dict]:
     """Step, prompt and text of every sample; none if there is no such file. Raises a `Mistake` for a damaged one."""
     text = _whole_lines(path)
     with parsing(path):
-        samples = [json.loads(line) for line in text.split("\n")[:-1]]
-        return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]
+        samples = []
+        for line in text.split("\n")[:-1]:
+            sample = json.loads(line)
+            samples.append({"step": int(sample["step"]), "prompt": str(sample["prompt"]), "text": str(sample["text"])})
+        return samples
 
 
 def _whole_lines(path: Path) -> str:

@@ -28,12 +28,11 @@ class Run:
     named: Path | None = None
 
     @classmethod
-    def open(cls, path: Path | None = None, *needed: str, hint: str = "") -> "Run":
+    def open(cls, path: Path | None = None, *needed: str) -> "Run":
         """What a person means by `path`: a run's folder, or anything in it; None: the run under runs/ that is newest.
 
         Args:
             needed: the run must have one of these files, such as METRICS; without any one of its checkpoints.
-            hint: ends the sentence for a `path` without such a run.
 
         Raises a `Mistake` for that, and if a file of the run is a link, but for the folder of checkpoints of a run that
         is named.
@@ -52,7 +51,7 @@ class Run:
         else:
             run = cls(_folder_of(path), path if path.is_file() else None)
             if not run.first(*needed):
-                raise Missing(f"{path} is not a run folder with {wanted}, nor inside one{hint}")
+                raise Missing(f"{path} is not a run folder with {wanted}, nor inside one")
         run.refuse_links(may_link_checkpoints=path is not None)
         return run
 
@@ -63,7 +62,8 @@ class Run:
     def refuse_links(self, may_link_checkpoints: bool) -> None:
         """What a link stands for would be read and written as the run's. Clusters keep checkpoints elsewhere."""
         checkpoints = self.folder / CHECKPOINTS
-        for file in (*self.folder.iterdir(), *checkpoints.glob("*"), *(self.folder / ATTENTION).glob("*")):
+        files = [*self.folder.iterdir(), *checkpoints.glob("*"), *(self.folder / ATTENTION).glob("*")]
+        for file in files:
             is_kept_elsewhere = may_link_checkpoints and file == checkpoints and file.is_dir()
             if (file.is_symlink() and not is_kept_elsewhere) or not (file.is_file() or file.is_dir()):
                 raise Mistake(f"{file} is a link, or no file: put what it stands for in its place")
@@ -93,8 +93,9 @@ class Run:
     @property
     def kept_steps(self) -> list[int]:
         """The steps whose checkpoints the run has kept, in ascending order."""
-        names = (path.stem.removeprefix("step_") for path in (self.folder / CHECKPOINTS).glob("step_*.ckpt"))
-        return sorted(int(name) for name in names if name.isdecimal()) if self.is_run else []
+        files = (self.folder / CHECKPOINTS).glob("step_*.ckpt") if self.is_run else ()
+        names = [path.stem.removeprefix("step_") for path in files]
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def at(self, step: int) -> Path:
         """The checkpoint of a step: kept, named, the best or the last.

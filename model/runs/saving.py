@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from model.checkpoint import build_gpt, read_checkpoint
 from model.checks import Mistake, check_range, listed
 from model.files import atomic_file, write_atomically
-from model.runs.metrics import check_finite, write_metrics
+from model.runs.metrics import write_metrics
 from model.runs.results import read_metrics, read_samples
 from model.runs.run import BEST, LAST, METRICS, SAMPLES, Run
 
@@ -73,19 +73,13 @@ class Checkpoints:
         """Writes last.ckpt, and first best.ckpt if `is_best` and the step's own if it is to stay.
 
         In this order, a run killed in between resumes from the older last.ckpt and writes the same files again.
-
-        Raises a `Mistake` if a weight is infinite or NaN: such weights must not replace good ones.
         """
-        largest = [weight.detach().abs().max() for weight in trainer.lightning_module.parameters()]
-        check_finite(torch.stack(largest).max().item(), "the largest weight")
         run_dir, step = Path(trainer.default_root_dir), trainer.global_step
-        files = [run_dir / LAST]
-        if step in self.keep_steps:
-            files.insert(0, Run(run_dir).kept(step))
         if is_best:
-            files.insert(0, run_dir / BEST)
-        for file in files:
-            trainer.save_checkpoint(file)
+            trainer.save_checkpoint(run_dir / BEST)
+        if step in self.keep_steps:
+            trainer.save_checkpoint(Run(run_dir).kept(step))
+        trainer.save_checkpoint(run_dir / LAST)
 
 
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:

@@ -150,8 +150,9 @@ class RunSequence(Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         write_rows(trainer)  # a resumed run does not repeat the rows before its checkpoint
         metrics, data = self.metrics, trainer.datamodule
-        # A diverged model must not replace a good checkpoint.
-        check_finite(float(metrics.loss_sum), "the training loss")
+        # Such weights must not replace good ones.
+        largest = [weight.detach().abs().max() for weight in module.parameters()]
+        check_finite(torch.stack(largest).max().item(), "the largest weight")
         checkpoint |= {
             "gpt_config": dataclasses.asdict(module.gpt.config),
             "tokenizer": data.tokenizer.to_dict(),
@@ -186,12 +187,12 @@ class StopSignals:
         self.handlers: dict[int, Any] = {}  # those that ours replace
 
     def install(self) -> None:
-        self.handlers = {signum: signal.signal(signum, self._note) for signum in (signal.SIGINT, signal.SIGTERM)}
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            self.handlers[signum] = signal.signal(signum, self._note)
 
     def remove(self) -> None:
-        for signum, handler in self.handlers.items():
-            signal.signal(signum, handler)
-        self.handlers = {}
+        while self.handlers:
+            signal.signal(*self.handlers.popitem())
 
     def _note(self, signum: int, frame: Any) -> None:
         self.received = signum

@@ -78,9 +78,10 @@ def fast_precision(accelerator: str) -> str:
     `accelerator` is the value of trainer.accelerator. Emulated bfloat16 is several times slower than float32. NVIDIA's
     GPUs before Ampere (T4, V100) have fast products of float16 alone: "16-mixed".
     """
-    if accelerator == "auto":
-        accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    device_type = "cuda" if accelerator == "gpu" else accelerator
+    device_type = accelerator
+    if accelerator in ("auto", "gpu"):
+        found = torch.accelerator.current_accelerator(check_available=True)
+        device_type = found.type if found else "cpu"
     if has_fast_bfloat16(device_type):
         return "bf16-mixed"
     has_fast_float16 = device_type == "cuda" and torch.cuda.get_device_capability() >= TENSOR_CORES
@@ -92,7 +93,8 @@ def peak_flops(trainer: Trainer) -> float | None:
 
     None where it is unknown: for CPUs, for GPUs that are not in the table, and for float32 on tensor cores.
     """
-    device, number = trainer.strategy.root_device, str(trainer.precision).partition("-")[0]
+    device = trainer.strategy.root_device
+    number = str(trainer.precision).partition("-")[0]
     if device.type != "cuda" or number not in ("bf16", "16", "32"):
         return None
     if number == "32" and torch.get_float32_matmul_precision() != "highest":

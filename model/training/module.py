@@ -126,7 +126,18 @@ class GPTModule(LightningModule):
             group["lr"] = group["initial_lr"] * factor
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        check_same_model(checkpoint, self.gpt_config, self.trainer.datamodule.tokenizer.to_dict())
+        """Raises Mistake unless the checkpoint's weights belong to this model and tokenizer."""
+        saved = dataclasses.asdict(GPTConfig(**checkpoint["gpt_config"]))
+        for name, value in dataclasses.asdict(self.gpt_config).items():
+            if name not in ("dropout", "init") and saved[name] != value:  # these do not change what a weight means
+                raise Mistake(f"the checkpoint is of another model: its {name} is {saved[name]}, here it is {value}")
+        tokenizer = self.trainer.datamodule.tokenizer
+        if checkpoint["tokenizer"] != tokenizer.to_dict():
+            raise Mistake(
+                f"the checkpoint is of a model with another tokenizer: {checkpoint['tokenizer'].get('name')!r} trained "
+                f"on other text or of another size than {tokenizer.name!r} here; use the data it was trained on, or "
+                "write --data.tokenizer runs/NAME to take the tokenizer of that run"
+            )
 
     def on_validation_epoch_start(self) -> None:
         self.zero_grad()  # frees their memory; with CUDA graphs validation would overwrite them
@@ -144,22 +155,3 @@ class GPTModule(LightningModule):
         self.validation_metrics = {"val/loss": loss, "val/bits_per_byte": bits}
         # For callbacks that monitor a metric, and the bar. RunSequence writes them to the loggers, in full precision.
         self.log_dict(self.validation_metrics, prog_bar=True, logger=False, sync_dist=True)
-
-
-def check_same_model(checkpoint: dict[str, Any], config: GPTConfig, tokenizer: dict[str, Any] | None = None) -> None:
-    """Raises Mistake unless the checkpoint's weights belong to this model and tokenizer; None fits any.
-
-    A vocab_size of None fits any too: it will be the tokenizer's.
-    """
-    saved, current = dataclasses.asdict(GPTConfig(**checkpoint["gpt_config"])), dataclasses.asdict(config)
-    for name, value in current.items():
-        if name in ("dropout", "init") or (name == "vocab_size" and value is None):
-            continue  # these do not change what a weight means
-        if saved[name] != value:
-            raise Mistake(f"the checkpoint is of another model: its {name} is {saved[name]}, here it is {value}")
-    if tokenizer is not None and checkpoint["tokenizer"] != tokenizer:
-        raise Mistake(
-            f"the checkpoint is of a model with another tokenizer: {checkpoint['tokenizer'].get('name')!r} trained on "
-            f"other text or of another size than {tokenizer['name']!r} here; use the data it was trained on, or write "
-            "--data.tokenizer runs/NAME to take the tokenizer of that run"
-        )

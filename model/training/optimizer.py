@@ -62,25 +62,29 @@ class OptimizerConfig:
         rates = [f"{kind}learning_rate" for kind in ("", "head_", "matrix_", "vector_", "table_")]
         for name in (*rates, "weight_decay", "epsilon"):
             check_range(f"model.optimizer.{name}", getattr(self, name), 0)
-        shares = {"betas[0]": self.betas[0], "betas[1]": self.betas[1], "momentum": self.momentum}
-        for name, value in shares.items():
-            check_range(f"model.optimizer.{name}", value, 0, 1, high_open=True)
+        check_range("model.optimizer.momentum", self.momentum, 0, 1, high_open=True)
+        for number, beta in enumerate(self.betas):
+            check_range(f"model.optimizer.betas[{number}]", beta, 0, 1, high_open=True)
 
 
 def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     """One optimizer for all weights of `gpt`; every parameter group has a `name`, and an `initial_lr` to schedule."""
     groups: dict[str, dict[str, Any]] = {
         "embeddings": {"lr": config.learning_rate, "weight_decay": 0.0},
-        "head": {"lr": config.learning_rate if config.head_learning_rate is None else config.head_learning_rate},
+        "head": {"lr": config.learning_rate},
         "tables": {"lr": config.table_learning_rate, "rule": "adagrad"},
         "matrices": {"lr": config.learning_rate},
         "vectors": {"lr": config.learning_rate, "weight_decay": 0.0},
     }
+    if config.head_learning_rate is not None:
+        groups["head"]["lr"] = config.head_learning_rate
     if config.algorithm == "muon":
         groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "rule": "muon"}
         groups["vectors"]["lr"] = config.vector_learning_rate
     for name, group in groups.items():
-        group |= {"name": name, "params": [], "initial_lr": group["lr"]}
+        group["name"] = name
+        group["params"] = []
+        group["initial_lr"] = group["lr"]
     for name, parameter in gpt.named_parameters():
         groups[group_of(name, parameter)]["params"].append(parameter)
     # Queries, keys and values share one weight, but are matrices of their own, which learn at very different speeds.

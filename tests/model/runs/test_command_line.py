@@ -128,9 +128,7 @@ def callback(name, **options):
         ({"val_check_interval": None}, None),
         ({"accumulate_grad_batches": 3}, "trainer.val_check_interval.* 10 .* 3 "),
         ({"callbacks": [callback("EarlyStopping", monitor="val/loss")]}, None),
-        ({"callbacks": [callback("ModelCheckpoint", monitor="step")]}, None),
         ({"callbacks": callback("LearningRateMonitor")}, None),
-        ({"callbacks": [callback("EarlyStopping", monitor="loss")]}, "monitor .*loss.* val/loss"),
     ],
     ids=repr,
 )

@@ -103,13 +103,6 @@ def test_the_recorded_loss_is_the_validation_loss(train, tmp_path, masking):
     assert recorded == pytest.approx(validated, rel=0.25)
 
 
-def test_every_so_many_steps_are_recorded():
-    steps = range(40)
-    assert [s for s in steps if AttentionMonitor(every_n_steps=15).is_due(s)] == [0, 15, 30]
-    assert [s for s in steps if AttentionMonitor().is_due(s)] == [0]
-    assert not any(AttentionMonitor(enabled=False, every_n_steps=15).is_due(s) for s in steps)
-
-
 def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_table(train, monkeypatch, caplog, capsys):
     monkeypatch.setattr(CausalSelfAttention, "attend", LEAK)
     assert train("--name=run") == 0

@@ -3,14 +3,11 @@
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from lightning.pytorch.callbacks import Timer
 
 from model.checkpoint import load_gpt
-from model.runs import progress
 
 
 def first_lines(capsys, train, *options):
@@ -65,20 +62,3 @@ def test_a_run_that_ends_early_says_why(train, monkeypatch, capsys, option):
     assert train("--name=run", option) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.match(r"ended after step \d+: ", last) and WHY[option] in last
-
-
-PLACES = [("cpu", 1, "cpu with 3 threads"), ("cuda", 1, "Some GPU")]
-
-
-@pytest.mark.parametrize(("device", "devices", "place"), [*PLACES, ("cuda", 8, "8 x Some GPU")])
-def test_the_first_line_names_the_device(monkeypatch, device, devices, place):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    part = SimpleNamespace(name="any", num_parameters=lambda: 12_345, num_tokens=1000, vocab_size=257)
-    data = SimpleNamespace(corpus=part, tokenizer=part, tokenized=SimpleNamespace(train=part, validation=part))
-    strategy = SimpleNamespace(root_device=torch.device(device))
-    trainer = SimpleNamespace(lightning_module=SimpleNamespace(gpt=part), datamodule=data, strategy=strategy)
-    trainer.world_size, trainer.default_root_dir, trainer.precision = devices, "runs/a", "32-true"
-    first, _, watch = progress.opening(trainer).splitlines()
-    assert "runs/a/report.html" in watch
-    assert all(part in first for part in ("runs/a", "12,345 parameters", f"on {place},", "32-true"))
