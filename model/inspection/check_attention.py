@@ -266,8 +266,8 @@ def _attempts(heads: int, *parts: Tensor) -> dict[str, Tensor]:
         "the mask is applied after the softmax": merge_heads((scores.softmax(-1) * CAUSAL) @ v),
         "the softmax runs over queries, not keys": merge_heads(hidden.softmax(-2) @ v),
         "the softmax runs over heads, not keys": merge_heads(hidden.softmax(-3) @ v),
-        "keys are made from the queries": attend(k=q),
-        "keys and values are made from the queries": attend(k=q, v=q),
+        "queries and keys are the same: one is made from the other": attend(k=q),
+        "queries, keys and values are the same: all are made from the queries": attend(k=q, v=q),
         "heads are merged without transposing back": split_heads(right, heads).reshape(right.shape),
         "heads are split by view, without a transpose": attend(*by_view),
     }

@@ -145,7 +145,7 @@ WRONG = {
     "merged without transposing back": (lambda: Layer(merge=merged_by_view), "merged without transposing back"),
     "a mask that is computed and not applied": (lambda: written(lambda s, m: s), "the mask changes nothing"),
     "if mask": (lambda: if_mask, "if mask is not None"),
-    "keys from queries": (KeysOfQueries, "keys are made from the queries"),
+    "keys from queries": (KeysOfQueries, "queries and keys are the same"),
     "keys and values from queries": (lambda: ValidLens(wrong=True), "does not depend on values"),
     "a mask that is no buffer": (NoBuffer, "register_buffer"),
     # Of public questions.
