@@ -286,9 +286,9 @@ EXPERIMENTS = [
     Experiment(
         "Why does it repeat itself?",
         "The model wrote this by itself, always the likeliest token, and here begins to repeat what it wrote. Write on "
-        "at temperature 0 to see it go on.",
+        "at temperature 0.5 to see it go on.",
         "switch head {head} off",
-        "Write on at temperature 0 with the head off, and once more with all parts on: which text repeats itself?",
+        "Write on at temperature 0.5 with the head off, and once more with all parts on: which text repeats itself?",
         "finds what the model itself wrote before, and so makes it repeat itself",
         _own_text,
         switches=True,

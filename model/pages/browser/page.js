@@ -45,7 +45,7 @@ function showBadge(id, isGood, words, figures) {
   const ariaLabel = `${textContent}, ${figures}; opens the help`;
   const className = `badge ${isGood ? "good" : "bad"}`;
   Object.assign($(id), { textContent, ariaLabel, className, title: meaningOf(id), hidden: false });
-  $(`${id}-figures`).textContent = `Here: ${figures}.`;
+  $(`${id}-figures`).textContent = `${figures}.`;
 }
 
 addView(function drawBadges() {

@@ -1,23 +1,22 @@
 // Drawing the next token from logits, as model/generation.py does.
 
 export function sample(logits, options) {
-  const chances = probabilities(logits, options);
-  const drawn = Math.random();
-  let below = 0;
-  const id = chances.findIndex((chance) => drawn < (below += chance));
-  return id < 0 ? likeliest(logits, 1)[0] : id; // the sum is 1 but for rounding
+  const chances = options.temperature === 0 ? [] : probabilities(logits, options);
+  let left = Math.random();
+  for (let id = 0; id < chances.length; id++) if ((left -= chances[id]) < 0) return id;
+  return likeliest(logits, 1)[0]; // without chance, or by rounding, which leaves the sum below 1
 }
 
 // With what probability `sample` draws each token. temperature divides the logits, 0 takes the likeliest token; topK
 // draws from so many of the likeliest, null from all.
 export function probabilities(logits, { temperature = 1, topK = null }) {
-  const ids = temperature === 0 ? likeliest(logits, 1) : topK && likeliest(logits, topK);
-  const largest = logits.reduce((most, logit) => (logit > most ? logit : most), -Infinity);
-  const weightOf = (logit) => Math.exp((logit - largest) / (temperature || 1));
-  const weights = ids ? new Float64Array(logits.length) : Float64Array.from(logits, weightOf);
-  for (const id of ids ?? []) weights[id] = weightOf(logits[id]);
-  const total = weights.reduce((a, b) => a + b, 0);
-  return weights.map((weight) => weight / total);
+  const ids = temperature === 0 ? likeliest(logits, 1) : topK ? likeliest(logits, topK) : logits.keys();
+  const weights = new Float64Array(logits.length);
+  let [largest, total] = [-Infinity, 0];
+  for (let id = 0; id < logits.length; id++) if (logits[id] > largest) largest = logits[id];
+  for (const id of ids) total += weights[id] = Math.exp((logits[id] - largest) / (temperature || 1));
+  for (let id = 0; id < weights.length; id++) weights[id] /= total;
+  return weights;
 }
 
 // The ids of the `count` largest logits, largest first; of equal ones the lower id.

@@ -2,7 +2,7 @@
 // attention, and what they mean. Losses: what is added to the loss, in nats per token, when a part is replaced by its
 // mean, with its standard error over the windows; measured at the steps whose weights were kept.
 
-import { $, element, tableHead, track } from "browser/elements.js";
+import { $, button, element, tableHead, track } from "browser/elements.js";
 import { buttons, markOf, meaningOf, parametersOf } from "browser/heads.js";
 import { addView, change, shown, stepButton } from "browser/render.js";
 import { data, formation, formedBetween, headName, headNumber, headPart, mapped, RUN, SCORES } from "browser/state.js";
@@ -61,9 +61,9 @@ function tellPart(part) {
 const tellChosen = () => tellPart(shown.part ?? headPart(shown.head));
 
 addView(tellChosen);
-for (const [part, button] of buttons)
+for (const [part, pointed] of buttons)
   for (const [event, tell] of [["pointerenter", () => shown && tellPart(part)], ["pointerleave", tellChosen]])
-    button.addEventListener(event, tell);
+    pointed.addEventListener(event, tell);
 
 // All parts, those first without which the loss is most; of two steps, the first.
 addView(function drawTable() {
@@ -87,10 +87,11 @@ addView(function drawTable() {
   $("ablations").replaceChildren(head, element("tbody", {}, ...ranked.map(row)));
 });
 
-// A part's name; a head's is a button that chooses it.
-export function partName(textContent) {
-  const head = headNumber(textContent.replace(/^head /, ""));
-  if (head === undefined) return textContent;
-  const onclick = () => change({ head, part: null });
-  return element("button", { textContent, ariaPressed: head === shown.head, onclick });
+// A part's name as a button that chooses it, where it is one of the picture.
+export function partName(part) {
+  if (!buttons.has(part)) return part;
+  const head = headNumber(part.replace(/^head /, ""));
+  const ariaPressed = head === undefined ? part === shown.part : head === shown.head;
+  const chosen = head === undefined ? { part } : { head, part: null };
+  return Object.assign(button(part, () => change(chosen)), { ariaPressed, title: meaningOf(part) });
 }

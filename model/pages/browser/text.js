@@ -2,6 +2,7 @@
 // (attends to), or by how little the model expected each.
 
 import { $, clamp, element, onKeys, SIDEWAYS, tokenSpans } from "browser/elements.js";
+import { word } from "browser/heads.js";
 import { isDark, rgb } from "browser/maps.js";
 import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown, stepButton,
@@ -123,8 +124,8 @@ function tell() {
   const isEmpty = typing && !typed.all;
   const count = isEmpty ? 0 : labels.length;
   const loss = lossOf(measured);
-  const cost = `, loss ${decimal(loss)} nats (${decimal(loss / Math.LN2)} bits) per token`;
-  $("cost").textContent = `${count} ${count === 1 ? "token" : "tokens"}${count > 1 ? cost : ""}`;
+  const cost = [", ", word("loss"), ` ${decimal(loss)} `, word("nats"), ` (${decimal(loss / Math.LN2)} bits) per token`];
+  $("cost").replaceChildren(`${count} ${count === 1 ? "token" : "tokens"}`, ...(count > 1 ? cost : []));
   const { period } = TEXTS.find(({ name }) => name === shown.textName);
   const wanted = TEXTS[state.probe].name;
   const why = engine ? "of this step the page holds no weights." : "the model in this page has not started.";

@@ -190,9 +190,9 @@ def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(page, open_page):
         assert page.locator("#next u").count() == 8
         assert thumb.evaluate("one => one.classList.contains('off')")
         click(thumb)
-    click(page.get_by_role("button", name="feed-forward 1"))
+    click(page.locator("#grid").get_by_role("button", name="feed-forward 1"))
     assert damage(page) == pytest.approx(expected["feed-forward 1"], abs=0.006)
-    click(page.get_by_role("button", name="value embeddings 1"))  # and another
+    click(page.locator("#grid").get_by_role("button", name="value embeddings 1"))  # and another
     again = open_page(page_of(*GPTS), hash_=f"#{page.url.partition('#')[2]}")
     assert damage(again) == damage(page) != pytest.approx(expected["feed-forward 1"], abs=0.006)
     for where in ("#damage", "#changed"):
