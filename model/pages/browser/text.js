@@ -124,7 +124,8 @@ function tell() {
   const isEmpty = typing && !typed.all;
   const count = isEmpty ? 0 : labels.length;
   const loss = lossOf(measured);
-  const cost = [", ", word("loss"), ` ${decimal(loss)} `, word("nats"), ` (${decimal(loss / Math.LN2)} bits) per token`];
+  const bits = ` (${decimal(loss / Math.LN2)} bits) per token`;
+  const cost = [", ", word("loss"), ` ${decimal(loss)} `, word("nats"), bits];
   $("cost").replaceChildren(`${count} ${count === 1 ? "token" : "tokens"}`, ...(count > 1 ? cost : []));
   const { period } = TEXTS.find(({ name }) => name === shown.textName);
   const wanted = TEXTS[state.probe].name;
