@@ -27,7 +27,15 @@ from torch import Tensor, nn
 from model.checks import Mistake
 from model.gpt import GPT
 from model.inspection.maps import Attend, Checks, by_head, observed, read_maps
-from model.inspection.parts import Vectors, blocks_of, embedding_tables, hooked, in_float32, replaced, undisturbed
+from model.inspection.parts import (
+    Vectors,
+    blocks_of,
+    embedding_tables,
+    hooked,
+    in_float32,
+    replaced,
+    undisturbed,
+)
 from model.inspection.texts import Label
 
 TOP = 5  # likeliest tokens of a position that a page lists
@@ -148,7 +156,8 @@ class Reading:
     @property
     def surprise(self) -> Tensor:
         """(T - 1,): what each next token costs, in bits."""
-        nats = F.cross_entropy(self.logits[:-1], self.text_ids[1:], reduction="none")
+        next_ids = self.text_ids[1:]
+        nats = F.cross_entropy(self.logits[:-1], next_ids, reduction="none")
         return nats / math.log(2)
 
     @property
@@ -221,22 +230,15 @@ class Reading:
         """
         place = place_in("at", at, len(self.tokens))
         logits = self._all.logits
+        targets = torch.cat((self.text_ids[1:], logits[-1:].argmax(-1)))
         if of is not None:
             known = range(logits.shape[-1])
-            target = torch.tensor(_whole_number("of, the id of a token,", of, known))
-        elif place == len(self.tokens) - 1:
-            target = logits[-1].argmax()
-        else:
-            target = self.text_ids[place + 1]
-        parts, _ = self._attributed(slice(place, place + 1), target[None])
-        return {name: part.item() for name, part in parts.items()}
+            targets[place] = _whole_number("of, the id of a token,", of, known)
+        parts, _ = self._attributed(targets)
+        return {name: part[place].item() for name, part in parts.items()}
 
-    def _attributed(
-        self,
-        positions: slice,
-        targets: Tensor,
-    ) -> tuple[dict[str, Tensor], float]:
-        """What each part adds to the logits of `targets` (N,) at N positions, (N,) in float64 by the part's name.
+    def _attributed(self, targets: Tensor) -> tuple[dict[str, Tensor], float]:
+        """What each part adds to the logits of `targets` (T,), (T,) in float64 by the part's name.
 
         Before the soft-cap, a logit is the product of the token's row in the head and the normalised residual stream,
         which is a sum. With the scale of each norm fixed at what it is, the logit is a sum too, with one term for each
@@ -244,29 +246,29 @@ class Reading:
         which folds the norms into the weights first). What a part does through later layers is not in its term. The
         biases of q, k, v and of a feed-forward's hidden layer act inside a head or feed-forward and count as its part.
 
-        Also returned is the largest difference between the sum of the parts and the model's own logit, divided by the
-        largest of these logits where that is above 1, because rounding errors grow with them; NaN without any target.
+        Also returned is the largest difference between the sum of the parts and the model's own logit, but for the last
+        token, divided by the largest of these logits where that is above 1, because rounding errors grow with them; NaN
+        for a single token.
         """
         computed = self._all
-        gpt = self._all.gpt
+        gpt = computed.gpt
         device = gpt.head.weight.device
         rows = gpt.head.weight[targets.to(device)].detach().cpu()
-        stream = computed.residual[-1, positions]
-        tables = {name: table[positions] for name, table in computed.tables.items()}
-        embeddings = torch.stack(list(tables.values())).sum(0)
-        added: dict[str, Tensor | None] = {}  # to the stream, (N, D), or a bias (D,)
-        for name, vectors in tables.items():
+        stream = computed.residual[-1]
+        embeddings = torch.stack(list(computed.tables.values())).sum(0)
+        added: dict[str, Tensor | None] = {}  # to the stream, (T, D), or a bias (D,)
+        for name, vectors in computed.tables.items():
             added[name] = _share_of_norm(gpt.embedding_norm, vectors, embeddings)
         added["embedding bias"] = getattr(gpt.embedding_norm, "bias", None)
         for layer, block in enumerate(blocks_of(gpt)):
             output = block.attention.output_proj
             down = block.feed_forward.down_proj
-            heads = computed.heads[layer, :, positions]  # (H, N, K)
+            heads = computed.heads[layer]  # (H, T, K)
             matrices = output.weight.split(heads.shape[-1], dim=1)  # for each head (D, K)
             for head, matrix in enumerate(matrices):
                 added[f"head {layer}.{head}"] = _double(heads[head]) @ _double(matrix).T
             added[f"attention bias {layer}"] = output.bias
-            feed_forward = _double(computed.feed_forwards[layer, positions])
+            feed_forward = _double(computed.feed_forwards[layer])
             added[f"feed-forward {layer}"] = feed_forward if down.bias is None else feed_forward - _double(down.bias)
             added[f"feed-forward bias {layer}"] = down.bias
         parts = {}
@@ -278,14 +280,13 @@ class Reading:
         if bias is not None:
             parts["final norm bias"] = rows.double() @ _double(bias)
 
-        if not len(targets):
-            return parts, math.nan
         with torch.no_grad():
             features = gpt.final_norm(stream.to(device)).cpu()
-        logits = (features * rows).sum(-1).double()
-        sums = torch.stack(list(parts.values())).sum(0)
-        error = (sums - logits).abs().max()
-        return parts, (error / logits.abs().max().clamp(min=1)).item()
+        logits = (features * rows).sum(-1).double()[:-1]
+        sums = torch.stack(list(parts.values())).sum(0)[:-1]
+        largest = max([1.0, *logits.abs().tolist()])
+        error = max((sums - logits).abs().tolist(), default=math.nan)
+        return parts, error / largest
 
     # What a page draws beside the maps, and a recording keeps.
 
@@ -305,26 +306,29 @@ class Reading:
         lens = self.lens
         logits = self.logits
         next_ids = self.text_ids[1:]
-        parts, error = self._attributed(slice(len(next_ids)), next_ids)
+        parts, error = self._attributed(F.pad(next_ids, (0, 1)))
         surprise = self.surprise
-        top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
+        count = min(TOP, logits.shape[-1])
+        top = logits.softmax(-1).topk(count)
         wanted = logits[:-1].gather(-1, next_ids[:, None])
         likelier = (logits[:-1] > wanted).sum(-1).tolist()
         rank: list[int | None] = []
         for count, bits in zip(likelier, surprise, strict=True):
             rank.append(count if bits.isfinite() else None)
-        shown = set(top.indices.flatten().tolist()).union(*lens["token"])
+        shown = set(top.indices.flatten().tolist())
+        shown.update(*lens["token"])
+        tokens = {str(id): self.label(id) for id in sorted(shown)}
         told = {
             "checks": asdict(self.checks),
             "parts": list(parts),
             "sublayers": lens.pop("part"),
-            "tokens": {str(id): self.label(id) for id in sorted(shown)},
+            "tokens": tokens,
             "bits": _until_last(surprise),
             "rank": [*rank, None],
             "top": top.indices,
             "top_probability": top.values,
             "lens": lens,
-            "attribution": [_until_last(part) for part in parts.values()],
+            "attribution": [_until_last(part[:-1]) for part in parts.values()],
             "attribution_error": error,
         }
         return as_json(told, DIGITS)
@@ -361,7 +365,16 @@ def read(
     computed = _compute(in_float32(gpt), sequence, documents, edits, position)
     ids = sequence[0].cpu().clone()
     labels = [label(token) for token in ids.tolist()]
-    return Reading(ids, labels, maps, checks, computed, None, label, edits, position)
+    return Reading(
+        ids,
+        labels,
+        maps,
+        checks,
+        computed,
+        label=label,
+        replacing=edits,
+        position=position,
+    )
 
 
 def one_sequence(tokens: Tensor | Sequence[int]) -> Tensor:
@@ -399,7 +412,7 @@ def _compute(
         observed(gpt, see),
     ):
         logits = gpt(sequence, document_ids=documents)
-    q, k, v = (torch.cat(of_layers).cpu() for of_layers in zip(*calls, strict=True))
+    queries, keys, values = zip(*calls, strict=True)
     merged = torch.cat([seen[matrix] for matrix in matrices])  # (L, T, H K)
     heads = merged.unflatten(-1, (gpt.config.num_heads, -1))
     added = {}
@@ -408,9 +421,9 @@ def _compute(
     return Computed(
         tables=added,
         residual=torch.cat([seen[module] for module in inputs]).cpu(),
-        q=q,
-        k=k,
-        v=v,
+        q=torch.cat(queries).cpu(),
+        k=torch.cat(keys).cpu(),
+        v=torch.cat(values).cpu(),
         heads=heads.transpose(1, 2).cpu(),
         feed_forwards=torch.cat([seen[block.feed_forward] for block in blocks]).cpu(),
         logits=logits[0].cpu(),

@@ -121,21 +121,6 @@ def test_what_heads_do_in_an_edited_reading_is_told_of_the_edited_model(glass):
         assert (told.to_json() == plain.readings(glass.step)[kind].to_json()) is (kind == "repeated")
 
 
-def test_an_edited_reading_in_bfloat16_is_measured_with_its_edits(run):
-    glass = open_run(run)
-    with torch.no_grad():  # so that both have the same weights
-        for parameter in glass.gpt.parameters():
-            parameter.copy_(parameter.bfloat16())
-    [expected] = of(glass, without="feed-forward 0").snapshots
-    glass.gpt.bfloat16()
-    [coarse] = of(glass, without="feed-forward 0").snapshots
-    plain = glass.read(TEXT).surprise
-    bits, of_coarse = (one.readings["text"].surprise for one in (expected, coarse))
-    torch.testing.assert_close(of_coarse, bits, atol=2e-2, rtol=0)
-    assert not torch.allclose(plain, bits, atol=2e-2)
-    np.testing.assert_allclose(coarse.scores["entropy"], expected.scores["entropy"], atol=1e-3)
-
-
 def test_a_page_of_a_reading_is_not_made_with_a_model_that_has_changed_since(run):
     """Its heads would be told of another model than its maps."""
     glass = open_run(run)

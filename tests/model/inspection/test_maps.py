@@ -38,13 +38,10 @@ UNFAITHFUL = changed(9, {"fidelity": [0.5, 0.2]}, fidelity=0.5, changed_token=3)
 
 
 def test_a_warning_names_layers_token_and_figures_of_the_last_step_that_shows_it():
-    assert warnings(GOOD) == []
-    [leak] = warnings(GOOD, LEAK)
-    [unfaithful] = warnings(UNFAITHFUL)
+    [leak, unfaithful] = warnings(LEAK, UNFAITHFUL, GOOD)
     assert all(part in leak for part in ("step 8", "layer 1 ", "future", "token 31", "7.1"))
     assert all(part in unfaithful for part in ("step 9", "layers 0 and 1", "0.5", "1e-05"))
-    assert warnings(LEAK, GOOD) == [leak] and warnings(LEAK, replace(LEAK, step=9)) != [leak]
-    assert warnings(LEAK, UNFAITHFUL) == [leak, unfaithful]
+    assert warnings(GOOD) == [] and warnings(LEAK, replace(LEAK, step=9)) == warnings(replace(LEAK, step=9))
 
 
 @pytest.mark.parametrize(
@@ -77,11 +74,7 @@ def leaking_a_little(attend):
     return lambda self, q, k, v, mask=None: attend(self, q, k, v, mask) + 1e-3 * v.roll(-1, -2)
 
 
-SAID = {
-    less_their_mean: None,
-    leaking_a_little: "layers 0 and 1 look into the future",
-    dropped_out: "random in eval mode",
-}
+SAID = {less_their_mean: {}, leaking_a_little: {"causal"}, dropped_out: {"repeatable"}}
 
 
 @pytest.mark.parametrize("change", SAID)
@@ -89,15 +82,10 @@ SAID = {
 @pytest.mark.parametrize("make", [random_gpt, GPT])  # nothing of the attention of a new model reaches a logit
 def test_rounding_is_no_leak_a_small_leak_is_one_and_noise_is_called_noise(change, autocast, make, monkeypatch):
     monkeypatch.setattr(CausalSelfAttention, "attend", change(CausalSelfAttention.attend))
-    snapshot = taken(make(CONFIG), autocast=autocast)
-    found = warnings(snapshot)
-    assert len(found) == (SAID[change] is not None)
-    assert all(SAID[change] in sentence for sentence in found)
-    if change is less_their_mean and make is random_gpt:
-        assert snapshot.checks.causality > 0
-    if change is dropped_out:
-        assert "layers 0 and 1" in found[0] and "self.training" in found[0]
-        assert snapshot.checks.problems.keys() == {"repeatable"}
+    checks = taken(make(CONFIG), autocast=autocast).checks
+    assert checks.problems.keys() == set(SAID[change])
+    assert all("layers 0 and 1" in problem for problem in checks.problems.values())
+    assert checks.causality > 0 or change is not less_their_mean or make is GPT
 
 
 def test_a_model_that_is_random_elsewhere_is_not_said_to_leak():
@@ -128,21 +116,16 @@ def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(lengt
 def test_weights_of_an_attend_without_maps_do_not_tell_of_a_leak_but_the_logits_do(leaks, monkeypatch):
     attend = with_scores(lambda scores: scores, seen_ahead=99 if leaks else 0)
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *args, **options: attend(*args, **options) + 0.5)
-    snapshot = taken(random_gpt(CONFIG))
-    assert min(snapshot.checks.by_layer["future"]) > 0.4 and ("causal" in snapshot.checks.problems) is leaks
-    assert any("looks into the future" in sentence for sentence in warnings(snapshot)) is leaks
+    checks = taken(random_gpt(CONFIG)).checks
+    assert min(checks.by_layer["future"]) > 0.4 and ("causal" in checks.problems) is leaks
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_weights_that_pages_cannot_show_are_told(share, monkeypatch):
+def test_weights_that_pages_cannot_show_are_told(monkeypatch):
     """Attention less a share of the mean of all that a query sees."""
     usual = CausalSelfAttention.attend
-    monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: (1 + share) * usual(*x) - share * UNIFORM(*x))
+    monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: 1.5 * usual(*x) - 0.5 * UNIFORM(*x))
     snapshot = taken(random_gpt(CONFIG))
-    weights = np.concatenate([one.maps.flatten() for one in snapshot.readings.values()])
-    least = weights.min()
-    most = weights.max()
-    assert snapshot.checks.problems.keys() == ({"in_range"} if share else set()) and bool(share) == (least < -0.1)
-    for sentence in (told := warnings(snapshot)):
-        assert all(part in sentence for part in ("layers 0 and 1", f"{max(-least, most - 1):.2g}", "maps.csv"))
-    assert len(told) == bool(share)
+    weights = torch.cat([one.maps.flatten() for one in snapshot.readings.values()])
+    [sentence] = warnings(snapshot)
+    farthest = max(-weights.min().item(), weights.max().item() - 1)
+    assert farthest > 0.1 and all(part in sentence for part in ("layers 0 and 1", f"{farthest:.2g}", "maps.csv"))

