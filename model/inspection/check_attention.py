@@ -55,8 +55,8 @@ def check_attention(
         torch.manual_seed(0)
         module = attention if isinstance(attention, nn.Module) else _LayerOf(attention)
         layer = _copy_of(module)
-        matrices = (p for p in layer.parameters() if p.ndim > 1)
-        D = width or next(matrices).shape[-1]
+        widths = (p.shape[-1] for p in layer.parameters() if p.ndim > 1)
+        D = width or next(widths, H * K)
         try:
             for problem in _problems(layer, torch.randn(B, T, D)):
                 problems.append(problem)
@@ -113,7 +113,7 @@ def _arguments(layer: nn.Module) -> tuple[list[str], str]:
     """The names of those that take tokens, and of the one that takes the mask, "" if none does."""
     tokens, mask_name = [], ""
     for name, one in inspect.signature(layer.forward).parameters.items():
-        if "mask" in name or "len" in name:
+        if "mask" in name or "valid" in name:
             mask_name = name
         elif one.default is one.empty:
             tokens.append(name)
@@ -126,7 +126,7 @@ def _call(layer: nn.Module, mask: Tensor, *inputs: Tensor) -> Tensor:
     if len(inputs) == 1:
         inputs *= len(tokens)
     shape = inputs[0].shape
-    if "len" in mask_name:
+    if "valid" in mask_name:
         mask = mask.sum(-1).expand(shape[:2])
     elif isinstance(layer, nn.MultiheadAttention):  # PyTorch's own, where True hides
         mask = ~mask
@@ -177,7 +177,7 @@ def _problems(layer: nn.Module, x: Tensor) -> Iterator[str]:
     moves = moved > EXACT
     hidden = (~mask).fill_diagonal_(False)  # its own token asks, so it moves the output anyway
     near = mask & sliding_window_mask(T, 2)  # farther ones may be out of a window
-    means = call(x[:, :1].expand(x.shape))[0]  # of tokens that are all alike
+    means = call(x[:, :1].expand_as(x))[0]  # of tokens that are all alike
     seen = {
         "output {} is NaN, or does not depend on token {}, to which it may attend": near & ~(moved > 0),
         "output {} depends on token {} of another text of the batch": by_others > 0,
@@ -239,7 +239,7 @@ def _attempts(heads: int, *parts: Tensor) -> dict[str, Tensor]:
         parts: queries, keys and values (B, T, D).
     """
     q, k, v = (split_heads(x, heads) for x in parts)
-    by_view = (x.reshape(q.shape) for x in parts)
+    by_view = (x.reshape_as(q) for x in parts)
     scores = q @ k.mT / q.shape[-1] ** 0.5
     hidden = scores.masked_fill(~CAUSAL, -1e9)
 
@@ -268,6 +268,6 @@ def _attempts(heads: int, *parts: Tensor) -> dict[str, Tensor]:
         "the softmax runs over heads, not keys": merge_heads(hidden.softmax(-3) @ v),
         "queries and keys are the same: one is made from the other": attend(k=q),
         "queries, keys and values are the same: all are made from the queries": attend(k=q, v=q),
-        "heads are merged without transposing back": split_heads(right, heads).reshape(right.shape),
+        "heads are merged without transposing back": split_heads(right, heads).reshape_as(right),
         "heads are split by view, without a transpose": attend(*by_view),
     }
