@@ -5,6 +5,10 @@ import torch
 from model.attention import CausalSelfAttention
 
 
+def random(*shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
 def values_and_gradients(function, inputs):
     """The function's values and the gradients of every input for one fixed, uneven upstream gradient."""
     values = function(*inputs)

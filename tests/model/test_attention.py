@@ -12,19 +12,14 @@ from model.gpt import GPTConfig
 from model.inspection.reading import read
 from model.masks import padding_mask, sliding_window_mask
 from model.rotary import apply_rotary, rotary_angles
-from tests.attentions import UNIFORM, values_and_gradients
+from tests.attentions import UNIFORM, random, values_and_gradients
 from tests.gpts import GPT2, random_gpt
-
-
-def random(*shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
-
 
 LN2 = math.log(2)
 
 
 def test_two_heads_of_the_gpts_layer_as_worked_out_by_hand():
-    """D = 2, so each of two heads is one number wide, and the scores are plain products.
+    """D = 2, so each of two heads is one number wide, and the scores are plain products. There is no batch.
 
     x = (1, 1), (1, 2), (1, 3). Head 0 asks for ln 2 with the first number and its keys are the second: a key counts
     twice as much as the one before it. Head 1 asks for nothing: it takes the mean of what it sees.
@@ -73,12 +68,6 @@ def test_the_training_path_is_one_fused_call_without_a_mask(fused_calls):
     q, k, v = layer.project(torch.randn(2, 6, 16))
     layer.attend(q[:, :, -1:], k, v)  # decoding: the last query sees every key
     assert fused_calls == [(None, True), (None, False)]
-
-
-def test_the_batch_dimension_is_optional():
-    layer = CausalSelfAttention(16, 4, num_kv_heads=2, window=3, qk_norm=True)
-    x, rotary = torch.randn(8, 16), rotary_angles(torch.arange(8), 4)
-    torch.testing.assert_close(layer(x, rotary=rotary), layer(x[None], rotary=rotary)[0])
 
 
 @pytest.mark.parametrize(

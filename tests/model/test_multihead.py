@@ -12,13 +12,9 @@ from torch import nn
 from model.attention import CausalSelfAttention
 from model.masks import causal_mask, padding_mask
 from model.multihead import MultiHeadAttention, scaled_dot_product_attention
-from tests.attentions import values_and_gradients
+from tests.attentions import random, values_and_gradients
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
-def random(*shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
 LN2 = math.log(2)
