@@ -116,7 +116,7 @@ def end(program: subprocess.Popen, *statuses: int) -> str:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda signum: signum.name)
-def test_killed_at_random_moments(small_options, trained, run, record_property, signum, workers, seed):
+def test_killed_at_random_moments(small_options, trained, run, signum, workers, seed):
     """Four times each: when it is about to write its n-th file, or a little later."""
     eventful = [*EVENTFUL, "--trainer.max_steps=30"]
     options = [*TRAIN, *small_options, *eventful, f"--data.num_workers={workers}"]
@@ -136,7 +136,6 @@ def test_killed_at_random_moments(small_options, trained, run, record_property, 
         killed += not has_finished
     run(command)
     assert_same_run(trained(*eventful), RUN)
-    record_property("cases", killed)
 
 
 def limited_files(patch: pytest.MonkeyPatch, number: int, room: int) -> None:
@@ -149,7 +148,7 @@ def limited_files(patch: pytest.MonkeyPatch, number: int, room: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("room", [0, 40, 400])
-def test_disk_full(small_options, run, disturb, record_property, room, seed):
+def test_disk_full(small_options, run, disturb, room, seed):
     """When a file is opened, or some bytes later: some of the files that a run writes."""
     options = [*small_options, "--data.cache_dir=runs/cold"]
     opened = []
@@ -162,7 +161,6 @@ def test_disk_full(small_options, run, disturb, record_property, room, seed):
         mistake, written = disturb(options, lambda patch, number=number: limited_files(patch, number, room))
         assert "File too large" in written or (room and not mistake), (number, room, written)
         assert not mistake or "runs/" in mistake, (number, room)
-    record_property("cases", len(numbers))
 
 
 CONFIG = "--config=runs/run/config.yaml"
@@ -249,7 +247,7 @@ def test_clock_that_jumps(small_options, run, disturb, jump, call, cache):
 def meet() -> None:
     """This process waits where training begins until another one has come as far."""
 
-    def wait(*_) -> None:
+    def wait(*_, **__) -> None:
         Path(f"met_{os.getpid()}").touch()
         while len(list(Path().glob("met_*"))) < 2:
             time.sleep(0.001)
@@ -362,7 +360,7 @@ SHOWN |= {"metrics.csv": read_metrics, "samples.jsonl": read_samples}
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("path", [*EXACT, *SHOWN])
-def test_changed_byte(finished_run, record_property, path, seed):
+def test_changed_byte(finished_run, path, seed):
     """A sentence says so, or what is read is the same."""
     read, file, draw = (EXACT | SHOWN)[path], max(RUN.glob(path)), random.Random(f"{path} {seed}")
     whole, expected = file.read_bytes(), read(file)
@@ -374,4 +372,3 @@ def test_changed_byte(finished_run, record_property, path, seed):
         except ValueError as error:
             assert "runs/run" in str(error), (place, error)
         file.write_bytes(whole)
-    record_property("cases", 100)
