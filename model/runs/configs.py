@@ -77,6 +77,8 @@ def plain_config(path: Path, typed: Iterable[str]) -> str:
         raise Mistake(f"{path} is damaged: restore the options that the run was started with")
     if settings["data"].get("documents") == "file":  # which had a choice in earlier versions
         del settings["data"]["documents"]
+    if isinstance(settings.get("attention"), dict):
+        settings["attention"].pop("early_steps", None)  # which earlier versions had too
     for name in typed:
         section, _, option = name.partition(".")
         if section == "trainer":

@@ -52,10 +52,6 @@ class AttentionMonitor:
         check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
         check_range("attention.every_n_steps", self.every_n_steps, 1)
 
-    def is_due(self, step: int) -> bool:
-        """Whether a step without validation is recorded."""
-        return self.enabled and (step == 0 or (bool(self.every_n_steps) and step % self.every_n_steps == 0))
-
     def start(self, trainer: Trainer, module: LightningModule) -> None:
         """Takes probes and windows from the validation split. Raises a `Mistake` if the probe is too short."""
         if not self.enabled or not trainer.is_global_zero:

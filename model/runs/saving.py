@@ -65,10 +65,6 @@ class Checkpoints:
         for step in self.keep_steps:
             check_range("checkpoints.keep_steps", step, 0)
 
-    def is_due(self, step: int) -> bool:
-        """Whether a step without validation is saved."""
-        return step in self.keep_steps or bool(self.every_n_steps and step and step % self.every_n_steps == 0)
-
     def save(self, trainer: Trainer, is_best: bool = False) -> None:
         """Writes last.ckpt, and first best.ckpt if `is_best` and the step's own if it is to stay.
 

@@ -30,6 +30,11 @@ def will_validate(trainer: Trainer) -> bool:
     return trainer.enable_validation and (is_in_turn or trainer.should_stop)
 
 
+def is_multiple(step: int, every: int | None) -> bool:
+    """Whether it is the turn of what happens every so many steps; None: never."""
+    return every is not None and step > 0 and step % every == 0
+
+
 class RunSequence(Checkpoint):
     """Logs, validates, records, samples, saves and stops, in this order. As a `Checkpoint` it runs after all others."""
 
@@ -81,7 +86,8 @@ class RunSequence(Checkpoint):
         step, is_validated = trainer.global_step, validation is not None
         is_kept = step in self.checkpoints.keep_steps
         is_best = validation is not None and validation["val/loss"] < self.best_loss
-        is_recorded = self.attention.enabled and (is_validated or is_kept or self.attention.is_due(step))
+        is_in_turn = step == 0 or is_multiple(step, self.attention.every_n_steps)
+        is_recorded = self.attention.enabled and (is_validated or is_kept or is_in_turn)
         if is_recorded:
             self.metrics.stop_clock()  # recording is not training; the next batch starts it again
             # Of the last step too, and before it is saved: a run that has ended is not trained when it is resumed.
@@ -97,7 +103,8 @@ class RunSequence(Checkpoint):
         # All ranks must agree to stop; to ask them at every step would make each wait for the slowest.
         asks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
         stops = asks and trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
-        if stops or is_validated or trainer.should_stop or self.checkpoints.is_due(step):
+        is_saved = is_validated or is_kept or is_multiple(step, self.checkpoints.every_n_steps)
+        if is_saved or stops or trainer.should_stop:
             self.checkpoints.save(trainer, is_best)
         if stops:
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)  # another rank's may be either
