@@ -48,10 +48,8 @@ def pack_steps(
     asked = [step for step in steps if step in wanted]
     kept = {*evenly(steps, MAX_STEPS), *asked}
     sizes = [len("".join(step_blocks(recording, step))) + ELEMENTS for step in kept]
-    count = min(
-        MAX_STEPS,
-        room // max(sizes) - len(asked),
-    )
+    fits = room // max(sizes)
+    count = min(MAX_STEPS, fits if len(steps) <= fits else fits - len(asked))
     if count < min(2, len(steps)):
         length = max(probe.length for probe in recording.probes.values())
         raise Mistake(f"maps of {length} tokens do not fit into a page: take a shorter text, or a .csv")

@@ -2,36 +2,13 @@
 
 from dataclasses import replace
 
-import matplotlib
 import numpy as np
-import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
-from matplotlib.text import Text
 
 from model.pages import images
 from model.pages.describe import visible
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_recording
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (12, 12)])
-def test_no_two_labels_overlap_at_64_tokens(layers, heads):
-    tokens = [*HOSTILE, "return", " self", "supercalifragilistic"]
-    labels = [tokens[i % len(tokens)] for i in range(64)]
-    rows = [[(layer, head) for head in range(heads)] for layer in range(layers)]
-    with matplotlib.rc_context(images.SETTINGS):
-        figure = images.maps_figure(np.zeros((layers, heads, 64, 64)), rows, labels, "A title that is long enough")
-        renderer = FigureCanvasAgg(figure).get_renderer()
-        figure.draw_without_rendering()
-    shown = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
-    boxes = np.array([text.get_window_extent(renderer).extents for text in shown])  # (N, 4): two corners
-    assert len(boxes) > (layers + heads) * 20
-    overlap = np.minimum(boxes[:, None, 2:], boxes[:, 2:]) - np.maximum(boxes[:, None, :2], boxes[:, :2])
-    both_ways = overlap.min(-1)
-    np.fill_diagonal(both_ways, 0)
-    assert both_ways.max() <= 1, np.argwhere(both_ways > 1)  # one pixel of antialiasing
 
 
 def test_labels_are_written_as_on_the_page_and_those_of_different_characters_differ():

@@ -23,6 +23,18 @@ test("a share has as many digits as a weight of the page", () => {
   assert.deepEqual(told, ["42%", "9.9%", "0.1%", "<0.1%", "0%", "–"]);
 });
 
+test("what has no shape or looks like a space is written with its number", () => {
+  const characters = [..."\u200b\u00ad\u061c\u2060\u200d\ufeff\u00a0\u3000"];
+  for (const one of characters) {
+    const code = `\\u${one.codePointAt(0).toString(16).padStart(4, "0")}`;
+    assert.equal(words.visible(one, 8), code);
+    assert.equal(words.quote(`a${one}`), `“\u2068a${code}\u2069”`);
+    assert.ok(words.isOdd(`a${one}`));
+  }
+  assert.equal(words.visible(" \n\ta", 8), "·↵⇥a");
+  assert.ok(!words.isOdd(" \n\ta"));
+});
+
 test("large numbers are short", () => {
   const told = [950, 51_340, 1_474_560, 2e9, -12_000, 0.05].map((one) => chart.written(one));
   assert.deepEqual(told, ["950", "51.3k", "1.47M", "2B", "−12k", "0.05"]);
