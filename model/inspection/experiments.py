@@ -102,15 +102,17 @@ Found = tuple[list[Effect], dict[str, str]]  # those that hold, strongest first;
 
 
 class Material:
-    """What texts are made of: a tokenizer of `data.tokenizers`, recorded windows, and what the model itself writes.
+    """A model, and what texts for it are made of: its tokenizer, recorded windows, and what it writes itself.
 
-    context: the tokens that it reads at once.
+    tokenizer: one of `data.tokenizers`. means: what a part that is switched off gives. context: the tokens that the
+    model reads at once.
     """
 
-    def __init__(self, tokenizer: Any, windows: Texts, gpt: GPT) -> None:
+    def __init__(self, gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> None:
+        self.gpt = gpt
         self.tokenizer = tokenizer
         self.encode = tokenizer.encode
-        self.gpt = gpt
+        self.means = means
         self.context = gpt.config.context_length
         end_of_text = tokenizer.label(tokenizer.end_of_text)
         self.recorded = "\n".join("".join(labels).replace(end_of_text, "\n") for labels in windows.labels)
@@ -302,12 +304,12 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> Found:
 
     windows: of the recorded text. means: what a head that is switched off gives at every token.
     """
-    texts = Material(tokenizer, windows, gpt)
+    texts = Material(gpt, tokenizer, windows, means)
     effects: list[Effect] = []
     missing: dict[str, str] = {}
     with undisturbed(gpt):
         for experiment in EXPERIMENTS:
-            found = _tried(gpt, experiment, texts, means)
+            found = _tried(experiment, texts)
             if isinstance(found, Effect):
                 effects.append(found)
             else:
@@ -315,7 +317,7 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> Found:
     return sorted(effects, key=lambda effect: effect.usual[1] - effect.usual[0]), missing
 
 
-def _tried(gpt: GPT, tried: Experiment, texts: Material, means: Vectors) -> Effect | str:
+def _tried(tried: Experiment, texts: Material) -> Effect | str:
     """What comes of an experiment: an effect, or why there is none."""
     proposed = islice(tried.propose(texts), MOST)
     # Of a text beyond the context only the end is read, where its source would be another token.
@@ -324,16 +326,16 @@ def _tried(gpt: GPT, tried: Experiment, texts: Material, means: Vectors) -> Effe
         return "its tokens and its recorded text make no such texts"
     chosen = trials[:CHOOSING]
     others = trials[CHOOSING:]
-    share, looks = _expected(gpt, texts, others)
+    share, looks = _expected(texts, others)
     is_right = share >= RIGHT
     before = share[is_right]
     known = [trial for trial, right in zip(others, is_right, strict=True) if right]
     if len(known) < MIN_TEXTS:
         return f"right on only {len(known)} of {len(others)} texts"
-    head = _chosen_head(gpt, texts, chosen, means, tried.switches)
+    head = _chosen_head(texts, chosen, tried.switches)
     off = [head] if head and tried.switches else []
-    with replaced(gpt, {part: means[part] for part in off}):
-        after, _ = _expected(gpt, texts, known, changed=True)
+    with replaced(texts.gpt, {part: texts.means[part] for part in off}):
+        after, _ = _expected(texts, known, changed=True)
     halved = int((after <= before / 2).sum())
     if halved < MIN_SHARE * len(known):
         return f"the change takes half or more on only {halved} of the {len(known)} texts that it is right on"
@@ -358,22 +360,16 @@ def _tried(gpt: GPT, tried: Experiment, texts: Material, means: Vectors) -> Effe
     )
 
 
-def _chosen_head(
-    gpt: GPT,
-    texts: Material,
-    trials: Sequence[Trial],
-    means: Vectors,
-    switches: bool,
-) -> str | None:
+def _chosen_head(texts: Material, trials: Sequence[Trial], switches: bool) -> str | None:
     """The head without which the right tokens lose most: of all if it is to be switched off, else of those that look at
     the source, as a head may look there and yet give nothing that the model needs. None if they lose nothing."""
-    share, looks = _expected(gpt, texts, trials)
+    share, looks = _expected(texts, trials)
     best = None
     most = 0.0
     for head, weight in looks.items():
         if switches or weight.mean() >= RIGHT:
-            with replaced(gpt, {head: means[head]}):
-                left, _ = _expected(gpt, texts, trials, changed=switches)
+            with replaced(texts.gpt, {head: texts.means[head]}):
+                left, _ = _expected(texts, trials, changed=switches)
             lost = (share - left).sum().item()
             if lost > 0 and lost >= most:
                 best = head
@@ -382,10 +378,13 @@ def _chosen_head(
 
 
 def _expected(
-    gpt: GPT, texts: Material, trials: Sequence[Trial], changed: bool = False
+    texts: Material,
+    trials: Sequence[Trial],
+    changed: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """What the right tokens get of the probability, (N,), and before the change by the name of each head its weight
     from the last token to the source, (N,)."""
+    gpt = texts.gpt
     read = [texts.encode(trial.changed if changed else trial.text) for trial in trials]
     tokens = [torch.tensor((ids or [texts.tokenizer.end_of_text])[-texts.context :]) for ids in read]
     rows = torch.arange(len(tokens))

@@ -37,7 +37,7 @@ def repeated_letters() -> str:
 def material(text: str, tokenizer=BYTES, length: int = 64) -> experiments.Material:
     """For a model that reads 128 tokens at once."""
     config = GPTConfig(tokenizer.vocab_size, context_length=128, num_layers=1, num_heads=1, embed_dim=16)
-    return experiments.Material(tokenizer, windows(text, tokenizer, length), random_gpt(config))
+    return experiments.Material(random_gpt(config), tokenizer, windows(text, tokenizer, length), {})
 
 
 def found_in(gpt: GPT, tokenizer=BYTES, text: str | None = None):
@@ -103,7 +103,7 @@ def test_made_up_words_are_told_by_their_first_copy_and_may_be_out_of_reach():
 @torch.no_grad()
 def test_a_text_that_repeats_itself_is_what_the_model_writes_and_its_source_is_where_that_stood_before():
     gpt = repeating_gpt()
-    texts = experiments.Material(BYTES, windows(repeated_letters()), gpt)
+    texts = experiments.Material(gpt, BYTES, windows(repeated_letters()), {})
     trials = list(experiments.EXPERIMENTS[-1].propose(texts))
     assert len(trials) > 40
     for trial in trials:
