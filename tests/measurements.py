@@ -1,13 +1,13 @@
 """Random but consistent measurements of snapshots, in the form in which a recording has them."""
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from model.inspection.heads import SCORES, HeadTable, figures_of, table_of, threshold
+from model.inspection.heads import HeadTable, figures_of, table_of
 from model.inspection.losses import Change
 from model.inspection.reading import DIGITS, Checks, Reading, as_json
 from model.inspection.recording import Recording, Snapshot
@@ -52,17 +52,6 @@ def snapshot_of(maps, probes, step=0, checks=None, figures=None, **measured) -> 
         for kind, probe in probes.items()
     }
     return Snapshot(step, trust, heads, readings=readings, **measured)
-
-
-def snapshot_with(scores, probes, step=0) -> Snapshot:
-    """A snapshot with these scores, which are the same in both halves of the windows."""
-    shape = (*next(iter(scores.values())).shape, 1, 1)
-    uniform = {name: uniform_maps(probe.length).repeat(shape) for name, probe in probes.items()}
-    snapshot = snapshot_of(uniform, probes, step)
-    of_uniform = snapshot.heads.uniform
-    formed = {name: SCORES[name].is_pattern & (score > threshold(of_uniform[name])) for name, score in scores.items()}
-    heads = replace(snapshot.heads, scores=scores, formed=snapshot.heads.formed | formed)
-    return replace(snapshot, heads=heads)
 
 
 def learned_recording(

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,11 +11,12 @@ from model.gpt import GPT, GPTConfig
 from model.inspection.recording import Recording, take_snapshot
 from tests.attentions import UNIFORM, with_scores
 from tests.gpts import random_gpt
-from tests.measurements import snapshot_with, text_of
+from tests.measurements import snapshot_of, text_of, uniform_maps
 
 PROBES = {"text": text_of(range(9)), "repeated": text_of([1, 2, 3, 1, 2, 3], kind="repeated")}
 CONFIG = GPTConfig(vocab_size=30, context_length=40, num_layers=2, num_heads=2, embed_dim=32)
-GOOD = snapshot_with({"sink": np.zeros((2, 2))}, PROBES)
+UNTRAINED = {name: uniform_maps(probe.length).expand(2, 2, -1, -1) for name, probe in PROBES.items()}
+GOOD = snapshot_of(UNTRAINED, PROBES)
 
 
 def changed(step=0, by_layer=None, **figures):

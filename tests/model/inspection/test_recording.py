@@ -13,7 +13,7 @@ from model.inspection.heads import SCORES
 from model.inspection.losses import measure_losses
 from model.inspection.recording import Recording
 from tests.gpts import random_gpt
-from tests.measurements import snapshot_with, text_of
+from tests.measurements import snapshot_of, text_of, uniform_maps
 from tests.model.inspection.test_reading import GROUPED, TEXT, new_recording, record
 
 
@@ -158,19 +158,20 @@ PROBES = {"text": text_of(range(10)), "repeated": text_of([0] + 2 * [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
-    ("sinks", "formed"),
+    ("has_pattern", "formed"),
     [
-        ([0.1, 0.1, 0.8, 0.9], 20),
-        ([0.8, 0.1, 0.9, 0.9], 20),  # what is lost again did not form
-        ([0.9, 0.9, 0.9, 0.1], None),
-        ([0.45, 0.45, 0.45, 0.45], None),  # not a third of the way from uniform attention to 1
-        ([0.5, 0.5, 0.5, 0.5], 0),
+        ([False, False, True, True], 20),
+        ([True, False, True, True], 20),  # what is lost again did not form
+        ([True, True, True, False], None),
+        ([True, True, True, True], 0),
     ],
 )
-def test_a_head_has_formed_from_the_step_on_at_which_every_snapshot_has_the_pattern(sinks, formed):
+def test_a_head_has_formed_from_the_step_on_at_which_every_snapshot_has_the_pattern(has_pattern, formed):
     recording = Recording(PROBES)
-    for step, sink in zip((0, 10, 20, 40), sinks, strict=True):
-        scores = {name: np.full((1, 1), sink if name == "sink" else 0.1) for name in SCORES}
-        recording.append(snapshot_with(scores, PROBES, step))
+    maps = {name: uniform_maps(probe.length)[None, None] for name, probe in PROBES.items()}
+    untrained = snapshot_of(maps, PROBES)
+    for step, has in zip((0, 10, 20, 40), has_pattern, strict=True):
+        patterns = untrained.heads.formed | {"sink": np.array([[has]])}
+        recording.append(replace(untrained, step=step, heads=replace(untrained.heads, formed=patterns)))
     found = {score: heads["0.0"] for score, heads in recording.formation.items() if heads}
     assert found == ({} if formed is None else {"sink": formed})
