@@ -177,7 +177,7 @@ def opening_view(recording: Recording, step: int) -> dict[str, Any]:
     head: layer * H + head, of the head about which its name says most; one that rests only if no other has a name, and
         without any the first.
     probe, score: the names of the probe that shows the pattern, and of the pattern.
-    token: the last query that reads nearly as clearly as any.
+    token: the last query that reads nearly as clearly as any, of those whose next token is known.
     """
     snapshot = recording.at(step)
     kind = "text" if recording.is_prompt else None
@@ -190,7 +190,7 @@ def opening_view(recording: Recording, step: int) -> dict[str, Any]:
         return {
             "head": 0,
             "probe": "text",
-            "token": 0,
+            "token": max(0, recording.probes["text"].length - 2),
             "score": next(iter(SCORES)),
         }
     layer, head = max(named, key=lambda at: (named[at] not in RESTING, informs(snapshot, named[at], at)))
