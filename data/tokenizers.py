@@ -254,10 +254,10 @@ def byte_level() -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-pair encoding (Sennrich et al. 2016, over bytes as in GPT-2) of V = `vocab_size`, end-of-text included.
+    """A byte-pair encoding (Sennrich et al. 2016, over bytes as in GPT-2), learned from the first bytes of `texts`.
 
-    V is at least 257, for the bytes and end-of-text. Reads `texts` up to TRAINING_BYTES. Raises Mistake where V is
-    more than the merges that `texts` give.
+    It has V = `vocab_size` tokens, at least 257: the bytes, end-of-text, and what is learned. TRAINING_BYTES are read.
+    Raises Mistake if the texts are too short to give V tokens.
     """
     import rustbpe
 

@@ -334,7 +334,10 @@ class GPT(nn.Module):
         document_ids: Tensor | None = None,
         reduction: str = "mean",
     ) -> Tensor:
-        """Cross-entropy in nats of `targets` (B, T) after `tokens` (B, T); a target of -100 does not count."""
+        """Cross-entropy in nats of `targets` (B, T) after `tokens` (B, T); a target of -100 does not count.
+
+        For measuring: training has its own, `GPTModule.training_loss`.
+        """
         logits = self(tokens, document_ids=document_ids)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
 

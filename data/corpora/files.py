@@ -93,7 +93,7 @@ def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
         if not paths and matches:
             raise Mistake(f"{pattern} is a folder: write '{pattern.rstrip('/')}/**/*.txt' to read the texts in it")
         if not paths:
-            raise Mistake(f"no file matches {pattern!r} in {Path.cwd()}: set --data.{option} to others")
+            raise Mistake(f"no file matches {pattern!r} in {Path.cwd()}: give --data.{option} a pattern that matches")
         for path in paths:
             with reading(path):
                 if path.stat().st_size:

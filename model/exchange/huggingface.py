@@ -225,7 +225,10 @@ def to_theirs(gpt: GPT, *, as_gpt2: bool) -> dict[str, Tensor]:
 
 
 def to_ours(weights: dict[str, Tensor], config: GPTConfig, *, as_gpt2: bool) -> dict[str, Tensor]:
-    """Inverse of `to_theirs`: a state dict of contiguous tensors. Raises a `Mistake` for a weight with another name."""
+    """Their weights under our names and with our axes, contiguous: what `to_theirs` did is undone.
+
+    Raises a `Mistake` for a weight that a GPT has no place for.
+    """
     ours = {}
     for name, weight in weights.items():
         if re.search(r"\.attn\.(masked_)?bias$", name):  # the causal mask, which older files of GPT-2 hold
@@ -305,7 +308,7 @@ def check_vocabulary(gpt: GPT, tokenizer: Any) -> None:
     if tokenizer is not None and tokenizer.vocab_size > gpt.config.vocab_size:
         raise Mistake(
             f"the tokenizer has {tokenizer.vocab_size:,} tokens, more than the model, which has "
-            f"{gpt.config.vocab_size:,}"
+            f"{gpt.config.vocab_size:,}: use the tokenizer that the model was trained with"
         )
 
 

@@ -115,10 +115,11 @@ class Snapshot:
 class Recording:
     """The snapshots of one model, in the order of their steps.
 
-    probes: short texts, of one row each: "text", and "repeated", on which heads show that look back for repetitions.
+    probes: short texts of one row, whose maps are shown: "text", and "repeated", random tokens that come twice, on which
+        heads show that look back for repetitions.
     windows: by the same names, the texts on which heads and losses are measured; the probes if there are none.
     tokenizer: fingerprint of the tokenizer that made the ids.
-    name: the model's on pages.
+    name: what pages call the model.
     folder: in which snapshots are kept; None keeps them in memory.
     is_prompt: whether the text is a person's own, which they want to see first.
     """

@@ -52,7 +52,7 @@ def draw_maps(
     step: int | None = None,
     heads: Sequence[Head] | None = None,
 ) -> None:
-    """A picture of the maps of the text at a step, by default the last: of all heads, or of some side by side.
+    """Draws the maps of one step, by default the last, into `path`: of all heads, or only of `heads`, side by side.
 
     The ending of `path` says which kind: .png, .svg or .pdf.
     """

@@ -4,7 +4,6 @@ It tells how the run learned, shows the recorded maps at each step, and holds th
 browser runs the model on what a person types. While a run goes on it is written again and again, without weights.
 """
 
-import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -21,7 +20,6 @@ from model.pages.blocks import compressed, evenly, pack_steps
 from model.pages.describe import describe_heads, first_formed, opening_view
 from model.pages.weights import Models, Packed, pack
 
-log = logging.getLogger(__name__)
 MAX_MAP_BYTES = 25_000_000  # of the recorded maps and what was measured beside them
 MAX_CURVE_POINTS = 300
 
@@ -113,13 +111,9 @@ def _packed(
     probe, windows = recording.probes["text"], recording.windows["text"]
     for chosen in (models, models[-1:]):
         try:
-            model = pack(chosen, tokenizer, probe, windows)
+            return pack(chosen, tokenizer, probe, windows), []
         except Mistake as mistake:
             reason = str(mistake)
-            continue
-        if note := model.manifest["note"]:
-            log.warning("%s", note)
-        return model, []
     return None, [f"One cannot type to this model here: {reason}."]
 
 

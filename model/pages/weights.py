@@ -75,13 +75,12 @@ def pack(
         windows: texts over which parts are averaged; the probe if None.
 
     Returns:
-        The blocks, the models, and a manifest of: note, a sentence if the page computes another attention than the
-        model; config; tokenizer; steps; kind, of the matrices; bytes, of a block; tensors and means, lists of {name,
-        shape, kind, start}; reference, one of these; and parity, with the probe, the positions that the reference has
-        logits of, and for each snapshot the bits a token that rounding costs.
+        The blocks, the models, and a manifest of: config; tokenizer; steps; kind, of the matrices; bytes, of a block;
+        tensors and means, lists of {name, shape, kind, start}; reference, one of these; and parity, with the probe, the
+        positions that the reference has logits of, and for each snapshot the bits a token that rounding costs.
 
-    Raises a Mistake if the snapshots are of different configs or have diverged, or the smallest kind takes more than
-    MAX_BYTES.
+    Raises a Mistake if the snapshots are of different configs or have diverged, if the model's attention is not the
+    standard one, which the page computes, or the smallest kind takes more than MAX_BYTES.
     """
     config = snapshots[0][1].config
     if any(gpt.config != config for _, gpt in snapshots):
@@ -110,10 +109,10 @@ def pack(
         averages = [_append(content, part, "float32", [mean]) for part, mean in means.items()]
         reference = _append(content, "reference", "float32", [logits[positions]])
         blocks.append(base64.b64encode(content).decode())
+    _check_attention_is_standard(exact, probe.tokens)
     # The token that begins a document, where the model was trained to see nothing before it.
     document_start = None if probe.document_ids is None else tokenizer.end_of_text
     manifest = {
-        "note": _attention_note(exact, probe.tokens),
         "config": asdict(config) | {"ngram_factors": NGRAM_FACTORS, "document_start": document_start},
         "tokenizer": stored_tokenizer | {"tokens": base64.b64encode(stored_tokenizer["tokens"]).decode()},
         "steps": [step for step, _ in snapshots],
@@ -149,7 +148,7 @@ def _append(
 def _kind_that_fits(snapshots: Models) -> str:
     """How matrices are stored, by their size alone, so that no large model is packed in vain."""
     gpt = snapshots[0][1]
-    numbers, rows = gpt.num_parameters(), sum(map(len, gpt.parameters()))
+    numbers, rows = gpt.num_parameters(), sum(len(weight) for weight in gpt.parameters() if weight.ndim > 1)
     in_base64 = len(snapshots) * 4 / 3
     if 2 * numbers * in_base64 <= min(EXACT_BYTES, MAX_BYTES):
         return "bfloat16"
@@ -181,8 +180,8 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
     return rounded, stored
 
 
-def _attention_note(gpt: GPT, tokens: Tensor) -> str:
-    """What to say of a model whose `attend` is not the standard attention, which the page computes; else "".
+def _check_attention_is_standard(gpt: GPT, tokens: Tensor) -> None:
+    """Raises a Mistake for a model whose `attend` gives something else than what the page computes.
 
     The tokens (1, T) are repeated up to the context's end: an `attend` may differ only for keys that are far away. The
     model is left with the standard attention.
@@ -203,9 +202,8 @@ def _attention_note(gpt: GPT, tokens: Tensor) -> str:
         for block in blocks_of(gpt):
             block.attention.attend = standard_attention
         difference = (gpt(tokens) - logits).abs().max().item()
-    if difference <= MAX_DIFFERENCE:
-        return ""
-    return (
-        "The page computes standard attention and this model's attend gives something else: "
-        f"logits differ by up to {difference:.2g}, so the page does not show what the model does."
-    )
+    if not difference <= MAX_DIFFERENCE:
+        raise Mistake(
+            "the page computes standard attention, and this model's attend gives something else: logits differ by up "
+            f"to {difference:.2g}; the maps here are of the recorded texts, as your attend made them"
+        )

@@ -92,7 +92,7 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
 def parse_file(parser: ArgumentParser, path: Path) -> Namespace:
     """The options in a file of --config. Raises a `Mistake` if there is no such file, or it holds something else."""
     if not path.is_file():
-        raise Missing(f"there is no config {path}")
+        raise Missing(f"there is no config {path}: those of this project are in configs/")
     read_config(path)  # which refuses what a parser would take any memory for
     options = parse(parser, path.read_text(encoding="utf-8"), f"{path}: ")
     if "config" in options:

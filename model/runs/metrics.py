@@ -118,6 +118,7 @@ class StepLogger(Logger):
         if self.row and self.row["step"] != step:
             self.write(self.row)
             self.row = {}
+        metrics.pop("epoch", None)  # Lightning's, which is always 0: no epoch ends here
         self.row = {"step": step, **self.row, **metrics}
 
     @rank_zero_only

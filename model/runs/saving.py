@@ -125,7 +125,7 @@ def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> N
 
 
 def gather(value: Any, trainer: Trainer) -> list[Any]:
-    """Every rank's value, plain data, in order of rank, on every rank."""
+    """The `value` (plain data) of every rank, in the order of the ranks; each rank gets the same list."""
     if trainer.world_size == 1:
         return [value]
     values: list[Any] = [None] * trainer.world_size

@@ -105,12 +105,16 @@ class GPTModule(LightningModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """What a batch's update makes smaller.
 
-        `self.log("train/mine", value)` here makes a column of metrics.csv, and of every other logger.
+        `self.log("train/mine", value)` here makes a column of metrics.csv, and of every other logger: the value of the
+        last batch before a row, where train/loss is the mean of all batches since the row before.
         """
         return self.training_loss(**batch)
 
     def training_loss(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """Forward pass and loss. A term that is added here changes training alone, and not what validation counts."""
+        """Forward pass and loss.
+
+        A term that is added here changes training alone: train/loss in metrics.csv has it, and val/loss has not.
+        """
         logits = self.gpt(tokens, document_ids=document_ids)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return loss

@@ -62,12 +62,12 @@ async function drawParity() {
   if (!now.typing) return;
   const { error, bits } = await engine.parity(mapped[now.at].weights);
   if (now !== shown) return;
-  const good = error <= LARGEST_ERROR && !engine.note;
+  const good = error <= LARGEST_ERROR;
   const weights = engine.kind === "int8" ? ", with int8 weights" : "";
   const words = good ? `as PyTorch computes it${weights}` : "not what PyTorch computes";
   const figures = `the largest difference of a logit is ${scientific(error)}`;
   const stored = `weights are stored as ${engine.kind} to be small, which costs ${decimal(bits, 4)} bits a token`;
-  showBadge("parity", good, words, [engine.note, figures, stored].filter(Boolean).join("; "));
+  showBadge("parity", good, words, `${figures}; ${stored}`);
 }
 
 // ---- the model, if the page holds it
@@ -91,7 +91,6 @@ async function startModel() {
   onWaiting(1);
   useEngine(await startEngine(held.manifest, held.texts, { onWaiting, onStop: () => tell(STOPPED) }));
   state.off = state.off.filter((part) => engine.parts.includes(part));
-  tell(engine.note);
   addView(drawParity);
   render();
 }

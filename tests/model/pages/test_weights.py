@@ -69,12 +69,19 @@ def test_a_model_that_is_too_large_is_refused_with_its_size(monkeypatch):
         weights.pack([(0, random_gpt(wide))], TOKENIZER, PROBE)
 
 
-def test_an_attention_that_differs_only_beyond_the_probe_is_told(monkeypatch):
+def test_an_attention_that_differs_only_beyond_the_probe_is_refused(monkeypatch):
     gpt = random_gpt(replace(MODERN, context_length=3 * PROBE.length))
     far = torch.ones(3 * PROBE.length, 3 * PROBE.length).tril(-PROBE.length).bool()
     nearest = with_scores(lambda scores: scores.masked_fill(far[: len(scores[0, 0]), : len(scores[0, 0])], -torch.inf))
     monkeypatch.setattr(CausalSelfAttention, "attend", nearest)
-    assert "this model's attend gives something else" in weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest["note"]
+    with pytest.raises(Mistake, match="this model's attend gives something else"):
+        weights.pack([(0, gpt)], TOKENIZER, PROBE)
+
+
+def test_a_weight_may_be_a_single_number():
+    gpt = random_gpt(MODERN)
+    gpt.blocks[0].attention.gate = torch.nn.Parameter(torch.tensor(0.5))
+    assert weights.pack([(0, gpt)], TOKENIZER, PROBE).blocks
 
 
 def recording_of(models) -> Recording:
