@@ -72,7 +72,9 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
     try:
         return with_weights(config, weights)
     except Mistake as error:
-        raise Mistake(f"{path} holds weights that do not fit the model it describes, as the code is now: {error}") from error
+        raise Mistake(
+            f"{path} holds weights that do not fit the model it describes, as the code is now: {error}"
+        ) from error
 
 
 def with_weights(config: GPTConfig, weights: dict[str, Tensor]) -> GPT:

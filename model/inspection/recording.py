@@ -115,7 +115,7 @@ class Snapshot:
 class Recording:
     """The snapshots of one model, in the order of their steps.
 
-    probes: short texts of one row, whose maps are shown: "text", and "repeated", random tokens that come twice, on which
+    probes: short texts of one row, whose maps are shown: "text", and "repeated", random tokens that come twice, where
         heads show that look back for repetitions.
     windows: by the same names, the texts on which heads and losses are measured; the probes if there are none.
     tokenizer: fingerprint of the tokenizer that made the ids.

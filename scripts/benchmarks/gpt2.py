@@ -243,7 +243,7 @@ class LearningCurve(Callback):
 
 
 def measure_writing(job: Namespace) -> Row:
-    """Seconds to write `new_tokens` for all prompts of a batch, measured once, after a shorter text that is not timed."""
+    """Seconds to write `new_tokens` for all prompts of a batch, once, after a shorter text that is not timed."""
     torch.manual_seed(job.seed)
     network, write = build_writer(job)
     network.to(job.device).eval()
