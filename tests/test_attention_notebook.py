@@ -20,6 +20,7 @@ def text_of(outputs):
 def test_the_stored_outputs_are_those_of_a_run(here, monkeypatch):
     notebook = json.loads((REPOSITORY / "scripts" / "attention.ipynb").read_text(encoding="utf-8"))
     monkeypatch.setattr(CausalSelfAttention, "attend", CausalSelfAttention.attend)  # which the last cell replaces
+    monkeypatch.setenv("GLASSGPT_CACHE", str(here / "cache"))
     made = run(notebook)
     assert len(notebook["cells"]) <= 20 and len(made) == 10
     for outputs, cell in zip(made, code_cells(notebook), strict=True):
