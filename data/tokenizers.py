@@ -154,10 +154,10 @@ class Tokenizer:
             "model": {
                 "type": "BPE",
                 "ignore_merges": True,  # a piece that is a token is taken as it is, as in tiktoken
-                "vocab": {printable(token): rank for token, rank in self.ranks.items()},
+                "vocab": {bytes_to_unicode(token): rank for token, rank in self.ranks.items()},
                 # In place of ranks all pairs of tokens that make a token, in the order in which tiktoken merges them.
                 "merges": [
-                    [printable(token[:cut]), printable(token[cut:])]
+                    [bytes_to_unicode(token[:cut]), bytes_to_unicode(token[cut:])]
                     for token in sorted(self.ranks, key=self.ranks.__getitem__)
                     for cut in range(1, len(token))
                     if token[:cut] in self.ranks and token[cut:] in self.ranks
@@ -194,7 +194,7 @@ class Tokenizer:
             content = json.loads(content)
             special = {token["content"]: token["id"] for token in content["added_tokens"]}
             vocab = content["model"]["vocab"].items()
-            tokens = _packed({from_printable(token): rank for token, rank in vocab if token not in special})
+            tokens = _packed({unicode_to_bytes(token): rank for token, rank in vocab if token not in special})
             steps = content["pre_tokenizer"].get("pretokenizers")
             pattern = steps[0]["pattern"]["Regex"] if steps else GPT2_PATTERN
             name = "bpe" if content["model"]["merges"] else "bytes"
@@ -315,13 +315,13 @@ def _what_counts(content: dict) -> dict:
     return counts
 
 
-def printable(token: bytes) -> str:
+def bytes_to_unicode(token: bytes) -> str:
     """GPT-2's way to write bytes: a printable one as itself, the others as the characters from U+0100 on."""
     return "".join(_CHARACTERS[byte] for byte in token)
 
 
-def from_printable(text: str) -> bytes:
-    """Inverse of `printable`. Raises KeyError for other characters."""
+def unicode_to_bytes(text: str) -> bytes:
+    """Inverse of `bytes_to_unicode`. Raises KeyError for other characters."""
     return bytes(_BYTES[character] for character in text)
 
 
