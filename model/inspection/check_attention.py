@@ -45,7 +45,7 @@ def check_attention(
 
     Args:
         attention: a function (q, k, v, mask=None) of tensors (B, H, T, K), or a module (x, mask=None) of (B, T, D). The
-            mask is boolean, and True means may attend. A module without a mask is taken for causal. A module may also
+            mask is boolean, and True means may attend. A module that takes no mask is taken for causal. A module may also
             take `valid_lens` (B, T), how many tokens each query sees, and queries, keys and values one by one. Of a
             result that is a tuple the first part counts.
         width: D; by default that of the module's first matrix.
@@ -185,7 +185,7 @@ def _problems(layer: nn.Module, x: Tensor) -> Iterator[str]:
         "in training output {} depends on token {}, as where dropout comes before the softmax": (
             hidden & ~moves & (in_training > EXACT)
         ),
-        "weights do not add up to 1 in row {}: where all tokens are alike, this output is not like the last": (
+        "where all tokens are alike, output {} is not like the last: weights do not add up to 1, or heads are mixed": (
             ((means - means[-1]).abs() > ROUGH).any(-1)
         ),
     }
