@@ -45,9 +45,9 @@ def check_attention(
 
     Args:
         attention: a function (q, k, v, mask=None) of tensors (B, H, T, K), or a module (x, mask=None) of (B, T, D). The
-            mask is boolean, and True means may attend. A module that takes no mask is taken for causal. A module may also
-            take `valid_lens` (B, T), how many tokens each query sees, and queries, keys and values one by one. Of a
-            result that is a tuple the first part counts.
+            mask is boolean, and True means may attend. A module that takes no mask is taken for causal. A module may
+            also take `valid_lens` (B, T), how many tokens each query sees, and queries, keys and values one by one. Of
+            a result that is a tuple the first part counts.
         width: D; by default that of the module's first matrix.
     """
     problems = []
