@@ -230,7 +230,7 @@ import torch
 
 @pytest.mark.parametrize("program", ["train", "model.glass", *SCRIPTS])
 @pytest.mark.parametrize(
-    ("chosen", "read"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+    ("chosen", "read"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
 )
 def test_before_torch_is_loaded_a_program_says_how_threads_wait_unless_a_person_has(program, chosen, read):
     environment = dict(os.environ)
