@@ -118,8 +118,9 @@ class StepLogger(Logger):
         if self.row and self.row["step"] != step:
             self.write(self.row)
             self.row = {}
-        metrics.pop("epoch", None)  # Lightning's, which is always 0: no epoch ends here
-        self.row = {"step": step, **self.row, **metrics}
+        # Lightning adds the epoch, which is always 0 here. Every logger gets this dict, so it stays as it is.
+        figures = {name: value for name, value in metrics.items() if name != "epoch"}
+        self.row = {"step": step, **self.row, **figures}
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

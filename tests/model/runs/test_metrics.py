@@ -139,3 +139,10 @@ def test_what_callbacks_log_at_a_step_is_in_its_row_in_a_new_run_and_in_a_resume
     ]
     assert train(f"--resume=runs/run/checkpoints/{saved}", *options) == 0
     assert metrics("runs/run") == rows
+
+
+def test_a_row_has_no_epoch_and_other_loggers_still_get_it(tmp_path):
+    logger, figures = CSVLogger(tmp_path), {"mine": 2.0, "epoch": 0}
+    logger.trainer = SimpleNamespace(global_step=3)
+    logger.log_metrics(figures)
+    assert logger.row == {"step": 3, "mine": 2.0} and figures == {"mine": 2.0, "epoch": 0}
