@@ -187,7 +187,7 @@ class Glass:
         tokens = self.encode(text)  # type: ignore[arg-type]
         means = self.means(tokens) if names else {}
         replacing = {self._part(name): means[name] for name in names}
-        return self._reading(tokens, replacing, [f"without {name}" for name in names])
+        return self.reading_of(tokens, replacing, [f"without {name}" for name in names])
 
     def _part(self, name: str, kind: str = "") -> str:
         """The name of a part of this kind. Raises a `Mistake` for one that the model does not have."""
@@ -270,16 +270,20 @@ class Glass:
         at = place_in("position", position, len(tokens))
         source = position if source is None else source
         other_at = place_in("source", source, len(other_tokens))
-        given = self._reading(other_tokens).heads[layer, number, other_at]
-        return self._reading(tokens, {name: given}, [f"{name} patched at token {at} (in this text only)"], at)
+        given = self.reading_of(other_tokens).heads[layer, number, other_at]
+        return self.reading_of(tokens, {name: given}, [f"{name} patched at token {at} (in this text only)"], at)
 
-    def _reading(
+    def reading_of(
         self,
         tokens: Tensor,
         replacing: Vectors | None = None,
         edits: Sequence[str] = (),
         position: int | None = None,
     ) -> Reading:
+        """What the model makes of tokens (T,), with parts replaced as `read` of model/inspection/reading.py does it.
+
+        edits: what its title says of that.
+        """
         step = [] if self.step is None else [f"step {self.step}"]
         found = read(
             self.gpt,
@@ -364,7 +368,7 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
     recorded = first.recorded_or_none()
     recording = Recording(probes, recorded.windows if recorded else {}, name=first.name, is_prompt=True)
     for glass, reading in read_by:
-        again = glass._reading(reading.ids, reading.replacing, position=reading.position)
+        again = glass.reading_of(reading.ids, reading.replacing, position=reading.position)
         limit = CHANGED * max(1.0, reading.checks.logits) + 2 * reading.checks.noise
         if (again.logits - reading.logits).abs().max() > limit:
             raise Mistake("the model is no longer as it was when this text was read: read it again to see its page")

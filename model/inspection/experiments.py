@@ -37,7 +37,8 @@ RIGHT, MIN_TEXTS, MIN_SHARE = 0.25, 20, 0.75
 CHOOSING, MADE_UP, MOST = 12, 72, 92  # texts: those that choose a head, are made up, and are tried at all
 PIECE = (8, 18)  # tokens of a part of the recorded text: so many for each window to have six
 WORD = 8  # letters of a made-up word
-BEGINNING, NGRAM = 4, 5  # tokens: of a text that the model goes on with, and of what it then repeats
+BEGINNING = 4  # tokens of a prompt, after which the model writes a text of its own
+NGRAM = 5  # tokens in a row that are in a text twice: from the second time on, the model repeats itself
 SWAPPED = {"'": '"', '"': "'", "(": "[", "[": "("}
 CLOSING = {"'": "'", '"': '"', "(": ")", "[": "]"}
 
