@@ -85,7 +85,7 @@ def measure_step(job: Namespace) -> Row:
     for step in train(learner, text, job):
         if step == WARM_UP:
             started = clock(job.device)
-        elif step > 5 and step % 10 == 0 and (elapsed := clock(job.device) - started) >= job.seconds:
+        elif step % 10 == 0 and (elapsed := clock(job.device) - started) >= job.seconds:
             break
     milliseconds = 1000 * elapsed / (step - WARM_UP)
     row = {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, learner.precision)}
@@ -190,6 +190,7 @@ class Curve:
     def __init__(self, steps: int, model: nn.Module, loss: Callable[..., Tensor], text: Tensor, context: int):
         self.model = model
         self.loss = loss
+        self.device = text.device.type
         whole = (len(text) - 1) // context * context  # in windows of the context; a rest is left out
         tokens = text[:whole].view(-1, context).split(128)
         targets = text[1 : whole + 1].view(-1, context).split(128)
@@ -205,11 +206,11 @@ class Curve:
             return
         self.step = step
         if step in self.due:
-            self.seconds += clock(self.batches[0][0].device.type) - self.started
+            self.seconds += clock(self.device) - self.started
             seconds = self.seconds * step / (step - WARM_UP)
             self.points.append({"step": step, "seconds": seconds, "loss": self.mean_nats()})
         if step in self.due or step == WARM_UP:
-            self.started = clock(self.batches[0][0].device.type)
+            self.started = clock(self.device)
 
     @torch.no_grad()
     def mean_nats(self) -> float:
