@@ -12,15 +12,13 @@ import signal
 import sys
 from pathlib import Path
 
-from model.checks import Mistake  # first: model/ says how threads wait, which torch reads when it is loaded
-
-# isort: split
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from data.datamodule import TextDataModule
+from model.checks import Mistake
 from model.kernels import keep_freed_memory
 from model.runs.command_line import Options, as_list, explanation, quiet, read_options
 from model.runs.metrics import CSVLogger

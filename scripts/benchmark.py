@@ -9,7 +9,6 @@ The peers are not part of this project: git clone https://github.com/karpathy/na
 import argparse
 import inspect
 import json
-import os
 import shutil
 import signal
 import statistics
@@ -232,13 +231,9 @@ def contenders(**able: Any) -> list[str]:
 def run(job: Job) -> Row:
     """What a new process measures; Mistake if it ends with status 2, for a mistake, RuntimeError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = dict(os.environ)
-        if job["contender"] != "glassgpt":  # a peer's threads wait as PyTorch lets them, see model/__init__.py
-            environment.pop("GOMP_SPINCOUNT", None)
         process = subprocess.run(
             [sys.executable, "-c", CONTENDER, json.dumps({**job, "folder": folder})],
             cwd=ROOT,
-            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -17,11 +17,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model import open_run  # first: model/ says how threads wait, which torch reads when it is loaded
-
-# isort: split
 import torch
 
+from model import open_run
 from model.checkpoint import read_checkpoint
 from model.gpt import GPT, GPTConfig
 from model.kernels import has_fast_bfloat16

@@ -5,11 +5,9 @@ And what the lock file and a wheel hold, and that a run opens no connection.
 
 import ast
 import graphlib
-import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -210,32 +208,3 @@ def test_a_wheel_holds_every_file_of_model_and_data_and_no_other(tmp_path):
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == {path.relative_to(clone).as_posix() for path in files}
     assert {Path(name).suffix for name in held} == {".py", ".html", ".css", ".js"}
-
-
-# Ends where torch is first asked for, and says what libgomp would read then.
-UNTIL_TORCH = """
-import importlib, os, sys
-
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "torch":
-            print(os.environ.get("GOMP_SPINCOUNT"))
-            sys.exit()
-
-sys.meta_path.insert(0, Finder())
-importlib.import_module(sys.argv[1])
-import torch
-"""
-
-
-@pytest.mark.parametrize("program", ["train", "model.glass", *SCRIPTS])
-@pytest.mark.parametrize(
-    ("chosen", "read"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
-)
-def test_before_torch_is_loaded_a_program_says_how_threads_wait_unless_a_person_has(program, chosen, read):
-    environment = dict(os.environ)
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        environment.pop(name, None)
-    command = [sys.executable, "-c", UNTIL_TORCH, program]
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment | chosen, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{read}\n"
