@@ -40,7 +40,7 @@ def run_page(
         recording: whose maps it shows, and on whose windows experiments are tried.
         learning: see `learning.learning`.
         models: those whose weights the page holds, by step, in ascending order. Where they are too large, or have
-            diverged, the page says so and has none. What the recording lacks of their steps is measured here.
+            diverged, the page says so and has none. What the recording lacks of steps that it holds is measured here.
         tokenizer: of the models, one of `data.tokenizers`.
         state: of a run, "running", "interrupted" or "ended"; gap: the seconds since the page before this one.
     """
@@ -60,10 +60,10 @@ def run_page(
     held: list[int] = []  # the steps whose weights the page holds
     effects: Sequence[Effect] = ()  # what experiments found at the last of them
     if models and recording:
-        recording = _with_steps(recording, models, tokenizer)
         model, notes = _packed(models, tokenizer, recording)
         if model:
             held = model.manifest["steps"]
+            recording = _with_steps(recording, [one for one in models if one[0] in held], tokenizer)
             gpt, means = model.models[-1]
             effects, tried = try_all(gpt, tokenizer, recording.windows["text"], means)
             data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}

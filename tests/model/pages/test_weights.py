@@ -124,3 +124,5 @@ def test_the_page_of_a_model_that_cannot_be_in_it_says_so_and_has_everything_els
         (note,) = [note for note in page.data["notes"] if note.startswith("One cannot type")]
         assert said in note and "text" not in page.data and "manifest" not in page.scripts
         assert page.data["run"]["snapshots"][0]["mapped"]
+        # Nor is anything measured for it: of a model too large for a page that takes hours on a processor.
+        assert not any(shown["ablation"] for shown in page.data["run"]["snapshots"])
