@@ -18,11 +18,11 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from data.datamodule import TextDataModule
-from model.checks import Mistake
 from model.kernels import keep_freed_memory
+from model.mistakes import Mistake
 from model.runs.command_line import Options, as_list, explanation, quiet, read_options
+from model.runs.exit_status import exit_status
 from model.runs.metrics import CSVLogger
-from model.runs.mistakes import exit_status
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress, ending, say
 from model.runs.results import finish

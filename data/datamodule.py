@@ -25,7 +25,7 @@ from data.corpora import CorpusOptions
 from data.token_cache import CorpusCache, TokenizedCorpus
 from data.tokenizers import Tokenizer
 from data.windows import Repeats, TrainingWindows, ValidationWindows, WindowSampler, as_batch
-from model.checks import Mistake, check_range
+from model.mistakes import Mistake, check_range
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from model.checks import Mistake, parsing
+from model.mistakes import Mistake, parsing
 
 BATCH_ROWS = 1000  # which are read at once; by itself `datasets` takes as many as a first group has, which may be none
 # How `datasets` reads a file, by the ending of its name; every other file is plain text.

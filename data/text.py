@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from model.checks import Mistake, reading
+from model.mistakes import Mistake, file_errors
 
 SPLITS = ("train", "validation")
 BLOCK_BYTES = 2**20
@@ -119,7 +119,7 @@ def _offset(path: Path, fraction: float) -> int:
     """The first byte from this fraction of a text on that begins a character."""
     if fraction == 1:
         return sys.maxsize
-    with reading(path), path.open("rb") as file:
+    with file_errors(path), path.open("rb") as file:
         start = file.seek(int(path.stat().st_size * fraction))
         rest = file.read(3)  # as many bytes as may be left of a character
     return start + len(rest) - len(rest.lstrip(_WITHIN_CHARACTER))
@@ -128,7 +128,7 @@ def _offset(path: Path, fraction: float) -> int:
 def text_pieces(path: Path, start: int = 0, stop: int = sys.maxsize) -> Iterator[str]:
     """The text between two byte offsets. Raises Mistake where it is not UTF-8 or holds a zero byte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    with reading(path), path.open("rb") as file:
+    with file_errors(path), path.open("rb") as file:
         file.seek(start)
         for block in chain(iter(lambda: file.read(min(BLOCK_BYTES, stop - file.tell())), b""), [b""]):
             wrong = file.tell() - len(block) + block.index(b"\0") if b"\0" in block else None

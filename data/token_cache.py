@@ -36,7 +36,7 @@ from tqdm import tqdm
 from data import tokenizers
 from data.text import SPLITS, Corpus, Passage
 from data.tokenizers import Tokenizer
-from model.checks import Mistake, writing
+from model.mistakes import Mistake, file_errors
 
 FORMAT = "GlassGPT tokens 4"
 INDEX = "tokens.json"
@@ -136,7 +136,7 @@ class CorpusCache:
             return self.open() or self._make(num_threads or os.cpu_count() or 1)
 
     def _lock(self) -> AcquireReturnProxy:
-        with writing(self.folder, OTHER_PLACE):
+        with file_errors(self.folder, OTHER_PLACE):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock")
             with suppress(Timeout):
@@ -156,7 +156,7 @@ class CorpusCache:
                 tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
                 splits[split] = write_split(self.paths[split], tokens, tokenizer, limit)
                 index[split] = {name: getattr(splits[split], name) for name in STORED}
-            with writing(self.folder, OTHER_PLACE):
+            with file_errors(self.folder, OTHER_PLACE):
                 path.write_bytes(json.dumps(index).encode())
         except BaseException:
             for left in (path, *self.paths.values()):
@@ -187,18 +187,18 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
     Raises Mistake where there is no text.
     """
     num_tokens = num_bytes = checksum = 0
-    with writing(path.parent, OTHER_PLACE):
+    with file_errors(path.parent, OTHER_PLACE):
         path.unlink(missing_ok=True)  # another run may read the old one, and keeps it
         file = path.open("wb")
     with file, tqdm(desc=f"tokenising {path.stem}", total=total, unit=" tokens", unit_scale=True) as bar:
         for tokens in stream:
-            with writing(path.parent, OTHER_PLACE):  # and nothing more: an OSError of a corpus is one in its code
+            with file_errors(path.parent, OTHER_PLACE):  # and nothing more: an OSError of a corpus is one in its code
                 file.write(tokens.data)
             checksum = zlib.crc32(tokens.data, checksum)
             num_tokens += len(tokens)
             num_bytes += tokenizer.num_bytes(tokens)
             bar.update(len(tokens))
-        with writing(path.parent, OTHER_PLACE):
+        with file_errors(path.parent, OTHER_PLACE):
             file.flush()
             os.fsync(file.fileno())
     if num_bytes == 0:

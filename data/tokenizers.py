@@ -17,7 +17,7 @@ import numpy as np
 import tiktoken
 import tiktoken.registry
 
-from model.checks import Mistake, parsing, reading
+from model.mistakes import Mistake, file_errors, parsing
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # as Hugging Face's libraries name them
@@ -188,7 +188,7 @@ class Tokenizer:
             "neither GPT-2's tokenizer nor one that this project has exported; if it encodes as a published encoding "
             "does, remove the file and name that encoding"
         )
-        with reading(path):
+        with file_errors(path):
             content = path.read_bytes()
         with parsing(path, f", or {foreign}"):
             content = json.loads(content)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from data.token_cache import TokenStore
-from model.checks import Mistake
+from model.mistakes import Mistake
 
 IGNORED = -100  # a target that does not count: PyTorch's ignore_index
 SHORTEST_PERIOD = 8  # tokens; below it, the few tokens just before are enough to predict the next one

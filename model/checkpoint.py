@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from model.checks import Missing, Mistake, parsing, reading
 from model.files import RUN_CHECKPOINTS
 from model.gpt import GPT, GPTConfig
+from model.mistakes import Missing, Mistake, file_errors, parsing
 
 WEIGHT_PREFIX = "gpt."  # the module that trains a GPT holds it as its attribute `gpt`
 OTHERS = ", or no checkpoint of GlassGPT"
@@ -124,7 +124,7 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
     if not path.is_file():
         raise Missing(f"there is no checkpoint {path}")
     with (
-        reading(path),
+        file_errors(path),
         path.open("rb") as file,
         parsing(path, OTHERS),
         zipfile.ZipFile(file) as archive,

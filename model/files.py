@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from model.checks import reading, writing
+from model.mistakes import file_errors
 
 # The checkpoint that is meant by a run's folder: the first of these that is there.
 RUN_CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")
@@ -14,7 +14,7 @@ RUN_CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")
 
 def content_of(path: Path) -> bytes:
     """What a file holds, nothing if there is no such file."""
-    with reading(path):
+    with file_errors(path):
         return path.read_bytes() if path.exists() else b""
 
 
@@ -25,7 +25,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     The folder is created if necessary. Raises a `Mistake` where the system refuses.
     """
     aside = path.with_name(f".{path.name}.aside")  # a fixed name, so that the next write replaces what a kill left
-    with writing(path):
+    with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with aside.open("wb") as file:
@@ -47,7 +47,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def append(path: Path, text: str) -> None:
     """Adds text to the end of a file. What a full disk or a kill cuts short there has no line end."""
-    with writing(path), path.open("a", newline="", encoding="utf-8") as file:
+    with file_errors(path), path.open("a", newline="", encoding="utf-8") as file:
         file.write(text)
 
 

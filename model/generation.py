@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from model.cache import KVCache
-from model.checks import check_range
 from model.gpt import GPT, in_eval_mode
 from model.kernels import products_by_slices
+from model.mistakes import check_range
 
 
 def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:

@@ -26,7 +26,6 @@ from torch import Tensor
 from data.tokenizers import END_OF_TEXT, Tokenizer
 from data.windows import document_ids
 from model.checkpoint import build_gpt, read_checkpoint
-from model.checks import Mistake, parsing
 from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
 from model.generation import generate
 from model.gpt import GPT
@@ -36,6 +35,7 @@ from model.inspection.parts import Vectors, part_means, parts_of
 from model.inspection.reading import Reading, one_sequence, place_in, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
+from model.mistakes import Mistake, parsing
 from model.pages.page import run_page
 from model.runs.run import ATTENTION, RUNS, Run
 

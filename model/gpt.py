@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
 from model.cache import KVCache, LayerCache
-from model.checks import Mistake, check_choices, check_divides, check_range
 from model.kernels import RMS_EPSILON, rms_norm
 from model.masks import document_mask
+from model.mistakes import Mistake, check_choices, check_divides, check_range
 from model.rotary import rotary_angles
 
 # An n-gram's hash: its ids times these factors, the last one first, added up modulo a prime; then the upper bits are

@@ -22,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.checks import Mistake, reading
-from model.runs.mistakes import exit_status
+from model.mistakes import Mistake, file_errors
+from model.runs.exit_status import exit_status
 from scripts.parser import Parser, whole_number
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -182,7 +182,7 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
     as the later ones. A round takes 3 minutes on 2 CPU cores; to publish a figure take --rounds 3.
     """
     size, dropout, batch_size, our_steps, their_steps = LEARNING[options.device]
-    with reading(options.data):
+    with file_errors(options.data):
         text = options.data.read_bytes()
     if not text.isascii():
         raise Mistake(f"--data {options.data} is not all ASCII: its bytes, which ours reads, are not its characters")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.checks import Mistake, writing
-from model.runs.mistakes import exit_status
+from model.mistakes import Mistake, file_errors
+from model.runs.exit_status import exit_status
 from scripts.parser import Parser
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def import_model(arguments: argparse.Namespace) -> None:
         "global_step": 0,
         "document_masking": masks_documents(folder),
     }
-    with writing(output), atomic_file(output) as file:
+    with file_errors(output), atomic_file(output) as file:
         torch.save(checkpoint, file)
     print(f"{output}: {gpt.num_parameters():,} parameters, tokenizer {tokenizer.name}")
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.checks import Mistake
-from model.runs.mistakes import exit_status
+from model.mistakes import Mistake
+from model.runs.exit_status import exit_status
 from model.runs.run import CONFIG
 from scripts.parser import DEFAULTS, add_model_options, choose_device, whole_number
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.checks import Mistake, is_out_of_memory
-from model.runs.mistakes import exit_status
+from model.mistakes import Mistake, is_out_of_memory
+from model.runs.exit_status import exit_status
 from scripts.parser import Parser, add_model_options, choose_device, prompt_text, whole_number
 
 if TYPE_CHECKING:

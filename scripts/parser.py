@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.checks import Mistake, reading
-from model.runs.mistakes import with_hint
+from model.mistakes import Mistake, file_errors
+from model.runs.exit_status import with_hint
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def prompt_text(prompt: str, file: Path | None = None) -> str:
     source, content = "--prompt", os.fsencode(prompt)
     if file is not None:
         source = str(file)
-        with reading(file):
+        with file_errors(file):
             content = file.read_bytes()
     elif prompt == "-":
         source = "standard input"

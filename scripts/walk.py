@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.checks import Missing, Mistake
-from model.runs.mistakes import exit_status
+from model.mistakes import Missing, Mistake
+from model.runs.exit_status import exit_status
 from scripts.generate import write_text
 from scripts.parser import Parser, prompt_text
 
@@ -151,12 +151,12 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
 
     from data.windows import IGNORED
     from model.attention import CausalSelfAttention
-    from model.checks import listed
     from model.gpt import GPT, Block, FeedForward, NgramEmbedding
     from model.inspection.maps import EXACT
     from model.inspection.parts import hooked, undisturbed
     from model.inspection.reading import read
     from model.masks import causal_mask, sliding_window_mask
+    from model.mistakes import listed
     from model.multihead import scaled_dot_product_attention
     from model.rotary import apply_rotary
 

@@ -35,11 +35,11 @@ MAY_IMPORT = {
     "model/runs/": {"model.*", "model.exchange", "model.inspection", "model.pages", "model.training", "model.runs"}
     | {"data", "torch", "numpy", "lightning", "jsonargparse", "yaml", "tqdm", "wandb"},
     "model/": {"model.*", "torch"},
-    "data/datamodule.py": {"data", "model.checks", "lightning", "torch"},
-    "data/windows.py": {"data", "model.checks", "torch", "numpy"},
+    "data/datamodule.py": {"data", "model.mistakes", "lightning", "torch"},
+    "data/windows.py": {"data", "model.mistakes", "torch", "numpy"},
     "data/": {
         "data",
-        "model.checks",
+        "model.mistakes",
         "numpy",
         "datasets",
         "huggingface_hub",

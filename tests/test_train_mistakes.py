@@ -16,7 +16,7 @@ from tests.command_lines import tells
 from tests.small_runs import REPOSITORY
 from train import main
 
-# What a person types, and names and figures of the answer. model/runs/test_mistakes.py has more of what is no option.
+# What a person types, and names and figures of the answer. runs/test_exit_status.py has more of what is no option.
 MISTAKES = {
     "--model.gpt.num_layer=3": "--model.gpt.num_layer=3",
     "--model.gpt.context_length=100000": "context_length",

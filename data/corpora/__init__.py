@@ -13,7 +13,7 @@ from data.corpora.hub import HubCorpus
 from data.corpora.repetitions import RepetitionCorpus
 from data.corpora.stdlib import stdlib_corpus
 from data.text import Corpus
-from model.checks import Mistake
+from model.mistakes import Mistake
 
 # What makes each corpus: its parameters are the CorpusOptions that it reads.
 CORPORA: dict[str, Callable[..., Corpus]] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data.tables import table_ending, table_texts
 from data.text import WHOLE, Corpus, Passage, Share, file_stamp, row_passages, text_passages, uniform_hash
-from model.checks import Mistake, reading
+from model.mistakes import Mistake, file_errors
 
 Shares = dict[Path, Share]  # the files of a split in their order, and what it reads of each
 
@@ -95,7 +95,7 @@ def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
         if not paths:
             raise Mistake(f"no file matches {pattern!r} in {Path.cwd()}: give --data.{option} a pattern that matches")
         for path in paths:
-            with reading(path):
+            with file_errors(path):
                 if path.stat().st_size:
                     found.setdefault(path.resolve(), path)
     if patterns and not found:

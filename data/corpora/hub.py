@@ -8,7 +8,7 @@ from typing import Any
 
 from data.tables import BATCH_ROWS, column_texts, import_datasets, tables_of
 from data.text import WHOLE, Corpus, Passage, file_stamp, row_passages
-from model.checks import Mistake, is_out_of_memory
+from model.mistakes import Mistake, is_out_of_memory
 
 # How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")

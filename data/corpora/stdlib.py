@@ -5,7 +5,7 @@ import sysconfig
 from pathlib import Path
 
 from data.corpora.files import FileCorpus, split_by_name
-from model.checks import Mistake
+from model.mistakes import Mistake
 
 # Tests are long and repetitive; installed packages and build products differ from machine to machine.
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}

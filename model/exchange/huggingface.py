@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from model.checkpoint import with_weights
-from model.checks import Missing, Mistake, listed, parsing, reading, writing
 from model.gpt import GPT, GPTConfig
+from model.mistakes import Missing, Mistake, file_errors, listed, parsing
 
 CONFIG_JSON, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 MODELLING = "modeling_glassgpt"
@@ -136,7 +136,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     files = {CONFIG_JSON: options, GENERATION: generation}
     files |= {} if tokenizer is None else tokenizer.huggingface_files(gpt.config.context_length)
     try:
-        with writing(folder):
+        with file_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
@@ -271,7 +271,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise Missing(f"{folder / WEIGHTS} is missing; weights as a pickle, which could run code, are not read")
     weights: dict[str, Tensor] = {}
     for path in paths:
-        with reading(path), parsing(path):
+        with file_errors(path), parsing(path):
             weights |= load_file(path)
     return weights
 
@@ -285,7 +285,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object."""
     if not path.is_file():
         raise Missing(f"{path.parent} has no {path.name}, so it is not a folder of a Hugging Face model")
-    with reading(path), parsing(path):
+    with file_errors(path), parsing(path):
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.checks import listed
 from model.gpt import GPT
 from model.inspection.parts import blocks_of, undisturbed
+from model.mistakes import listed
 
 # What rounding explains, by the type that attention was computed in: of fidelity (see `Checks`), and of a change of
 # the logits, relative to the largest where that is above 1. A kernel that adds in another order moves logits by 2e-6 in

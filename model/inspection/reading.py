@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.checks import Mistake
 from model.gpt import GPT
 from model.inspection.maps import Attend, Checks, by_head, observed, read_maps
 from model.inspection.parts import (
@@ -37,6 +36,7 @@ from model.inspection.parts import (
     undisturbed,
 )
 from model.inspection.texts import Label
+from model.mistakes import Mistake
 
 TOP = 5  # likeliest tokens of a position that a page lists
 DIGITS = ".4g"  # 4 significant digits, of what `Reading.to_json` tells

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.checks import Mistake, parsing, reading
 from model.files import content_of, write_atomically
 from model.gpt import GPT
 from model.inspection.heads import SCORES, HeadTable, measure_heads
@@ -35,6 +34,7 @@ from model.inspection.maps import Checks
 from model.inspection.parts import Vectors, in_float32, replaced
 from model.inspection.reading import Reading, as_json, read
 from model.inspection.texts import Label, Texts
+from model.mistakes import Mistake, file_errors, parsing
 
 VERSION = 3  # of the folder's files
 SCORE_DIGITS = ".5f"  # decimals in scores.jsonl
@@ -246,7 +246,7 @@ class Recording:
         if snapshot.readings is not None:
             return snapshot.readings
         path, details = (self.path(step, suffix) for suffix in FILES)
-        with reading(path):
+        with file_errors(path):
             content = io.BytesIO(path.read_bytes())
         with parsing(path, LEFT_OUT), np.load(content) as file:
             maps = {kind: file[kind] for kind in self.probes}
@@ -255,7 +255,7 @@ class Recording:
                 found = maps[kind]
                 if found.shape != shape or found.dtype != np.float16:
                     raise ValueError(f"it holds {kind} maps {found.shape} in {found.dtype}, not {shape} in float16")
-        with reading(details):
+        with file_errors(details):
             text = details.read_bytes()
         readings = {}
         with parsing(details, LEFT_OUT):

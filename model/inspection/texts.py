@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.checks import Mistake
 from model.masks import document_mask, sliding_window_mask
+from model.mistakes import Mistake
 
 TEXT_WINDOWS = 16
 REPEATED_WINDOWS = 8

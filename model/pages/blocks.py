@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from torch import Tensor
 
-from model.checks import Mistake
 from model.inspection.recording import Recording, Snapshot
+from model.mistakes import Mistake
 
 MAX_STEPS = 100  # of a page: more than one looks at, and each takes time to pack
 ELEMENTS = 300  # bytes around the blocks of a step

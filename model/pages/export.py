@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from model.checks import Mistake
 from model.files import write_atomically
 from model.inspection.recording import Recording
+from model.mistakes import Mistake
 
 DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
 COLUMNS = (

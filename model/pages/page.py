@@ -9,12 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from model.checks import Mistake
 from model.inspection.experiments import Effect, try_all
 from model.inspection.heads import SCORES, threshold
 from model.inspection.losses import ERRORS
 from model.inspection.maps import Checks
 from model.inspection.recording import Recording, take_snapshot
+from model.mistakes import Mistake
 from model.pages import template
 from model.pages.blocks import compressed, evenly, pack_steps
 from model.pages.describe import describe_heads, first_formed, opening_view

@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.checks import Mistake
 from model.gpt import GPT, NGRAM_FACTORS
 from model.inspection.parts import blocks_of, part_means, run, undisturbed
 from model.inspection.texts import Texts
+from model.mistakes import Mistake
 from model.pages import template
 
 MAX_BYTES = 40_000_000  # of the weights in a page, which may hold several snapshots

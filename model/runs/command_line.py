@@ -13,9 +13,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from data.datamodule import has_lost_a_loader
 from data.tokenizers import NoTokenizer
 from model.checkpoint import read_checkpoint
-from model.checks import Missing, Mistake, check_range, is_out_of_memory
 from model.glass import Glass, open_run
 from model.gpt import GPTConfig
+from model.mistakes import Missing, Mistake, check_range, is_out_of_memory
 from model.runs.configs import layered, parse, plain_config, read_config
 from model.runs.run import CONFIG, Run
 from model.training.hardware import fast_precision

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from model.checks import Mistake, parsing
 from model.files import content_of
-from model.runs.mistakes import with_hint
+from model.mistakes import Mistake, parsing
+from model.runs.exit_status import with_hint
 
 # Groups of options, an outer one before those within.
 SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]

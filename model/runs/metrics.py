@@ -12,8 +12,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from model.checks import Mistake
 from model.files import append, write_atomically
+from model.mistakes import Mistake
 from model.runs.results import read_metrics
 from model.runs.run import METRICS
 from model.training.hardware import peak_flops

@@ -11,13 +11,13 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from data.windows import document_ids
-from model.checks import Mistake, check_range
 from model.files import append
 from model.generation import generate
 from model.inspection.losses import measure_losses
 from model.inspection.parts import in_float32
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import MAX_TOKENS, Kind, Texts, repeated_tokens, repeated_windows, spread_starts
+from model.mistakes import Mistake, check_range
 from model.runs.metrics import log_metrics
 from model.runs.run import ATTENTION, SAMPLES
 from model.runs.wandb_logger import WandbLogger

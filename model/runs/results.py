@@ -8,9 +8,9 @@ import shlex
 import time
 from pathlib import Path
 
-from model.checks import Mistake, parsing
 from model.files import content_of, write_atomically
 from model.inspection.recording import Recording
+from model.mistakes import Mistake, parsing
 from model.pages.learning import learning
 from model.pages.page import run_page
 from model.pages.weights import Models

@@ -4,8 +4,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.checks import Missing, Mistake, listed
 from model.files import RUN_CHECKPOINTS
+from model.mistakes import Missing, Mistake, listed
 
 RUNS = Path("runs")  # where run folders are, unless trainer.default_root_dir says otherwise
 

@@ -14,8 +14,8 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
 from model.checkpoint import build_gpt, read_checkpoint
-from model.checks import Mistake, check_range, listed
 from model.files import atomic_file, write_atomically
+from model.mistakes import Mistake, check_range, listed
 from model.runs.metrics import write_metrics
 from model.runs.results import read_metrics, read_samples
 from model.runs.run import BEST, LAST, METRICS, SAMPLES, Run

@@ -10,8 +10,8 @@ from pathlib import Path
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer, callbacks
 
-from model.checks import Mistake, writing
 from model.files import write_atomically
+from model.mistakes import Mistake, file_errors
 from model.runs.run import CONFIG, Run
 
 if os.name == "posix":
@@ -64,7 +64,7 @@ class RunFolder(callbacks.Callback):
             return
         run_dir = Path(trainer.default_root_dir)
         if self.is_new:
-            with writing(run_dir):
+            with file_errors(run_dir):
                 run_dir.mkdir(parents=True)
             write_atomically(run_dir / CONFIG, self.config)
         self.lock(run_dir)

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from model.checks import Mistake
 from model.exchange.evaluation import count_nats, loss_and_bits
 from model.gpt import GPT, GPTConfig
+from model.mistakes import Mistake
 from model.training.hardware import CompileMode, compile_options
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from model.attention import CausalSelfAttention
-from model.checks import Mistake, check_choices, check_range
 from model.gpt import GPT
 from model.kernels import has_fast_bfloat16
+from model.mistakes import Mistake, check_choices, check_range
 
 Matrices = defaultdict[tuple[int, int], list[tuple[Tensor, Tensor]]]
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from model.checks import Mistake, check_choices, check_range
+from model.mistakes import Mistake, check_choices, check_range
 
 
 @dataclass

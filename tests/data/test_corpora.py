@@ -19,7 +19,7 @@ from data.corpora import CORPORA, CorpusOptions
 from data.corpora.hub import HubCorpus
 from data.datamodule import TextDataModule
 from data.text import SPLITS, Corpus, Passage
-from model.checks import Mistake
+from model.mistakes import Mistake
 
 
 def build(name: str, **options) -> Corpus:

@@ -14,7 +14,7 @@ import torch
 from data import datamodule
 from data.datamodule import TextDataModule
 from data.windows import IGNORED
-from model.checks import Mistake
+from model.mistakes import Mistake
 from tests import programs
 
 TRAINER = {"global_rank": 0, "world_size": 1, "global_step": 0, "accumulate_grad_batches": 1, "overfit_batches": 0.0}

@@ -18,7 +18,7 @@ import data.text
 from data import tokenizers
 from data.tables import table_ending, table_texts
 from data.text import WHOLE, passages_of, row_passages, text_passages, uniform_hash
-from model.checks import Mistake
+from model.mistakes import Mistake
 
 WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
 texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)

@@ -20,7 +20,7 @@ from data.corpora.files import FileCorpus
 from data.datamodule import TextDataModule
 from data.text import Passage
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, default_cache_dir, token_stream, write_split
-from model.checks import Mistake
+from model.mistakes import Mistake
 from tests import programs
 
 TOKENIZER = tokenizers.byte_level()

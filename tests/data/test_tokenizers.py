@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from data import tokenizers
 from data.tokenizers import END_OF_TEXT, GPT2_PATTERN, TOKENIZER, NoTokenizer, Tokenizer
-from model.checks import Mistake
+from model.mistakes import Mistake
 
 CODE = "def area(width, height):\n    return width * height\n\n\nclass Box:\n    pass\n" * 20
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.windows import Repeats, TrainingWindows, WindowSampler, _mix, permute
-from model.checks import Mistake
+from model.mistakes import Mistake
 
 
 def epoch_windows(sampler: WindowSampler, epoch: int) -> np.ndarray:

@@ -10,8 +10,8 @@ import torch
 
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt, read_checkpoint
-from model.checks import Mistake
 from model.gpt import GPT, GPTConfig
+from model.mistakes import Mistake
 from tests import programs
 from tests.gpts import GPT2, change_checkpoint, random_gpt, save_checkpoint
 from tests.strangers import Calls, doubled, limited_memory

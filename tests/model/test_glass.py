@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 from data.tokenizers import byte_level
 from model import open_run
-from model.checks import Mistake
 from model.exchange.huggingface import to_huggingface
 from model.glass import recording_of
 from model.gpt import GPTConfig
 from model.inspection.heads import measure_heads
 from model.inspection.parts import replaced
+from model.mistakes import Mistake
 from tests.gpts import GPT2, huggingface_gpt2, random_gpt
 from tests.small_runs import REPOSITORY
 

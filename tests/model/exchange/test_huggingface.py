@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from data.tokenizers import Tokenizer, byte_level, train_bpe
-from model.checks import Mistake
 from model.exchange.huggingface import GPT2_ACTIVATIONS, config_of, from_huggingface, to_huggingface
 from model.generation import generate
 from model.gpt import ACTIVATIONS, GPT, GPTConfig
+from model.mistakes import Mistake
 from tests import gpts, programs
 from tests.gpts import random_gpt
 from tests.strangers import Calls

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from model.attention import CausalSelfAttention
-from model.checks import Mistake
 from model.gpt import GPT
 from model.inspection import losses, reading, recording
 from model.inspection.maps import observed, weights_of
 from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts, repeated_tokens
+from model.mistakes import Mistake
 from tests.attentions import ALIBI, LEAK, with_scores
 from tests.gpts import CONFIGS, TOKENS, random_gpt
 

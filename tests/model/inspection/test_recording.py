@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model.checks import Missing, Mistake
 from model.inspection.heads import SCORES
 from model.inspection.losses import measure_losses
 from model.inspection.recording import Recording
+from model.mistakes import Missing, Mistake
 from tests.gpts import random_gpt
 from tests.measurements import snapshot_of, text_of, uniform_maps
 from tests.model.inspection.test_reading import GROUPED, TEXT, new_recording, record

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.checks import Mistake
 from model.inspection.recording import Recording
+from model.mistakes import Mistake
 from model.pages.blocks import MAX_STEPS, evenly, pack_steps
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import run_page

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 
 from data.tokenizers import byte_level
 from model.attention import CausalSelfAttention
-from model.checks import Mistake
 from model.gpt import GPTConfig
 from model.inspection.parts import part_means
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts, repeated_windows
+from model.mistakes import Mistake
 from model.pages import weights
 from model.pages.page import run_page
 from tests.attentions import with_scores

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from model.runs.configs import parse, plain_config
-from model.runs.mistakes import sentence
+from model.runs.exit_status import sentence
 from tests.command_lines import tells
 
 pytestmark = pytest.mark.usefixtures("here")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.checks import Mistake
+from model.mistakes import Mistake
 from model.runs.metrics import COLUMNS, CSVLogger, TrainingMetrics
 from model.runs.saving import rewind
 from tests.small_runs import csv_rows, metrics

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from model.checkpoint import read_checkpoint
-from model.checks import Mistake
 from model.files import write_atomically
+from model.mistakes import Mistake
 from model.runs.saving import AtomicCheckpointIO, random_state, set_random_state
 
 CPU = torch.device("cpu")

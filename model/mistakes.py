@@ -28,8 +28,8 @@ class Missing(Mistake, FileNotFoundError):
 
 
 @contextmanager
-def reading(path: Path | str, advice: str = "") -> Iterator[None]:
-    """What the system refuses becomes a `Mistake` that names the file: for a block that only opens and reads it.
+def file_errors(path: Path | str, advice: str = "") -> Iterator[None]:
+    """What the system refuses becomes a `Mistake` that names the file: for a block that only reads or writes it.
 
     Args:
         advice: what to do, as the end of the sentence.
@@ -41,9 +41,6 @@ def reading(path: Path | str, advice: str = "") -> Iterator[None]:
     except OSError as error:
         kind = Missing if isinstance(error, FileNotFoundError) else Mistake
         raise kind(f"{path}: {error.strerror or error}{advice}") from error
-
-
-writing = reading  # for a block that only writes, such as onto a full disk
 
 
 @contextmanager

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-import model.checks
-from model.runs.mistakes import exit_status, sentence
+import model.mistakes
+from model.runs.exit_status import exit_status, sentence
 from tests import programs
 
 
@@ -18,7 +18,7 @@ def tool(error: BaseException | None):
         raise error
 
 
-@pytest.mark.parametrize("kind", [model.checks.Mistake, model.checks.Missing])
+@pytest.mark.parametrize("kind", [model.mistakes.Mistake, model.mistakes.Missing])
 def test_a_mistake_is_one_sentence_and_status_2(capsys, kind):
     assert tool(kind("two\n  lines")) == 2
     assert capsys.readouterr() == ("", "tool.py: two lines\n")
@@ -54,7 +54,7 @@ def test_a_sentence_that_quotes_a_file_is_cut():
 )
 def test_a_closed_standard_output_is_no_error(body, status):
     """Such as in `python scripts/generate.py | head -1`."""
-    source = "import sys\nfrom model.runs.mistakes import Mistake, exit_status\n"
+    source = "import sys\nfrom model.runs.exit_status import Mistake, exit_status\n"
     source += f"@exit_status('x')\ndef main():\n    {body}\n"
     source += "status = main()\nsys.stderr.write(f'status {status}')"
     program = programs.start("-c", source, stderr=subprocess.PIPE)

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from model.checks import Mistake
+from model.mistakes import Mistake
 
 LONGEST = 1000  # characters of a sentence, which may quote a file
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
