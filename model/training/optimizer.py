@@ -256,12 +256,14 @@ class MuonAdamW(torch.optim.Optimizer):
         """Zeros at first, like each parameter; "squares" has one a row, and "step", the number of updates, shape ()."""
         for parameter in parameters:
             state = self.state[parameter]
-            if name == "step":
-                # `adamw` increments it on the device; from a checkpoint Lightning leaves it on the CPU.
-                state[name] = state.get(name, torch.zeros(())).to(parameter.device)
+            if name not in state and name == "step":
+                state[name] = torch.zeros((), device=parameter.device)
             elif name not in state:
                 shape = parameter.shape[:1] if name == "squares" else parameter.shape
                 state[name] = parameter.new_zeros(shape)
+            elif name == "step":
+                # `adamw` increments it on the device; from a checkpoint Lightning leaves it on the CPU.
+                state[name] = state[name].to(parameter.device)
         return [self.state[parameter][name] for parameter in parameters]
 
 
