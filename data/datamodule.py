@@ -10,9 +10,7 @@ import logging
 import math
 import multiprocessing
 import signal
-import weakref
 from functools import partial
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import lightning
@@ -22,15 +20,12 @@ from torch.utils.data import DataLoader
 
 from data import corpora, tokenizers
 from data.corpora import CorpusOptions
-from data.token_cache import CorpusCache, TokenizedCorpus
+from data.token_cache import CorpusCache
 from data.tokenizers import Tokenizer
 from data.windows import Repeats, TrainingWindows, ValidationWindows, WindowSampler, as_batch
 from model.mistakes import Mistake, check_range
 
 _log = logging.getLogger(__name__)
-
-_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # by processes that load
-_loading: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # those processes
 
 
 class TextDataModule(lightning.LightningDataModule):
@@ -129,18 +124,12 @@ class TextDataModule(lightning.LightningDataModule):
         self.seed = seed
         self.num_workers = num_workers
         self.num_threads = num_threads
-        self.tokenized: TokenizedCorpus | None = None  # until setup
         self.windows_read: int | None = 0  # of the training text, by all devices since the beginning of the run
 
-    def prepare_data(self) -> None:
-        """Tokenises the corpus unless the cache holds it."""
-        self.cache.prepare(self.num_threads)
-
     def setup(self, stage: str | None = None) -> None:
-        """Raises Mistake where there are fewer tokens than a window has."""
-        if self.tokenized is None:
-            self.tokenized = self.cache.prepare(self.num_threads)
-            self._sampler()  # raises
+        """Tokenises the corpus unless the cache holds it. Raises Mistake where there are too few tokens."""
+        self.tokenized = self.cache.prepare(self.num_threads)
+        self.sampler = WindowSampler(self.tokenized.train.num_tokens, self.context_length, self.seed)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -161,8 +150,6 @@ class TextDataModule(lightning.LightningDataModule):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Goes on where the checkpoint has stopped reading. Warns if a resumed run trains on a different text."""
-        if self.trainer.state.fn != "fit":
-            return
         if state.get("training_text") != self.tokenized.train.checksum:
             _log.warning("The training text is not the one that this checkpoint was trained on; going on with it.")
         self.windows_read = state.get("windows_read")
@@ -174,33 +161,28 @@ class TextDataModule(lightning.LightningDataModule):
             self.windows_read = batches * self.batch_size
         if self.windows_read and self.trainer.overfit_batches:  # which would be others
             raise Mistake("a run with trainer.overfit_batches cannot be resumed: start a new one")
-        place = self._place("batch_size")
-        sampler = self._sampler()
         vocabulary = [token for token in range(self.tokenizer.vocab_size) if token != self.tokenizer.end_of_text]
-        windows = TrainingWindows(
-            self.tokenized.train, sampler, self.windows_read, self.repeats, vocabulary, self.batch_size, *place
+        first, rows = self.windows_read, self._rows("batch_size")
+        return self._loader(
+            TrainingWindows(self.tokenized.train, self.sampler, first, self.repeats, vocabulary, self.batch_size, rows)
         )
-        return self._loader(windows)
 
     def val_dataloader(self) -> DataLoader:
         """Every window of the validation split, once over all devices."""
-        sizes = self.context_length, self.validation_batch_size
-        return self._loader(ValidationWindows(self.tokenized.validation, *sizes, *self._place("validation_batch_size")))
+        sizes, rows = (self.context_length, self.validation_batch_size), self._rows("validation_batch_size")
+        return self._loader(ValidationWindows(self.tokenized.validation, *sizes, rows))
 
-    def _sampler(self) -> WindowSampler:
-        return WindowSampler(self.tokenized.train.num_tokens, self.context_length, self.seed)
-
-    def _place(self, option: str) -> tuple[int, int]:
-        """This device's rank and the number of devices. Raises Mistake if they cannot share a batch equally."""
-        if self.trainer is None:
-            return 0, 1
+    def _rows(self, option: str) -> range:
+        """Those of each batch that this device reads. Raises Mistake if the devices cannot share it equally."""
         batch_size = getattr(self, option)
-        if batch_size % self.trainer.world_size:
+        rank, devices = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        if batch_size % devices:
             raise Mistake(
-                f"a batch of {batch_size} sequences cannot be shared by {self.trainer.world_size} devices: "
-                f"set --data.{option} to a multiple of {self.trainer.world_size}"
+                f"a batch of {batch_size} sequences cannot be shared by {devices} devices: "
+                f"set --data.{option} to a multiple of {devices}"
             )
-        return self.trainer.global_rank, self.trainer.world_size
+        share = batch_size // devices
+        return range(rank * share, (rank + 1) * share)
 
     def _loader(self, windows: TrainingWindows | ValidationWindows) -> DataLoader:
         return Loader(
@@ -208,46 +190,25 @@ class TextDataModule(lightning.LightningDataModule):
             batch_size=None,  # the data set yields whole batches
             collate_fn=partial(as_batch, end_of_text=self.tokenizer.end_of_text, with_documents=self.document_masking),
             num_workers=self.num_workers,
-            worker_init_fn=_ignore_signals,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             generator=torch.Generator(),  # otherwise each new iterator would advance the global one
         )
 
 
 class Loader(DataLoader):
-    """Its processes are started with signals blocked, which they otherwise get before `_ignore_signals`.
+    """Its processes start with signals blocked, and so never get any.
 
-    One that dies is an error when its batch is missed. PyTorch would raise it at once, at whatever line the program is.
+    Ctrl-C reaches every process of a terminal; the main one still needs batches to end its step, and then ends these.
     """
 
     def __iter__(self) -> Any:
         if not hasattr(signal, "pthread_sigmask"):  # on Windows
             return super().__iter__()
         others = set(multiprocessing.active_children())
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED_SIGNALS)
-        handler = signal.getsignal(signal.SIGCHLD)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         try:
             return super().__iter__()
         finally:
-            _loading.update(set(multiprocessing.active_children()) - others)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            if handler is not None and signal.getsignal(signal.SIGCHLD) != handler:
-                signal.signal(signal.SIGCHLD, handler)
-
-
-def _ignore_signals(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the main one still needs batches to end its step, then ends these."""
-    for signum in _IGNORED_SIGNALS:
-        signal.signal(signum, signal.SIG_IGN)
-
-
-def has_lost_a_loader() -> bool:
-    """Whether a process that loads data has been killed, or ended with an error."""
-    return any(process.exitcode for process in _loading)
-
-
-@atexit.register
-def _kill_loaders() -> None:
-    """Those that are still there: Python would end them by SIGTERM, which they ignore, and wait for ever."""
-    for process in _loading & set(multiprocessing.active_children()):
-        process.kill()
+            for process in set(multiprocessing.active_children()) - others:
+                atexit.register(process.kill)  # at its own end Python would send a SIGTERM, and wait for ever

@@ -3,12 +3,12 @@
 Window n of training and whether it repeats itself are pure functions of (seed, n). So all that a run remembers of its
 place in the text is how many windows it has read: the next ones do not depend on how many make a batch.
 
-Letters: B windows in a batch over all ranks, T tokens in a window, N windows in an epoch.
+Letters: B windows in a batch over all devices, T tokens in a window, N windows in an epoch.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,6 @@ IGNORED = -100  # a target that does not count: PyTorch's ignore_index
 SHORTEST_PERIOD = 8  # tokens; below it, the few tokens just before are enough to predict the next one
 
 _ROUNDS = 8
-_MASK64 = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class WindowSampler:
         epochs, positions = np.divmod(numbers, self.windows_per_epoch)
         starts = np.empty_like(numbers)
         for epoch in np.unique(epochs):
-            key = _mix(_mix(self.seed & _MASK64) ^ int(epoch))
+            key = _mix(_mix(self.seed) ^ int(epoch))
             here = epochs == epoch
             windows = permute(positions[here], self.windows_per_epoch, key)
             starts[here] = windows * self.context_length + _mix(key) % self._offsets
@@ -79,50 +78,44 @@ class WindowSampler:
         instead of looking for the same token. The others have a period of T + 1, all of them with the last target.
         """
         is_repeated = np.floor((numbers + 1) * fraction) > np.floor(numbers * fraction)
-        uniform = _mix_array(numbers.astype(np.uint64) ^ np.uint64(_mix(~self.seed & _MASK64))) / 2.0**64
+        uniform = _mix_array(numbers.astype(np.uint64) ^ np.uint64(_mix(~self.seed))) / 2.0**64
         longest = max(self.context_length // 2, 1)
-        shortest = min(SHORTEST_PERIOD, longest)
-        periods = shortest * ((longest + 1) / shortest) ** uniform
+        periods = SHORTEST_PERIOD * ((longest + 1) / SHORTEST_PERIOD) ** uniform
         return np.where(is_repeated, np.minimum(periods.astype(np.int64), longest), self.context_length + 1)
 
-    def draw(self, number: int, size: int) -> np.ndarray:
-        """Random tokens for the window of this number: as many different ones of range(size) as it can hold."""
-        key = _mix(_mix((self.seed + 1) & _MASK64) ^ int(number))
-        return permute(np.arange(min(self.context_length, size)), size, key)
+    def draw(self, number: int, vocabulary: np.ndarray) -> np.ndarray:
+        """Random tokens for the window of this number: as many different ones of `vocabulary` as it can hold."""
+        key, size = _mix(_mix(self.seed + 1) ^ int(number)), len(vocabulary)
+        return vocabulary[permute(np.arange(min(self.context_length, size)), size, key)]
 
 
 @dataclass(eq=False)
 class TrainingWindows(IterableDataset):
-    """Windows (B / world_size, T + 1) of each batch from window `first_window` on, without end.
+    """Windows (B', T + 1) of each batch from window `first_window` on, without end.
 
-    The shares of all ranks, concatenated, are the batch of a single device. Loader workers take turns.
     A window that `repeats` is its first p tokens over and over, with the p of `WindowSampler.periods`.
 
     vocabulary: the ids that random tokens are drawn from.
+    rows: the B' of the B windows in a batch that this device reads.
     """
 
     tokens: TokenStore
     sampler: WindowSampler
     first_window: int
     repeats: Repeats
-    vocabulary: Sequence[int]
+    vocabulary: list[int]
     batch_size: int
-    rank: int
-    world_size: int
+    rows: range
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        worker, num_workers = _loader_worker()
-        vocabulary = np.asarray(self.vocabulary)
-        length = self.sampler.context_length + 1
-        share = self.batch_size // self.world_size
-        first_numbers = self.first_window + self.rank * share + np.arange(share)
-        for batch in itertools.count(worker, num_workers):
-            numbers = first_numbers + batch * self.batch_size
-            windows = self.tokens.gather(self.sampler.starts(numbers), length)
+        length, vocabulary = self.sampler.context_length + 1, np.array(self.vocabulary)
+        for batch in _own_turns(itertools.count()):
+            numbers = self.first_window + batch * self.batch_size + np.array(self.rows)
+            windows = np.stack([self.tokens.read(start, length) for start in self.sampler.starts(numbers)])
             random_periods = self.sampler.periods(numbers, self.repeats.random_fraction)
             for place in np.flatnonzero(random_periods < length):
-                drawn = self.sampler.draw(numbers[place], len(vocabulary))
-                windows[place, : len(drawn)] = vocabulary[drawn]
+                drawn = self.sampler.draw(numbers[place], vocabulary)
+                windows[place, : len(drawn)] = drawn
             repeats_text = (self.repeats.begin <= numbers) & (numbers < self.repeats.end)
             text_periods = self.sampler.periods(numbers, np.where(repeats_text, self.repeats.fraction, 0.0))
             periods = np.minimum(text_periods, random_periods)
@@ -131,24 +124,21 @@ class TrainingWindows(IterableDataset):
 
 @dataclass(eq=False)
 class ValidationWindows(IterableDataset):
-    """Adjacent windows (B, T + 1) from the first token to the last; beyond the last token they hold IGNORED."""
+    """Adjacent windows (B', T + 1) from the first token to the last; beyond the last token they hold IGNORED."""
 
     tokens: TokenStore
     context_length: int
     batch_size: int
-    rank: int
-    world_size: int
+    rows: range
 
     def __len__(self) -> int:
         num_windows = -(-(self.tokens.num_tokens - 1) // self.context_length)
         return -(-num_windows // self.batch_size)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        share = self.batch_size // self.world_size
-        worker, num_workers = _loader_worker()
-        for batch in range(worker, len(self), num_workers):
-            first = batch * self.batch_size + self.rank * share
-            text = np.full(share * self.context_length + 1, IGNORED)
+        for batch in _own_turns(range(len(self))):
+            first = batch * self.batch_size + self.rows.start
+            text = np.full(len(self.rows) * self.context_length + 1, IGNORED)
             tokens = self.tokens.read(first * self.context_length, len(text))
             text[: len(tokens)] = tokens
             yield np.lib.stride_tricks.sliding_window_view(text, self.context_length + 1)[:: self.context_length]
@@ -168,10 +158,10 @@ def document_ids(tokens: np.ndarray, end_of_text: int) -> np.ndarray:
     return np.cumsum(tokens == end_of_text, axis=-1)
 
 
-def _loader_worker() -> tuple[int, int]:
-    """This loader process's number and how many there are."""
-    info = get_worker_info()
-    return (info.id, info.num_workers) if info else (0, 1)
+def _own_turns(batches: Iterable[int]) -> Iterator[int]:
+    """The batches of this loader process: several take turns."""
+    worker = get_worker_info()
+    return itertools.islice(batches, worker.id, None, worker.num_workers) if worker else iter(batches)
 
 
 def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
@@ -204,4 +194,4 @@ def _mix_array(values: np.ndarray) -> np.ndarray:
 
 def _mix(value: int) -> int:
     golden_gamma = 0x9E3779B97F4A7C15
-    return int(_mix_array(np.array([(value + golden_gamma) & _MASK64], dtype=np.uint64))[0])
+    return int(_mix_array(np.array([(value + golden_gamma) % 2**64], dtype=np.uint64))[0])

@@ -69,7 +69,6 @@ def test_the_default_figure_is_that_of_training(capsys, monkeypatch, tmp_path, f
     options = {"files": files, "tokenizer": "bytes", "batch_size": 2, "validation_fraction": 0.5}
     options["document_masking"] = document_masking
     data = TextDataModule(**options, context_length=CONTEXT, cache_dir=str(tmp_path / "cache"))
-    data.prepare_data()
     data.setup()
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
     nats_of_bytes, all_nats = 0.0, 0.0
@@ -158,7 +157,7 @@ MISTAKES = {
     "--stride 17": "--stride 17 16",
     "--device toaster": "--device toaster",
     "--data.files nothing/*.txt": "'nothing/*.txt'",
-    "--data.files tests": "'tests/**/*.txt'",
+    "--data.files tests": "'tests' 'FOLDER/**/*.txt'",
     "--data.fils x": "--data.fils",
     "--data.tokenizer gpt2": "--data.tokenizer",
     "--data.validation_fraction 2": "data.validation_fraction 2.0",

@@ -116,7 +116,6 @@ def what_is_read(**options):
         data = TextDataModule(**{"files": "words.txt", "tokenizer": "bytes", "cache_dir": "cache"} | options)
         if options.get("dataset"):
             return data.cache.folder
-        data.prepare_data()
         data.setup()
         batches = [next(iter(loader)) for loader in (data.train_dataloader(), data.val_dataloader())]
         return data.cache.folder.parent, [{name: x.tolist() for name, x in batch.items()} for batch in batches]

@@ -10,8 +10,6 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from data.datamodule import has_lost_a_loader
-from data.tokenizers import NoTokenizer
 from model.checkpoint import read_checkpoint
 from model.glass import Glass, open_run
 from model.gpt import GPTConfig
@@ -105,12 +103,7 @@ def trained_model(config: Namespace, given: Namespace) -> Glass:
 
     Raises a `Mistake` if a person has `given` what the model does not have, or a context longer than its positions.
     """
-    source, chosen = config.model.init_from, config.model.gpt
-    try:
-        glass = open_run(source)
-    except NoTokenizer as error:
-        words = "write it as a checkpoint by scripts/convert_huggingface.py import, whose --tokenizer names one"
-        raise Mistake(f"{error}: {words}") from error
+    chosen, glass = config.model.gpt, open_run(config.model.init_from)
     network = dataclasses.asdict(glass.gpt.config)
     for name, own in network.items():
         if f"model.gpt.{name}" not in given:
@@ -168,7 +161,7 @@ def explanation(error: Exception, run: Run) -> str | None:
         return str(cause)
     if is_out_of_memory(error):
         said = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
-    elif has_lost_a_loader():
+    elif "DataLoader worker (pid" in str(error):  # PyTorch's words for one that is gone
         said = "a process that loads data has ended, often for want of memory: lower data.num_workers"
     else:
         return None

@@ -1,8 +1,5 @@
 """The data module: what step n trains on, and what validation covers. tests/test_train.py resumes runs."""
 
-import multiprocessing
-import os
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from data import datamodule
 from data.datamodule import TextDataModule
 from data.windows import IGNORED
 from model.mistakes import Mistake
@@ -31,8 +27,7 @@ def module(tmp_path: Path):
         places = {"files": str(tmp_path / "book.txt"), "cache_dir": str(tmp_path / "cache")}
         sizes = {"tokenizer": "bytes", "context_length": 32, "batch_size": 8, "seed": 5}
         data = TextDataModule(**places | sizes | options)
-        data.prepare_data()
-        data.setup("fit")
+        data.setup()
         if world_size > 1:
             data.trainer = SimpleNamespace(**TRAINER | {"global_rank": rank, "world_size": world_size})
         return data
@@ -79,17 +74,11 @@ def test_validation_predicts_every_token_once(module, world_size: int, num_worke
     assert len(targets) % (12 * 32) == 0
 
 
-def text_of(data, split) -> str:
-    tokens = split.read(0, split.num_tokens)
-    return data.tokenizer.decode(tokens[tokens != data.tokenizer.end_of_text])
-
-
 def test_validation_text_is_the_end_of_the_book(module):
-    data = module()
-    content = TEXT.encode()
+    data, content = module(), TEXT.encode()
     held_out = content[int(len(content) * 0.9) :].decode(errors="ignore")
     train, validation = data.tokenized.train, data.tokenized.validation
-    assert text_of(data, validation) == held_out
+    assert data.tokenizer.decode(validation.read(0, 10**9)) == f"<|endoftext|>{held_out}<|endoftext|>"
     assert validation.num_bytes == len(held_out.encode())
     assert train.num_tokens + validation.num_tokens == len(content) + 4  # end-of-text around each split
 
@@ -143,44 +132,23 @@ def test_max_tokens_cuts_the_validation_split_in_proportion(module, max_tokens: 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
-def test_loader_processes_outlive_ctrl_c_also_while_they_start(module, monkeypatch):
+def test_loader_processes_outlive_ctrl_c_and_end_with_the_program(module, tmp_path):
     """It reaches every process of a terminal, and the main one still needs batches to end its step."""
-
-    def send(process: int) -> None:
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            os.kill(process, signum)
-
-    ignore = datamodule._ignore_signals
-    monkeypatch.setattr(datamodule, "_ignore_signals", lambda worker: (send(os.getpid()), ignore(worker)))
-    before = set(multiprocessing.active_children())
-    batches = iter(module(num_workers=1).train_dataloader())
-    first = next(batches)["tokens"]
-    (worker,) = set(multiprocessing.active_children()) - before
-    send(worker.pid)
-    seen = [first, *(next(batches)["tokens"] for _ in range(5))]
-    assert worker.is_alive()
-    for tokens, batch in zip(seen, module().train_dataloader(), strict=False):
-        assert torch.equal(tokens, batch["tokens"])
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
-def test_a_loader_that_dies_is_no_error_at_any_line_and_python_ends_with_others(module, tmp_path):
-    """In a program of its own, whose batches nobody has used up when it ends."""
     module()  # tokenises
     places = {"files": str(tmp_path / "book.txt"), "cache_dir": str(tmp_path / "cache")}
-    programs.run(
-        "-c",
-        f"""
-import multiprocessing, os
+    program = f"""
+import multiprocessing, os, signal
 from data.datamodule import TextDataModule
 data = TextDataModule(tokenizer="bytes", num_workers=2, **{places})
 data.setup()
 batches = iter(data.train_dataloader())
-loader, _ = multiprocessing.active_children()
-loader.kill()
-os.waitid(os.P_PID, loader.pid, os.WEXITED | os.WNOWAIT)
-""",
-    )
+for moment in range(9):
+    for loader in multiprocessing.active_children():
+        os.kill(loader.pid, signal.SIGINT)
+        os.kill(loader.pid, signal.SIGTERM)
+    next(batches)
+"""
+    programs.run("-c", program)
 
 
 def test_a_run_that_repeats_its_first_batches_is_not_resumed_with_others(module):
