@@ -11,26 +11,24 @@ a folder counts as empty and is made again.
 
 import base64
 import hashlib
+import itertools
 import json
 import logging
-import mmap
 import os
 import re
 import sys
-import threading
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import platformdirs
-from filelock import AcquireReturnProxy, FileLock, Timeout
+from filelock import FileLock
 from tqdm import tqdm
 
 from data import tokenizers
@@ -40,11 +38,8 @@ from model.mistakes import Mistake, file_errors
 
 FORMAT = "GlassGPT tokens 4"
 INDEX = "tokens.json"
-STORED = ("dtype", "num_tokens", "num_bytes", "checksum")  # of each TokenStore, in the index
 BATCH_CHARS = 2**19  # what a thread encodes at once
-QUEUED_BATCHES = 4  # encoded ahead of the disk
 OTHER_PLACE = ": make room for the tokens, or set --data.cache_dir to another folder"
-LARGE = 2**25  # tokens; windows of a larger split are mostly not in memory
 
 _log = logging.getLogger(__name__)
 
@@ -66,19 +61,11 @@ class TokenStore:
 
     @cached_property
     def _tokens(self) -> np.ndarray:
-        tokens = np.memmap(self.path, self.dtype, mode="r")
-        if len(tokens) > LARGE and hasattr(mmap, "MADV_RANDOM"):
-            # Windows of a large split are far apart: reading ahead of each would be wasted.
-            tokens.base.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-        return np.asarray(tokens)  # indexing a np.memmap is slower
+        return np.asarray(np.memmap(self.path, self.dtype, mode="r"))  # indexing a np.memmap is slower
 
     def __reduce__(self):
         # Loader processes open the file again: a pickled memory map would carry its whole content.
         return TokenStore, astuple(self)
-
-    def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Windows of `length` tokens from each of `starts` (B,), as int64 (B, length)."""
-        return self._tokens[starts[:, None] + np.arange(length)].astype(np.int64)
 
     def read(self, start: int, length: int) -> np.ndarray:
         """Tokens `start` to `start + length`, or to the end of the split, as int64."""
@@ -116,11 +103,11 @@ class CorpusCache:
 
     def open(self) -> TokenizedCorpus | None:
         """The tokenised corpus, or None where it is not there, not complete, or was changed."""
-        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # missing, or damaged in any way
+        with suppress(OSError, ValueError):  # missing, or cut short
             path = self.folder / INDEX
             index = json.loads(path.read_bytes())
             state = index["tokenizer"] | {"tokens": base64.b64decode(index["tokenizer"]["tokens"])}
-            splits = {name: TokenStore(bare, *map(index[name].get, STORED)) for name, bare in self.paths.items()}
+            splits = {name: TokenStore(**index[name] | {"path": bare}) for name, bare in self.paths.items()}
             if all(split.is_whole(path) for split in splits.values()):
                 return TokenizedCorpus(Tokenizer.from_dict(state), **splits)
         return None
@@ -132,17 +119,13 @@ class CorpusCache:
         """
         if ready := self.open():
             return ready
-        with self._lock():
-            return self.open() or self._make(num_threads or os.cpu_count() or 1)
-
-    def _lock(self) -> AcquireReturnProxy:
+        words = f"tokenising {self.corpus.name} into {self.folder}, or waiting for another run that does"
+        print(words, file=sys.stderr)
         with file_errors(self.folder, OTHER_PLACE):
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / "lock")
-            with suppress(Timeout):
-                return lock.acquire(timeout=0)
-        print(f"waiting for another run that is tokenising {self.corpus.name} into {self.folder}", flush=True)
-        return lock.acquire()
+            lock = FileLock(self.folder / "lock").acquire()
+        with lock:
+            return self.open() or self._make(num_threads or os.cpu_count() or 1)
 
     def _make(self, num_threads: int) -> TokenizedCorpus:
         path, splits = self.folder / INDEX, {}
@@ -155,9 +138,9 @@ class CorpusCache:
             for split, limit in self.max_tokens.items():
                 tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
                 splits[split] = write_split(self.paths[split], tokens, tokenizer, limit)
-                index[split] = {name: getattr(splits[split], name) for name in STORED}
+                index[split] = asdict(splits[split])
             with file_errors(self.folder, OTHER_PLACE):
-                path.write_bytes(json.dumps(index).encode())
+                path.write_text(json.dumps(index, default=str))
         except BaseException:
             for left in (path, *self.paths.values()):
                 left.unlink(missing_ok=True)
@@ -217,8 +200,8 @@ def token_stream(
     Stops after `max_tokens`, even within a document.
     """
     room = max_tokens or sys.maxsize
-    start = np.array([tokenizer.end_of_text], dtype=tokenizer.dtype)
-    for tokens in chain([start], _encoded(tokenizer, passages, num_threads)):
+    start = Passage("", ends_document=True)
+    for tokens in _encoded(tokenizer, itertools.chain([start], passages), num_threads):
         yield tokens[:room]
         room -= len(tokens)
         if room <= 0:
@@ -228,26 +211,24 @@ def token_stream(
 def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int) -> Iterator[np.ndarray]:
     """Tokens (N,) of each batch of `passages`, in order. Threads suffice because tiktoken releases the GIL.
 
-    Each thread has its own copy of the tokenizer: in a shared one, the threads wait for each other at every piece,
-    which took 15 to 30% more processor time on 2 cores (AMD EPYC).
+    They take turns with copies of the tokenizer: in a shared one, the threads wait for each other at every piece, which
+    took 15 to 30% more processor time on 2 cores (AMD EPYC).
     """
-    own = threading.local()
+    same = tokenizer.name, tokenizer.pattern, tokenizer.ranks, tokenizer.special_tokens
+    copies = itertools.cycle([Tokenizer(*same) for _ in range(num_threads)])
     end = np.array([tokenizer.end_of_text])
 
-    def start_thread() -> None:
-        own.tokenizer = Tokenizer(tokenizer.name, tokenizer.pattern, tokenizer.ranks, tokenizer.special_tokens)
-
-    def encode(batch: list[Passage]) -> np.ndarray:
+    def encode(copy: Tokenizer, batch: list[Passage]) -> np.ndarray:
         pieces = []
         for passage in batch:
-            pieces += [own.tokenizer.encode_array(passage.text), end[: int(passage.ends_document)]]
+            pieces += [copy.encode_array(passage.text), end[: int(passage.ends_document)]]
         return np.concatenate(pieces, dtype=tokenizer.dtype, casting="unsafe")
 
     pending: deque[Future[np.ndarray]] = deque()
-    with ThreadPoolExecutor(num_threads, initializer=start_thread) as pool:
+    with ThreadPoolExecutor(num_threads) as pool:
         for batch in _batches(passages):
-            pending.append(pool.submit(encode, batch))
-            if len(pending) > num_threads + QUEUED_BATCHES:
+            pending.append(pool.submit(encode, next(copies), batch))
+            if len(pending) > 2 * num_threads:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

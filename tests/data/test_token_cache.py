@@ -6,14 +6,13 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from data import token_cache, tokenizers
 from data.corpora.files import FileCorpus
@@ -22,6 +21,7 @@ from data.text import Passage
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, default_cache_dir, token_stream, write_split
 from model.mistakes import Mistake
 from tests import programs
+from tests.watching import before_call
 
 TOKENIZER = tokenizers.byte_level()
 END = TOKENIZER.end_of_text
@@ -77,31 +77,13 @@ def test_the_stream_is_the_text_cut_at_max_tokens(tmp_path: Path, monkeypatch, b
         assert tokens.num_bytes == sum(token != END for token in expected)
 
 
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory) -> TokenStore:
-    return write(tmp_path_factory.mktemp("tokens"))
-
-
-@given(data=st.data(), length=st.integers(0, 2500))
-def test_tokens_are_read_as_from_an_array(tokens: TokenStore, data, length: int):
-    expected = np.array(stream_of(DOCUMENTS))
-    starts = data.draw(st.lists(st.integers(0, len(expected) - length), max_size=10))
-    windows = tokens.gather(np.array(starts, dtype=np.int64), length)
-    assert windows.dtype == np.int64 and windows.shape == (len(starts), length)
-    for window, start in zip(windows, starts, strict=True):
-        assert np.array_equal(window, expected[start : start + length])
-        assert np.array_equal(tokens.read(start, 10 * length), expected[start : start + 10 * length])  # or to the end
-
-
 def test_large_vocabularies_take_four_bytes(tmp_path: Path):
     wide = tokenizers.Tokenizer.from_dict(TOKENIZER.to_dict() | {"special_tokens": {tokenizers.END_OF_TEXT: 100_000}})
     tokens = write_split(tmp_path / "train.bin", token_stream(wide, [Passage("ab", ends_document=True)]), wide)
     assert stream(tokens) == [100_000, ord("a"), ord("b"), 100_000]
 
 
-@pytest.mark.parametrize(
-    "error", [Mistake("not UTF-8"), KeyError("train"), OSError(2, "none"), MemoryError()], ids=repr
-)
+@pytest.mark.parametrize("error", [Mistake("not UTF-8"), OSError(2, "none")], ids=repr)
 def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(folder: Path, tmp_path: Path, monkeypatch, error):
     def failing(self, split: str):
         yield from passages_of(DOCUMENTS)[:200]
@@ -130,8 +112,10 @@ def test_no_text_is_a_mistake(tmp_path: Path):
         write(tmp_path, [])
 
 
-def test_pickled_store_carries_no_tokens(tmp_path: Path):
+def test_any_part_is_read_also_by_a_loader_process_which_opens_the_file_itself(tmp_path: Path):
     tokens = write(tmp_path, ["text " * 100_000])
+    part = tokens.read(499_999, 99)  # or to the end
+    assert part.dtype == np.int64 and part.tolist() == [ord("t"), ord(" "), END]
     pickled = pickle.dumps(tokens)
     assert len(pickled) < 2000
     assert stream(pickle.loads(pickled)) == stream(tokens)
@@ -215,8 +199,7 @@ def cut(path: Path, size: int) -> None:
 
 DAMAGES = [("train.bin", flip), ("validation.bin", flip), ("validation.bin", Path.unlink), ("tokens.json", Path.unlink)]
 DAMAGES += [("train.bin", partial(cut, size=size)) for size in (0, 100, 101)]
-DAMAGES += [("tokens.json", partial(cut, size=size)) for size in (0, 1, 50, 999)]
-DAMAGES += [("tokens.json", partial(Path.write_text, data=text)) for text in ("[]", "{}", '{"tokenizer": 5}')]
+DAMAGES += [("tokens.json", partial(cut, size=size)) for size in (0, 999)]
 DAMAGES += [("tokens.json", lambda path: path.write_bytes(bytes(2000)))]
 
 
@@ -266,7 +249,7 @@ def tokenise(folder: str, cache_dir: str, go: str) -> None:
 def test_a_run_waits_for_another_on_a_cold_cache_and_makes_it_only_if_that_is_killed(
     folder: Path, tmp_path: Path, monkeypatch, is_killed: bool
 ):
-    expected, said, go = cache_of(folder, tmp_path / "expected").prepare(), [], tmp_path / "go"
+    expected, go = cache_of(folder, tmp_path / "expected").prepare(), tmp_path / "go"
     cache = cache_of(folder, tmp_path / "cache")
     arguments = str(folder), str(tmp_path / "cache"), str(go)
     run = programs.start("-c", programs.calling(tokenise, *arguments))
@@ -275,12 +258,9 @@ def test_a_run_waits_for_another_on_a_cold_cache_and_makes_it_only_if_that_is_ki
         time.sleep(0.005)
     assert cache.open() is None
 
-    def say(sentence: str, **_) -> None:
-        said.append(sentence)
-        if "waiting" in sentence:
-            run.kill() if is_killed else go.touch()
-
-    monkeypatch.setattr(token_cache, "print", say, raising=False)
+    made = []
+    before_call(monkeypatch.setattr, CorpusCache, "_make", lambda *_: made.append(True))
+    threading.Timer(0.5, run.kill if is_killed else go.touch).start()
     assert same(cache.prepare(), expected)
-    assert ["waiting" in said[0], *("training" in sentence for sentence in said[1:])] == [True] * (1 + is_killed)
+    assert made == [True] * is_killed
     programs.end(run, -signal.SIGKILL if is_killed else 0)
