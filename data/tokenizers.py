@@ -17,7 +17,7 @@ import numpy as np
 import tiktoken
 import tiktoken.registry
 
-from model.mistakes import Mistake, file_errors, parsing
+from model.mistakes import Missing, Mistake, file_errors, parsing
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # as Hugging Face's libraries name them
@@ -43,10 +43,6 @@ SPLIT_PATTERN = "|".join(
 TRAINING_BYTES = 128 * 2**20
 
 
-class NoTokenizer(Mistake):
-    """A folder of Hugging Face's has no tokenizer."""
-
-
 class Tokenizer:
     """A `tiktoken.Encoding` with an end-of-text token, which can be stored as plain data.
 
@@ -57,19 +53,19 @@ class Tokenizer:
         ranks: id of each token's bytes, in order of the merges.
         special_tokens: id of each special token.
 
-    Raises Mistake where end-of-text is missing, or the pattern is no regular expression.
+    Raises ValueError where a byte has no token or two have one id; whatever tiktoken raises for a wrong pattern.
     """
 
     def __init__(self, name: str, pattern: str, ranks: dict[bytes, int], special_tokens: dict[str, int]):
-        if END_OF_TEXT not in special_tokens:
-            raise Mistake(f"encoding {name!r} has no {END_OF_TEXT} token to separate documents with")
         self.name, self.pattern, self.ranks, self.special_tokens = name, pattern, ranks, special_tokens
-        try:
-            self.encoding = tiktoken.Encoding(
-                name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens
-            )
-        except (ValueError, TypeError) as error:
-            raise Mistake(f"the pattern of tokenizer {name!r} cannot be used: {error}") from error
+        # tiktoken panics over these, which is no Exception.
+        for value in range(256):
+            if bytes([value]) not in ranks:
+                raise ValueError(f"it has no token for the byte 0x{value:02x}")
+        ids = [*ranks.values(), *special_tokens.values()]
+        if len(set(ids)) < len(ids):
+            raise ValueError("two of its tokens have one id")
+        self.encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
         self.vocab_size = self.encoding.n_vocab
         self.end_of_text = special_tokens[END_OF_TEXT]
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
@@ -124,10 +120,12 @@ class Tokenizer:
         The tokens are one bytes object, in order of id, each after its length (2 bytes, little-endian); a hundred
         thousand separate objects would make every checkpoint slow to read. Length 0 is an unused id.
         """
+        by_id = {rank: token for token, rank in self.ranks.items()}
+        tokens = (by_id.get(rank, b"") for rank in range(max(by_id) + 1))
         return {
             "name": self.name,
             "pattern": self.pattern,
-            "tokens": _packed(self.ranks),
+            "tokens": b"".join(len(token).to_bytes(2, "little") + token for token in tokens),
             "special_tokens": dict(self.special_tokens),
         }
 
@@ -179,11 +177,14 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """The tokenizer in a folder of Hugging Face's: GPT-2's, or one that this project has exported.
 
-        Raises NoTokenizer where there is none, Mistake for another: its file may ask for more than a `Tokenizer` does.
+        Raises Missing where there is none, Mistake for another: its file may ask for more than a `Tokenizer` does.
         """
         path = folder / TOKENIZER
         if not path.is_file():
-            raise NoTokenizer(f"{folder} has no {TOKENIZER}")
+            raise Missing(
+                f"{folder} has no {TOKENIZER}: make a checkpoint by scripts/convert_huggingface.py import, and name a "
+                "tokenizer by its --tokenizer"
+            )
         foreign = (
             "neither GPT-2's tokenizer nor one that this project has exported; if it encodes as a published encoding "
             "does, remove the file and name that encoding"
@@ -194,12 +195,11 @@ class Tokenizer:
             content = json.loads(content)
             special = {token["content"]: token["id"] for token in content["added_tokens"]}
             vocab = content["model"]["vocab"].items()
-            tokens = _packed({unicode_to_bytes(token): rank for token, rank in vocab if token not in special})
+            ranks = {bytes(map(_BYTES.get, token)): rank for token, rank in vocab if token not in special}
             steps = content["pre_tokenizer"].get("pretokenizers")
             pattern = steps[0]["pattern"]["Regex"] if steps else GPT2_PATTERN
-            name = "bpe" if content["model"]["merges"] else "bytes"
+            tokenizer = cls("bpe" if content["model"]["merges"] else "bytes", pattern, ranks, special)
             counts = _what_counts(content)
-        tokenizer = cls.from_dict({"name": name, "pattern": pattern, "tokens": tokens, "special_tokens": special})
         if tokenizer.fingerprint == GPT2_FINGERPRINT:
             tokenizer.name = "gpt2"
         elif _what_counts(tokenizer.huggingface_files()[TOKENIZER]) != counts:
@@ -210,17 +210,17 @@ class Tokenizer:
     def from_dict(cls, state: dict) -> Tokenizer:
         """Inverse of `to_dict`. Raises Mistake where `state` is not what `to_dict` returns."""
         with parsing("the stored tokenizer"):
-            name, pattern = state["name"], state["pattern"]
-            ranks, special_tokens = _unpacked(state["tokens"]), dict(state["special_tokens"])
-            # tiktoken accepts any ids at first, and panics over these when it encodes or decodes.
-            for value in range(256):
-                if bytes([value]) not in ranks:
-                    raise Mistake(f"it has no token for the byte 0x{value:02x}")
-            taken = set(ranks.values())
-            for special, token in special_tokens.items():
-                if not isinstance(token, int) or not 0 <= token < 2**32 or token in taken:
-                    raise Mistake(f"its {special} cannot have the id {token!r}")
-        return cls(name, pattern, ranks, special_tokens)
+            ranks: dict[bytes, int] = {}
+            tokens, start, rank = state["tokens"], 0, 0
+            while start < len(tokens):
+                length = int.from_bytes(tokens[start : start + 2], "little")
+                start += 2 + length
+                if length:
+                    ranks[tokens[start - length : start]] = rank
+                rank += 1
+            if start != len(tokens):
+                raise ValueError("its tokens are cut short")
+            return cls(state["name"], state["pattern"], ranks, dict(state["special_tokens"]))
 
 
 def check_name(name: str) -> None:
@@ -280,27 +280,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return Tokenizer("bpe", SPLIT_PATTERN, ranks, {END_OF_TEXT: vocab_size - 1})
 
 
-def _packed(ranks: dict[bytes, int]) -> bytes:
-    by_id = {rank: token for token, rank in ranks.items()}
-    tokens = (by_id.get(rank, b"") for rank in range(max(by_id) + 1))
-    return b"".join(len(token).to_bytes(2, "little") + token for token in tokens)
-
-
-def _unpacked(tokens: bytes) -> dict[bytes, int]:
-    """Inverse of `_packed`. Raises Mistake where the last token is cut."""
-    ranks: dict[bytes, int] = {}
-    start = rank = 0
-    while start < len(tokens):
-        length = int.from_bytes(tokens[start : start + 2], "little")
-        start += 2 + length
-        if length:
-            ranks[tokens[start - length : start]] = rank
-        rank += 1
-    if start != len(tokens):
-        raise Mistake("its tokens are cut short")
-    return ranks
-
-
 def _what_counts(content: dict) -> dict:
     """A tokenizer.json without what changes no text's tokens.
 
@@ -318,11 +297,6 @@ def _what_counts(content: dict) -> dict:
 def bytes_to_unicode(token: bytes) -> str:
     """GPT-2's way to write bytes: a printable one as itself, the others as the characters from U+0100 on."""
     return "".join(_CHARACTERS[byte] for byte in token)
-
-
-def unicode_to_bytes(text: str) -> bytes:
-    """Inverse of `bytes_to_unicode`. Raises KeyError for other characters."""
-    return bytes(_BYTES[character] for character in text)
 
 
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]

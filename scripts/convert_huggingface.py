@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.mistakes import Mistake, file_errors
-from model.runs.exit_status import exit_status
+from model.runs.mistakes import exit_status
+
+from model.mistakes import Missing, Mistake, file_errors
 from scripts.parser import Parser
 
 if TYPE_CHECKING:
@@ -78,16 +79,16 @@ def import_model(arguments: argparse.Namespace) -> None:
 
 def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
     """The tokenizer of that name, or the one in the folder; GPT-2's for a model of its vocabulary size without any."""
-    from data.tokenizers import NoTokenizer, Tokenizer, published
+    from data.tokenizers import Tokenizer, published
 
     if name == "bpe":
         raise Mistake("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
     named = None if name is None else published(name)
     try:
         own = Tokenizer.from_folder(folder)
-    except NoTokenizer as error:
+    except Missing:
         if named is None and gpt.config.vocab_size != GPT2_VOCAB_SIZE:
-            raise Mistake(f"{error}: name its tokenizer with --tokenizer") from error
+            raise
         return named or published("gpt2")
     if named is not None:
         raise Mistake(f"{folder} has a tokenizer, with which the model was trained: leave out --tokenizer")
