@@ -54,8 +54,13 @@ def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
             text = {name: datasets.Value("string") for name in next(iter(load()), {})}
             load = partial(load, features=datasets.Features(text))
         rows = load()
-    may_hold_rows = ending == ".tsv" and quotes
-    yield from column_texts(tables_of(rows, parsing(path)), column, str(path), may_hold_rows)
+    is_warned = ending != ".tsv" or not quotes
+    for text in column_texts(tables_of(rows, parsing(path)), column, str(path)):
+        if not is_warned and "\n" in text and "\t" in text:  # a quote mark may have swallowed the rows after it
+            advice = "If quote marks are text in this file: --data.quotes false"
+            _log.warning("%s: the field %r holds line ends and tabs. %s", path, text[:40], advice)
+            is_warned = True
+        yield text
 
 
 def _read_all(path: Path) -> None:
@@ -73,13 +78,10 @@ def tables_of(rows: Any, reads: AbstractContextManager) -> Iterator[Any]:
         yield from rows.with_format("arrow").iter(batch_size=256)
 
 
-def column_texts(tables: Iterator[Any], column: str, label: str, may_hold_rows: bool = False) -> Iterator[str]:
+def column_texts(tables: Iterator[Any], column: str, label: str) -> Iterator[str]:
     """The texts of a column of `tables_of`, row by row; "" where a row has none.
 
     Raises Mistake where `column` does not exist or does not hold text.
-
-    Args:
-        may_hold_rows: warn of a field that seems to have swallowed the rows after a quote mark.
     """
     number = 0
     for table in tables:
@@ -87,13 +89,6 @@ def column_texts(tables: Iterator[Any], column: str, label: str, may_hold_rows: 
         advice = f"set --data.text_column to one of {', '.join(names)}"
         if column not in table.column_names:
             raise Mistake(f"{label} has no column {column!r}: {advice}")
-        if may_hold_rows and (field := _field_with_rows(table)):
-            _log.warning(
-                "%s: the field %r holds line ends and tabs. If quote marks are text in this file: --data.quotes false",
-                label,
-                field,
-            )
-            may_hold_rows = False  # once is enough
         with parsing(label):
             texts = _values(table[column])
         for text in texts:
@@ -115,12 +110,6 @@ def _values(column: Any) -> list:
     if isinstance(column.type, pyarrow.JsonType):
         return [value if value is None else json.loads(value) for value in values]
     return values
-
-
-def _field_with_rows(table: Any) -> str | None:
-    """The beginning of a field that holds both a line end and a tab, which in a tsv separate fields."""
-    fields = (field for name in table.column_names for field in table[name].to_pylist())
-    return next((field[:40] for field in fields if field and "\n" in field and "\t" in field), None)
 
 
 def import_datasets() -> ModuleType:

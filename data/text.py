@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 from model.mistakes import Mistake, file_errors
 
 SPLITS = ("train", "validation")
-BLOCK_BYTES = 2**20
-# Text without a place to cut is cut anywhere beyond this: for one piece without end, byte-pair encoding needs 50 times
-# the memory of the text, in each thread.
-MAX_PASSAGE_CHARS = 2**20
+# Bytes that are read at once. Text without a place to cut is cut anywhere beyond as many characters: for one piece
+# without end, byte-pair encoding needs 50 times the memory of the text, in each thread.
+BLOCK = 2**20
 
-# Places to cut: between a word and a space before another, or after a single line end between two marks.
-_CUTS = re.compile(r"(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/])")
+# Up to the last place to cut: between a word and a space before another, or after a single line end between two marks.
+_TO_LAST_CUT = re.compile(r"(?s:.*)(?:(?<=[A-Za-z])(?= [A-Za-z])|(?<=\S\n)(?=[^\s/]))")
 
 _WITHIN_CHARACTER = bytes(range(0x80, 0xC0))  # UTF-8's continuation bytes: none begins a character
 
@@ -65,7 +64,8 @@ class Corpus(ABC):
 
 def file_stamp(path: Path) -> list[str | int]:
     """Tells that a file is another one, or has changed, without reading it: place, bytes, modification time in ns."""
-    stat = path.stat()
+    with file_errors(path):
+        stat = path.stat()
     return [str(path.absolute()), stat.st_size, stat.st_mtime_ns]
 
 
@@ -89,10 +89,9 @@ def passages_of(pieces: Iterable[str]) -> Iterator[Passage]:
 
 def _last_cut(text: str) -> int:
     """The last place where `text` can be cut without changing its tokens; 0 where there is none."""
-    for searched in (2**12, len(text)):  # from the end, because a block has thousands of places
-        if cut := max((found.start() for found in _CUTS.finditer(text, max(len(text) - searched, 0))), default=0):
-            return cut
-    return len(text) - 1 if len(text) > MAX_PASSAGE_CHARS else 0
+    if found := _TO_LAST_CUT.match(text):
+        return found.end()
+    return len(text) - 1 if len(text) > BLOCK else 0
 
 
 def row_passages(texts: Iterable[str], share: Share) -> Iterator[Passage]:
@@ -103,16 +102,16 @@ def row_passages(texts: Iterable[str], share: Share) -> Iterator[Passage]:
     low, high = share
     for number, text in enumerate(texts):
         if low <= uniform_hash(str(number)) < high:
-            yield from passages_of(text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES))
+            yield from passages_of(text[start : start + BLOCK] for start in range(0, len(text), BLOCK))
 
 
-def text_passages(path: Path, share: Share = WHOLE) -> Iterator[Passage]:
+def text_passages(path: Path, share: Share) -> Iterator[Passage]:
     """A share of a file of UTF-8 text as one document; it counts bytes, and its ends move on to the next character.
 
     Raises Mistake where the bytes are not text, with their offset.
     """
     start, stop = (_offset(path, fraction) for fraction in share)
-    yield from passages_of(text_pieces(path, start, stop))
+    return passages_of(_pieces(path, start, stop))
 
 
 def _offset(path: Path, fraction: float) -> int:
@@ -125,23 +124,19 @@ def _offset(path: Path, fraction: float) -> int:
     return start + len(rest) - len(rest.lstrip(_WITHIN_CHARACTER))
 
 
-def text_pieces(path: Path, start: int = 0, stop: int = sys.maxsize) -> Iterator[str]:
-    """The text between two byte offsets. Raises Mistake where it is not UTF-8 or holds a zero byte."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
+def _pieces(path: Path, start: int, stop: int) -> Iterator[str]:
+    """The text between two byte offsets. Raises Mistake where it is not UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # an editor may have put a byte order mark at the beginning
     with file_errors(path), path.open("rb") as file:
         file.seek(start)
-        for block in chain(iter(lambda: file.read(min(BLOCK_BYTES, stop - file.tell())), b""), [b""]):
-            wrong = file.tell() - len(block) + block.index(b"\0") if b"\0" in block else None
+        for block in chain(iter(lambda: file.read(min(BLOCK, stop - file.tell())), b""), [b""]):
             try:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:  # whose `object` ends where the block does
-                wrong = file.tell() - len(error.object) + error.start
-            if wrong is not None:
+                place = file.tell() - len(error.object) + error.start
                 raise Mistake(
-                    f"{path} is not UTF-8 text at byte offset {wrong}: convert it to UTF-8, or leave it out of "
+                    f"{path} is not UTF-8 text at byte offset {place}: convert it to UTF-8, or leave it out of "
                     "--data.files"
-                )
-            if file.tell() == len(block):  # the beginning of the file, where an editor may have put a byte order mark
-                text = text.removeprefix("\ufeff")
+                ) from error
             if text:
                 yield text

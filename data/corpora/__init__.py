@@ -5,7 +5,7 @@ An option that no other corpus has is a line of CorpusOptions, and one that expl
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from inspect import signature
 
 from data.corpora.files import file_corpus
@@ -70,8 +70,8 @@ def build(name: str, options: CorpusOptions) -> Corpus:
     """
     if name not in CORPORA:
         raise Mistake(f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}")
-    values, defaults = asdict(options), asdict(CorpusOptions())
-    is_set = {option: value for option, value in values.items() if value != defaults[option]}
+    values = vars(options)
+    is_set = {option: value for option, value in values.items() if value != getattr(CorpusOptions, option)}
     for option, value in is_set.items():
         if value in ("", []) or (isinstance(value, list) and "" in value):
             raise Mistake(f"data.{option} is empty: name what to read, or leave the option out")

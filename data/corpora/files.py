@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data.tables import table_ending, table_texts
 from data.text import WHOLE, Corpus, Passage, Share, file_stamp, row_passages, text_passages, uniform_hash
-from model.mistakes import Mistake, file_errors
+from model.mistakes import Mistake
 
 Shares = dict[Path, Share]  # the files of a split in their order, and what it reads of each
 
@@ -53,14 +53,12 @@ def file_corpus(
     One text file is split by position, the last `validation_fraction` of its bytes to validate; one table, by row;
     several files, by file, unless `validation_files` are given.
 
-    Raises Mistake where a pattern matches nothing, or all matches are empty.
+    Raises Mistake where a pattern matches nothing.
     """
     if files is None:
         raise Mistake("data.corpus files needs to know which: set --data.files 'my/*.txt'")
     validation = _matches("validation_files", validation_files or [])
     train = [path for file, path in _matches("files", files).items() if file not in validation]
-    if not train:
-        raise Mistake(f"data.validation_files matches every file of data.files {files!r}: none is left to train on")
     root = Path(os.path.commonpath([path.parent for path in (*train, *validation.values())]))
     name = train[0].stem if len(train) == 1 else root.name or "files"
     if validation:
@@ -90,14 +88,11 @@ def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
         # What exists is meant by its name, which may be a[1].
         matches = [name] if Path(name).exists() else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
         paths = [path for path in map(Path, matches) if not path.is_dir()]
-        if not paths and matches:
-            raise Mistake(f"{pattern} is a folder: write '{pattern.rstrip('/')}/**/*.txt' to read the texts in it")
         if not paths:
-            raise Mistake(f"no file matches {pattern!r} in {Path.cwd()}: give --data.{option} a pattern that matches")
+            raise Mistake(
+                f"no file matches {pattern!r} in {Path.cwd()}: give --data.{option} a pattern that matches, such as "
+                "'FOLDER/**/*.txt' for the texts in a folder"
+            )
         for path in paths:
-            with file_errors(path):
-                if path.stat().st_size:
-                    found.setdefault(path.resolve(), path)
-    if patterns and not found:
-        raise Mistake(f"all that {patterns!r} matches is empty: set --data.{option} to files that hold text")
+            found.setdefault(path.resolve(), path)
     return found

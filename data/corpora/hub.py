@@ -8,7 +8,7 @@ from typing import Any
 
 from data.tables import BATCH_ROWS, column_texts, import_datasets, tables_of
 from data.text import WHOLE, Corpus, Passage, file_stamp, row_passages
-from model.mistakes import Mistake, is_out_of_memory
+from model.mistakes import Mistake
 
 # How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
@@ -33,16 +33,14 @@ class HubCorpus(Corpus):
     validation_fraction: float
 
     def __post_init__(self):
-        """Raises Mistake where no data set is named, or a folder does not exist."""
+        """Raises Mistake where no data set is named."""
         if self.dataset is None:
             raise Mistake("data.corpus hub needs to know which: set --data.dataset NAME_OR_FOLDER")
         self.folder = folder = Path(self.dataset).expanduser()
         self.is_local = folder.is_dir()
-        if self.dataset.startswith((".", "/", "~")) and not self.is_local:
-            raise Mistake(f"--data.dataset {self.dataset}: there is no such folder")
         self.name = folder.name
-        files = sorted(folder.rglob("*")) if self.is_local else []
-        self.identity = {**asdict(self), "files": [file_stamp(file) for file in files if file.is_file()]}
+        files = [file_stamp(file) for file in sorted(folder.rglob("*")) if file.is_file()]
+        self.identity = {**asdict(self), "files": files}
 
     def passages(self, split: str) -> Iterator[Passage]:
         """Raises Mistake where the Hub cannot be reached, or a split or column is missing."""
@@ -74,15 +72,12 @@ class HubCorpus(Corpus):
         try:
             yield
         except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            reason = (str(error).splitlines() or [""])[0]
-            advice = (
-                ". If it asks for a login: hf auth login. Offline, set --data.dataset to a folder of parquet, jsonl or "
-                "arrow files, or train on --data.corpus stdlib, which is on every machine"
-            )
-            sentence = f"cannot read data set {self.dataset!r} ({type(error).__name__}: {reason})"
-            raise Mistake(sentence if self.is_local else sentence + advice) from error
+            reason = str(error).partition("\n")[0]
+            raise Mistake(
+                f"cannot read data set {self.dataset!r} ({type(error).__name__}: {reason}). If it asks for a login: hf "
+                "auth login. Offline, set --data.dataset to a folder of parquet, jsonl or arrow files, or train on "
+                "--data.corpus stdlib, which is on every machine"
+            ) from error
 
     def _load(self) -> dict[str, Any]:
         datasets = import_datasets()

@@ -26,7 +26,7 @@ texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data.text, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(data.text, "BLOCK", 16)
 
 
 def documents(passages) -> list[str]:
@@ -69,15 +69,14 @@ def merging(pattern: str) -> tokenizers.Tokenizer:
 
 
 def test_a_file_or_a_cell_without_line_ends_is_cut_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data.text, "BLOCK_BYTES", 64)
-    monkeypatch.setattr(data.text, "MAX_PASSAGE_CHARS", 256)
+    monkeypatch.setattr(data.text, "BLOCK", 64)
     line = "a" * 10_000
     for name, content in (("a.txt", line), ("a.csv", f"text\n{line}\n"), ("a.jsonl", json.dumps({"text": line}))):
         (tmp_path / name).write_text(content)
-    texts = text_passages(tmp_path / "a.txt")
+    texts = text_passages(tmp_path / "a.txt", WHOLE)
     for found in (texts, *(table_passages(tmp_path / name, "text") for name in ("a.csv", "a.jsonl"))):
         assert documents(passages := list(found)) == [line]
-        assert max(len(passage.text) for passage in passages) <= 256 + 64
+        assert max(len(passage.text) for passage in passages) <= 2 * 64
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -99,7 +98,6 @@ def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: fl
         (b"fine text, then \xff bad", 16),
         ("ends within a character é".encode()[:-1], 24),
         (b"0123456789abcde\xc3" + b"X and more", 15),
-        (b"looks like text \0 but is not", 16),
         (b"a" * 40 + b"\x80", 40),
     ],
 )
@@ -107,7 +105,7 @@ def test_bytes_that_are_not_text_are_named_with_their_offset(tmp_path: Path, con
     path = tmp_path / "broken.txt"
     path.write_bytes(content)
     with pytest.raises(Mistake, match=rf"broken.txt .* {offset}\b"):
-        list(text_passages(path))
+        list(text_passages(path, WHOLE))
 
 
 def write_packed(path: Path, content: bytes) -> None:
@@ -181,7 +179,7 @@ def test_a_tables_last_ending_decides_its_delimiter(tmp_path: Path, name: str, d
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str):
     path = tmp_path / name
     write_packed(path, "text\nwords\n".encode("utf-8-sig"))
-    found = table_passages(path, "text") if ".csv" in name else text_passages(path)
+    found = table_passages(path, "text") if ".csv" in name else text_passages(path, WHOLE)
     assert [passage.text for passage in found] == ["words" if ".csv" in name else "text\nwords\n"]
 
 
