@@ -1,5 +1,7 @@
 """MuonAdamW updates matrices by Muon, tables by Adagrad, others as torch's AdamW does; only matrices are decayed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,14 +9,12 @@ from torch import nn
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
-from model.training.optimizer import (
-    POLAR_EXPRESS,
-    MuonAdamW,
-    OptimizerConfig,
-    build_optimizer,
-    orthogonalize,
-)
+from model.training.optimizer import POLAR_EXPRESS, MuonAdamW, OptimizerConfig, build_optimizer, orthogonalize
 from tests.gpts import GPT2
+
+SMALL = GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8)
+DRESSED = replace(SMALL, norm="layernorm", bias=True, position="learned", value_embeddings=True)
+BOTH = pytest.mark.parametrize("algorithm", ["muon", "adamw"])
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 16, 64), (2, 48, 48)])
@@ -63,8 +63,7 @@ def test_the_first_muon_step_moves_every_direction_by_the_same_amount_after_deca
 
 def test_queries_keys_and_values_of_one_weight_move_as_matrices_of_their_own():
     """Otherwise the values, whose gradient is the largest at first, would leave nothing for the queries and keys."""
-    config = GPTConfig(vocab_size=8, context_length=8, num_layers=1, num_heads=4, num_kv_heads=2, embed_dim=32)
-    gpt = GPT(config)
+    gpt = GPT(replace(SMALL, num_heads=4, num_kv_heads=2, embed_dim=32))
     optimizer = build_optimizer(gpt, OptimizerConfig(matrix_learning_rate=0.1))
     weight = gpt.blocks[0].attention.qkv_proj.weight
     before = weight.detach().clone()
@@ -125,22 +124,6 @@ def test_tables_move_by_the_gradient_over_the_root_of_its_mean_squares_and_unrea
     assert torch.equal(weight[[0, 3, 5, 6]], start[[0, 3, 5, 6]])
 
 
-@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
-@pytest.mark.parametrize("family", ["gpt2", "modern"])
-def test_every_weight_is_in_one_group_and_only_matrices_decay(algorithm, family):
-    options = GPT2 if family == "gpt2" else {}
-    gpt = GPT(GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8, **options))
-    optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm, weight_decay=0.1))
-    grouped = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    assert sorted(map(id, grouped)) == sorted(map(id, gpt.parameters()))
-    parts = {group["name"]: group["params"] for group in optimizer.param_groups}
-    heads = [gpt.head.weight] if family == "modern" else []  # the other one's is its embedding
-    assert [id(weight) for weight in parts.get("head", [])] == [id(weight) for weight in heads]
-    decayed = {id(weight) for group in optimizer.param_groups if group["weight_decay"] for weight in group["params"]}
-    for name, parameter in gpt.named_parameters():
-        assert (id(parameter) in decayed) == (parameter.ndim == 2 and "embedding" not in name), name
-
-
 class Sink(CausalSelfAttention):
     """An attention to which a person has added a number for each head, one for each place and a matrix."""
 
@@ -151,35 +134,40 @@ class Sink(CausalSelfAttention):
         self.mix = nn.Parameter(torch.eye(self.num_heads))
 
 
-DRESSED = {"norm": "layernorm", "bias": True, "position": "learned", "value_embeddings": True}
-
-
-@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
-def test_what_is_no_matrix_moves_at_a_rate_of_its_own(algorithm, monkeypatch):
-    """Beside Muon. AdamW's first step moves each number by its rate."""
+@BOTH
+@pytest.mark.parametrize("config", [replace(SMALL, **GPT2), DRESSED], ids=["gpt2", "modern"])
+def test_every_weight_is_in_one_group_with_the_rate_of_its_kind_and_only_matrices_decay(algorithm, config, monkeypatch):
     monkeypatch.setattr("model.gpt.CausalSelfAttention", Sink)
-    gpt = GPT(GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8, **DRESSED))
-    rates = {"learning_rate": 0.5, "matrix_learning_rate": 0.25, "vector_learning_rate": 0.125}
-    optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm, **rates))
-    before = {name: parameter.detach().clone() for name, parameter in gpt.named_parameters()}
-    for parameter in gpt.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+    gpt = GPT(config)
+    rates = {"learning_rate": 0.5, "head_learning_rate": 1.0}
+    muon = {"matrix_learning_rate": 0.25, "vector_learning_rate": 0.125}
+    optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm, weight_decay=0.1, **rates, **muon))
+    grouped = [(id(parameter), group) for group in optimizer.param_groups for parameter in group["params"]]
+    assert sorted(parameter for parameter, _ in grouped) == sorted(map(id, gpt.parameters()))
     for name, parameter in gpt.named_parameters():
-        moved = (before[name] - parameter).detach()
-        if parameter.ndim != 2:
-            torch.testing.assert_close(moved, torch.full_like(moved, 0.125 if algorithm == "muon" else 0.5))
-        elif "embedding" in name:
-            torch.testing.assert_close(moved, torch.full_like(moved, 0.5))
+        group, kind = dict(grouped)[id(parameter)], "matrix" if parameter.ndim == 2 else "vector"
+        if name == "head.weight":  # the other one's is its embedding
+            kind = "head"
+        elif parameter.ndim == 2 and "embedding" in name:
+            kind = "embedding"
+        expected = (rates | muon if algorithm == "muon" else rates).get(f"{kind}_learning_rate", 0.5)
+        assert (group["lr"], group["initial_lr"]) == (expected, expected), name
+        assert group["weight_decay"] == (0.1 if kind in ("matrix", "head") else 0), name
 
 
-@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
-def test_a_state_in_which_vectors_were_among_the_embeddings_is_that_of_each_weight(algorithm):
-    """As versions before this one saved it: one group in the order of the model's parameters."""
-    gpt = GPT(GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8, **DRESSED))
+def updated(config, algorithm):
+    """A GPT after one update, and its optimizer."""
+    gpt = GPT(config)
     optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
     gpt.loss(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long)).backward()
     optimizer.step()
+    return gpt, optimizer
+
+
+@BOTH
+def test_a_state_in_which_vectors_were_among_the_embeddings_is_that_of_each_weight(algorithm):
+    """As versions before this one saved it: one group in the order of the model's parameters."""
+    gpt, optimizer = updated(DRESSED, algorithm)
     groups = {group["name"]: dict(group) for group in optimizer.param_groups}
     vectors = groups.pop("vectors")["params"]
     ids = {id(parameter) for parameter in groups["embeddings"]["params"] + vectors}
@@ -192,34 +180,23 @@ def test_a_state_in_which_vectors_were_among_the_embeddings_is_that_of_each_weig
         torch.testing.assert_close(dict(restored.state[parameter]), dict(optimizer.state[parameter]))
 
 
-@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+@BOTH
 def test_the_step_counts_of_a_restored_optimizer_are_on_the_device_of_the_weights(algorithm):
     """A checkpoint is read to the CPU. Lightning moves the optimizer's state to the device, except the step counts."""
-
-    def step(gpt, optimizer):
-        for parameter in gpt.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-
-    config = GPTConfig(vocab_size=32, context_length=8, num_layers=1, num_heads=2, embed_dim=16)
-    gpt = GPT(config)
-    optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
-    step(gpt, optimizer)
-    elsewhere = GPT(config).to("meta")
+    elsewhere = GPT(SMALL).to("meta")
     restored = build_optimizer(elsewhere, OptimizerConfig(algorithm=algorithm))
-    restored.load_state_dict(optimizer.state_dict())
+    restored.load_state_dict(updated(SMALL, algorithm)[1].state_dict())
     for state in restored.state.values():
         state.update({name: value if name == "step" else value.to("meta") for name, value in state.items()})
-    step(elsewhere, restored)
+    for parameter in elsewhere.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    restored.step()
     assert {value.device.type for state in restored.state.values() for value in state.values()} == {"meta"}
 
 
-@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+@BOTH
 def test_a_state_of_other_parameters_is_refused_before_the_next_step(algorithm):
-    gpt = GPT(GPTConfig(vocab_size=17, context_length=8, num_layers=1, num_heads=2, embed_dim=16))
-    optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
-    gpt.loss(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long)).backward()
-    optimizer.step()
+    _, optimizer = updated(SMALL, algorithm)
     state = optimizer.state_dict()
     optimizer.load_state_dict(state)
     number, own = next(iter(state["state"].items()))
