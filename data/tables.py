@@ -51,8 +51,8 @@ def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
         if options["path"] == "csv":
             load = partial(load, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE)
             # pandas guesses types: 007 is text here.
-            text = {name: datasets.Value("string") for name in next(iter(load()), {})}
-            load = partial(load, features=datasets.Features(text))
+            strings = {name: datasets.Value("string") for name in next(iter(load()), {})}
+            load = partial(load, features=datasets.Features(strings))
         rows = load()
     is_warned = ending != ".tsv" or not quotes
     for text in column_texts(tables_of(rows, parsing(path)), column, str(path)):
