@@ -43,7 +43,9 @@ def text_logprobs(
     documents = [None] * len(windows) if document_ids is None else windows_of(document_ids)
     rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     device = model.token_embedding.weight.device
-    logprobs = []
+    # Not a list of each batch's: small tensors that stay between large ones that go leave the memory in pieces.
+    logprobs = torch.empty(num_windows * T)
+    filled = 0
     with torch.inference_mode(), in_eval_mode(model):
         for number, (batch, ids) in enumerate(zip(windows, documents, strict=True)):
             batch = batch.to(device)
@@ -53,8 +55,10 @@ def text_logprobs(
             ids = None if ids is None else ids[:, :-1].to(device)
             features = model.features(batch[:, :-1], document_ids=ids)[scored]
             for part, targets in zip(features.split(rows), batch[:, 1:][scored].split(rows), strict=True):
-                logprobs.append(-F.cross_entropy(model.unembed(part), targets, reduction="none").cpu())
-    return torch.cat(logprobs)[:num_targets]
+                nats = F.cross_entropy(model.unembed(part), targets, reduction="none")
+                logprobs[filled : filled + len(nats)] = -nats
+                filled += len(nats)
+    return logprobs[:num_targets]
 
 
 def count_nats(nats: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
