@@ -34,7 +34,7 @@ from model.mistakes import Mistake
 from model.pages import template
 
 MAX_BYTES = 40_000_000  # of the weights in a page, which may hold several snapshots
-MAX_REFERENCE = 2**14  # logits that are kept to check the page's own, 64 KiB a snapshot
+MAX_REFERENCE = 2**13  # logits that are kept to check the page's own, 32 KiB a snapshot
 MAX_DIFFERENCE = 1e-3  # of a logit, above which the model's attention is another than the page's
 EXACT_BYTES = 12_000_000  # below which a page is small enough to hold bfloat16
 
