@@ -15,16 +15,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
-from importlib.util import find_spec
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.mistakes import Mistake, file_errors
+from model.mistakes import Mistake, check_range, file_errors
 from model.runs.exit_status import exit_status
-from scripts.parser import Parser, whole_number
+from scripts.parser import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
 # Those of nanoGPT's README for a CPU and of its config.
@@ -60,14 +59,10 @@ WRITER = MEDIUM | {"context_length": 1024, "vocab_size": 257}  # every byte, and
 PROMPT_TOKENS = 16
 NEW_TOKENS = 128
 TEXTS = (1, 16)  # written at once
-# The network, its dropout, a batch, our steps and the peer's.
+# The network, a batch, our steps and the peer's.
 LEARNING = {
-    "cpu": (SMALL, 0.0, 12, 80, 2000),
-    "cuda": (MEDIUM, 0.2, 64, 600, 5000),
-}
-REASONS = {
-    "nanogpt": "set --nanogpt to a checkout of it",
-    "transformers": "pip install transformers",
+    "cpu": (SMALL | {"dropout": 0.0}, 12, 80, 2000),
+    "cuda": (MEDIUM | {"dropout": 0.2}, 64, 600, 5000),
 }
 CONTENDER = "import sys; from scripts.benchmarks.gpt2 import main; main(*sys.argv[1:])"
 
@@ -76,8 +71,7 @@ Job = dict[str, Any]  # `function`, one of scripts/benchmarks/gpt2.py, and what 
 
 
 @exit_status("benchmark.py")
-def main(argv: list[str] | None = None) -> int | None:
-    """Runs the command line; returns the exit status: 0, 1 if ours fails, 2 for a mistake, 130 for Ctrl-C."""
+def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="benchmark.py", description=__doc__)
     subparsers = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
     for function, rounds in ((train, 3), (generate, 3), (time_to_loss, 1)):
@@ -87,24 +81,19 @@ def main(argv: list[str] | None = None) -> int | None:
         add = subparser.add_argument
         add("--device", choices=tuple(STEPS_OF), default="cpu", help="where networks are (default: cpu)")
         add("--nanogpt", type=checkout, metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
-        turns = f"turns of each contender (default: {rounds})"
-        add("--rounds", type=whole_number, default=rounds, metavar="N", help=turns)
+        add("--rounds", type=int, default=rounds, metavar="N", help=f"turns of each contender (default: {rounds})")
         if function is time_to_loss:
             usual = Path("tinyshakespeare.txt")
             add("--data", type=Path, default=usual, metavar="FILE", help=f"ASCII text (default: {usual})")
             add("train_options", nargs="*", metavar="-- OPTION", help="for our train.py, paths from the repository")
     options = parser.parse_args(argv)
-    try:
-        rows = options.function(options)
-    except RuntimeError as error:
-        print(f"benchmark.py: {error}", file=sys.stderr)
-        return 1
+    check_range("--rounds", options.rounds, 1)
+    rows = options.function(options)
     machines = [row.pop("machine") for row in rows]
     print("{device}, {threads} threads:\n".format(**machines[0]))
     for row in rows:
-        seconds, milliseconds = row.get("seconds"), row.get("milliseconds_per_step")
-        time = f"{milliseconds:,.2f} ms" if milliseconds else figure(seconds, " s")
-        print(f"{row['work']:44} {row['contender']:16} {time:>13} {figure(row['times_faster']):>7} times ours")
+        time = f"{row['seconds']:,.2f} s" if "seconds" in row else f"{row['milliseconds_per_step']:,.2f} ms"
+        print(f"{row['work']:44} {row['contender']:16} {time:>13} {row['times_faster']:>7,.2f} times ours")
     print()
     result = {
         "benchmark": options.benchmark,
@@ -113,11 +102,6 @@ def main(argv: list[str] | None = None) -> int | None:
         "rows": rows,
     }
     print(json.dumps(result))
-
-
-def figure(value: float | None, unit: str = "") -> str:
-    """A dash for a loss that was not reached."""
-    return "-" if value is None else f"{value:,.2f}{unit}"
 
 
 def checkout(folder: str) -> str:
@@ -132,21 +116,18 @@ def train(options: argparse.Namespace) -> list[Row]:
 
     3 minutes on 2 CPU cores.
     """
-    names = contenders(nanogpt=options.nanogpt)
     rows = []
     for size, batch_size in STEPS_OF[options.device]:
+        work = f"training step, {NAME.format(**size)}, batches of {batch_size}x{size['context_length']}"
         job = {
-            "device": options.device,
             "function": "measure_step",
-            "checkout": options.nanogpt,
             "size": size,
             "batch_size": batch_size,
             "seconds": SECONDS,
             "steps": 2000,
         }
-        results = take_turns(dict.fromkeys(names, job), options.rounds)
-        work = f"training step, {NAME.format(**size)}, batches of {batch_size}x{size['context_length']}"
-        rows += compare(work, results, same=("parameters", "tokens"))
+        jobs = dict.fromkeys(contenders(options), job)
+        rows += compare(work, take_turns(jobs, options))
     return rows
 
 
@@ -156,21 +137,18 @@ def generate(options: argparse.Namespace) -> list[Row]:
     All have the same architecture and size, 6 layers of width 384, and random weights. nanoGPT has no cache.
     4 minutes on 2 CPU cores.
     """
-    names = contenders(nanogpt=options.nanogpt, transformers=find_spec("transformers"))
     rows = []
     for texts in TEXTS:
+        work = f"writing {texts} x {NEW_TOKENS} tokens, {NAME.format(**WRITER)}"
         job = {
-            "device": options.device,
             "function": "measure_writing",
-            "checkout": options.nanogpt,
             "size": WRITER,
             "batch_size": texts,
             "prompt_tokens": PROMPT_TOKENS,
             "new_tokens": NEW_TOKENS,
         }
-        results = take_turns(dict.fromkeys(names, job), options.rounds)
-        work = f"writing {texts} x {NEW_TOKENS} tokens, {NAME.format(**WRITER)}"
-        rows += compare(work, results, same=("parameters", "tokens"))
+        jobs = dict.fromkeys([*contenders(options), "transformers"], job)
+        rows += compare(work, take_turns(jobs, options))
     return rows
 
 
@@ -181,51 +159,43 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
     it, our own. The clock stops for evaluation, and the first three steps, in which PyTorch may compile, count as long
     as the later ones. A round takes 3 minutes on 2 CPU cores; to publish a figure take --rounds 3.
     """
-    size, dropout, batch_size, our_steps, their_steps = LEARNING[options.device]
+    size, batch_size, our_steps, their_steps = LEARNING[options.device]
     with file_errors(options.data):
         text = options.data.read_bytes()
     if not text.isascii():
         raise Mistake(f"--data {options.data} is not all ASCII: its bytes, which ours reads, are not its characters")
     both = {
-        "device": options.device,
-        "dropout": dropout,
         "size": size | {"vocab_size": len(set(text))},
         "batch_size": batch_size,
         "data": str(options.data.resolve()),
     }
     jobs = {
         "glassgpt": {"function": "train_by_recipe", "steps": our_steps, "train_options": options.train_options},
-        "nanogpt": {"function": "learn_characters", "steps": their_steps, "checkout": options.nanogpt},
+        "nanogpt": {"function": "learn_characters", "steps": their_steps},
     }
-    jobs = {name: both | jobs[name] for name in contenders(nanogpt=options.nanogpt)}
-    results = take_turns(jobs, options.rounds)
+    jobs = {name: both | jobs[name] for name in contenders(options)}
+    results = take_turns(jobs, options)
     target = max(map(lowest_loss, results.get("nanogpt", results["glassgpt"])))
     reaching = {name: [reached(turn, target) for turn in turns] for name, turns in results.items()}
     return compare(f"training to {target:.3f} nats, {options.data.stem}", reaching)
 
 
 def reached(result: Row, target: float) -> Row:
-    """With the lowest loss, and the first evaluation at which it is `target` or less; None if there is none."""
-    first = next((point for point in result["curve"] if point["loss"] <= target), {})
-    return {
-        "seconds": first.get("seconds"),
-        "steps_to_target": first.get("step"),
-        "target": target,
-        "lowest_loss": lowest_loss(result),
-        **result,
-    }
+    """With the first evaluation at which the loss is `target` or less. Raises Mistake if there is none."""
+    lowest = lowest_loss(result)
+    if lowest > target:
+        raise Mistake(f"the loss of the peer, {target:.3f}, was not reached: the lowest is {lowest:.3f}")
+    first = next(point for point in result["curve"] if point["loss"] <= target)
+    about = {"target": target, "lowest_loss": lowest, "steps_to_target": first["step"]}
+    return {"seconds": first["seconds"], **about, **result}
 
 
 def lowest_loss(result: Row) -> float:
     return min(point["loss"] for point in result["curve"])
 
 
-def contenders(**able: Any) -> list[str]:
-    """Ours, and the peers that can take part; a sentence on standard error names each that cannot."""
-    for name in able:
-        if not able[name]:
-            print(f"{name} is left out: {REASONS[name]}", file=sys.stderr)
-    return ["glassgpt", *(name for name in able if able[name])]
+def contenders(options: argparse.Namespace) -> list[str]:
+    return ["glassgpt", "nanogpt"] if options.nanogpt else ["glassgpt"]
 
 
 def run(job: Job) -> Row:
@@ -247,17 +217,18 @@ def run(job: Job) -> Row:
         return json.loads(Path(folder, "result.json").read_text())
 
 
-def take_turns(jobs: Mapping[str, Job], rounds: int) -> dict[str, list[Row]]:
+def take_turns(jobs: Mapping[str, Job], options: argparse.Namespace) -> dict[str, list[Row]]:
     """Runs every contender once, then every contender again, so that a slow spell of the machine meets all of them.
 
     A peer that fails is left out with a sentence; RuntimeError if ours fails, as nothing could be compared.
     """
     results: dict[str, list[Row]] = {name: [] for name in jobs}
-    for seed in range(rounds):
+    both = {"device": options.device, "checkout": options.nanogpt}
+    for seed in range(options.rounds):
         for name in list(results):
-            print(f"round {seed + 1}/{rounds}  {name}", file=sys.stderr, flush=True)
+            print(f"round {seed + 1}/{options.rounds}  {name}", file=sys.stderr, flush=True)
             try:
-                results[name].append(run({**jobs[name], "contender": name, "seed": seed}))
+                results[name].append(run({**both, **jobs[name], "contender": name, "seed": seed}))
             except RuntimeError as error:
                 if name == "glassgpt":
                     raise
@@ -266,38 +237,27 @@ def take_turns(jobs: Mapping[str, Job], rounds: int) -> dict[str, list[Row]]:
     return results
 
 
-def compare(work: str, results: Mapping[str, list[Row]], same: Collection[str] = ()) -> list[Row]:
+def compare(work: str, results: Mapping[str, list[Row]]) -> list[Row]:
     """A row for each contender of `work`: the first round's result, with the median time over the rounds.
 
     `times_faster` is the median over the rounds of its time divided by ours, since the contenders of one round met
-    the same state of the machine. A time of None means that the contender did not reach its goal. RuntimeError if the
-    contenders do not agree in the keys `same`.
+    the same state of the machine.
     """
-    for key in same:
-        amounts = {name: rounds[0][key] for name, rounds in results.items()}
-        if len(set(amounts.values())) > 1:
-            amounts = ", ".join(f"{name} {amount}" for name, amount in amounts.items())
-            raise RuntimeError(f"the contenders differ in {key}, so their times cannot be compared: {amounts}")
     unit = "seconds" if "seconds" in results["glassgpt"][0] else "milliseconds_per_step"
     times = {name: [result[unit] for result in rounds] for name, rounds in results.items()}
     rows = []
     for name, own in times.items():
-        pairs = zip(own, times["glassgpt"], strict=True)
-        ratios = [None if None in pair else pair[0] / pair[1] for pair in pairs]
+        ratios = [theirs / ours for theirs, ours in zip(own, times["glassgpt"], strict=True)]
         row = {
             "work": work,
             "contender": name,
             **results[name][0],
-            unit: median(own),
+            unit: statistics.median(own),
             f"{unit}_of_rounds": own,
-            "times_faster": median(ratios),
+            "times_faster": statistics.median(ratios),
         }
         rows.append(row)
     return rows
-
-
-def median(values: Collection[float | None]) -> float | None:
-    return None if None in values else statistics.median(values)
 
 
 def commit() -> str | None:

@@ -4,7 +4,6 @@ Every check is a process of its own. One that fails is a row with its last lines
 options take, compare the figures of one machine only. Please send the object to the project.
 """
 
-import csv
 import json
 import os
 import shlex
@@ -13,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
@@ -23,8 +23,10 @@ from model import open_run
 from model.checkpoint import read_checkpoint
 from model.gpt import GPT, GPTConfig
 from model.kernels import has_fast_bfloat16
+from model.runs.results import read_metrics
 from model.training.optimizer import OptimizerConfig, build_optimizer
-from scripts.benchmark import commit
+from scripts.benchmark import LARGE, SMALL, commit
+from scripts.benchmarks.gpt2 import clock
 from scripts.parser import Parser, choose_device
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +34,7 @@ LIMIT = 300  # seconds of a check
 LINES = 20  # of a check that failed
 TEXT = "def main(argv):\n    for i in range(10):\n        print(i)\n"
 
-# What follows `python`. {limits}: makes a large run small where there is only a processor.
+# What follows `python`. {limits}: makes a large run small where there is only a processor. {peer}: nanoGPT's place.
 TRAIN = "train.py --name={name} --trainer.default_root_dir={folder} --trainer.accelerator={device} --wandb=disabled"
 DEBUG = f"{TRAIN} --config=configs/debug.yaml --trainer.max_steps=20"
 PLAIN = f"{DEBUG} --attention.enabled=false --samples.max_new_tokens=0"
@@ -61,8 +63,8 @@ CHECKS = {
     "measure_parts": f"{FUNCTION} {{device}}",
     "gpt2_124m": f"{GPT2} --attention.enabled=false --trainer.max_steps=100 {{limits}}",
     "gpt2_124m recorded": f"{GPT2} --attention.every_n_steps=50 --trainer.max_steps=100 {{limits}}",
-    "train": "scripts/benchmark.py train --rounds=1 --device={device}",
-    "generate": "scripts/benchmark.py generate --rounds=1 --device={device}",
+    "train": "scripts/benchmark.py train --rounds=1 --device={device} {peer}",
+    "generate": "scripts/benchmark.py generate --rounds=1 --device={device} {peer}",
 }
 LIMITS = "--trainer.max_steps=2 --model.gpt.num_layers=1 --model.gpt.num_heads=2 --model.gpt.embed_dim=32"
 
@@ -76,14 +78,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=CHECKS, metavar="CHECK", help=", ".join(CHECKS))
     options = parser.parse_args(argv)
     device = choose_device(options.device).type
+    limits = LIMITS if device == "cpu" else ""
+    peer = f"--nanogpt={options.nanogpt}" if options.nanogpt else ""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for check in options.only:
             name = check.replace(" ", "-")
-            limits = LIMITS if device == "cpu" else ""
-            command = CHECKS[check].format(device=device, folder=folder, name=name, limits=limits)
-            if command.startswith("scripts/benchmark.py") and options.nanogpt is not None:
-                command += f" --nanogpt={options.nanogpt}"
+            command = CHECKS[check].format(device=device, folder=folder, name=name, limits=limits, peer=peer)
             rows.append(run(check, shlex.split(command), Path(folder, name, "metrics.csv")))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)  # in case that a later one takes the machine down
     device_name = torch.cuda.get_device_name() if device == "cuda" else device
@@ -96,22 +97,21 @@ def run(check: str, command: list[str], metrics: Path) -> Row:
     started = time.perf_counter()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, text=True, **pipes) as process:
-        try:
-            written, _ = process.communicate(timeout=LIMIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            written, _ = process.communicate()
+        limit = Timer(LIMIT, process.kill)
+        limit.start()
+        written = process.stdout.read()
+        limit.cancel()
+    seconds = round(time.perf_counter() - started, 1)
     lines = written.splitlines() or [""]
-    row: Row = {"check": check, "status": process.returncode, "seconds": round(time.perf_counter() - started, 1)}
+    row: Row = {"check": check, "status": process.returncode, "seconds": seconds}
     row |= {"graph_breaks": written.count("Graph break"), "recompiles": written.count("Recompiling")}
     if process.returncode:
         row["said"] = lines[-LINES:]
     elif lines[-1].startswith("{"):
         row |= json.loads(lines[-1])
-    elif metrics.exists():
-        with metrics.open(newline="", encoding="utf-8") as file:
-            for figures in csv.DictReader(file):
-                row |= {key: float(value) for key, value in figures.items() if value and "attention/" not in key}
+    else:
+        for figures in read_metrics(metrics):
+            row |= {name: value for name, value in figures.items() if "attention/" not in name}
     return row
 
 
@@ -143,28 +143,22 @@ def measure_maps(run_dir: str, device: str) -> None:
 
 def measure_parts(device: str) -> None:
     """Which attention kernels run with and without a mask, and the seconds of an update by each optimizer."""
-    sizes = (
-        {"num_layers": 2, "num_heads": 2, "embed_dim": 32} if device == "cpu" else {"num_layers": 12, "num_heads": 12}
-    )
+    size = SMALL if device == "cpu" else LARGE
+    context = size["context_length"]
+    tokens = torch.zeros(2, context, dtype=torch.long, device=device)
     found: Row = {}
-    tokens = torch.zeros(2, 1024, dtype=torch.long, device=device)
-    for name, window, ids in (("causal", None, None), ("window", 256, None), ("documents", None, tokens)):
-        gpt = GPT(GPTConfig(**{"embed_dim": 768, "vocab_size": 256, "context_length": 1024, "window": window} | sizes))
-        gpt.to(device)
+    for name, window, ids in (("causal", None, None), ("window", context // 4, None), ("documents", None, tokens)):
+        gpt = GPT(GPTConfig(**size, window=window)).to(device)
         autocast = torch.autocast(device, torch.bfloat16, enabled=has_fast_bfloat16(device))
         with torch.profiler.profile() as profile, autocast:
             gpt.loss(tokens, tokens, document_ids=ids).backward()
-        found[name] = [
-            event.key for event in profile.key_averages() if "_attention" in event.key or "sdpa" in event.key
-        ]
+        found[name] = [one.key for one in profile.key_averages() if "_attention" in one.key or "sdpa" in one.key]
     for algorithm in ("muon", "adamw"):
         optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
-        for _ in range(11):  # the first makes the optimizer's state
-            torch.get_device_module(device).synchronize()
-            started = time.perf_counter()
-            optimizer.step()
-            torch.get_device_module(device).synchronize()
-        found[f"seconds of {algorithm}"] = time.perf_counter() - started
+        optimizer.step()  # makes its state
+        started = clock(device)
+        optimizer.step()
+        found[f"seconds of {algorithm}"] = clock(device) - started
     print(json.dumps(found))
 
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from types import SimpleNamespace as Namespace
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
+from model.files import content_of
 from model.generation import generate
 from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.kernels import has_fast_bfloat16, keep_freed_memory
@@ -116,7 +116,6 @@ def train_by_recipe(job: Namespace) -> Row:
         f"--config={ROOT / 'configs' / 'shakespeare_char.yaml'}",
         *(f"--model.gpt.{name}={value}" for name, value in job.size.items() if name != "vocab_size"),
         f"--data.files={job.data}",
-        f"--model.gpt.dropout={job.dropout}",
         f"--data.batch_size={job.batch_size}",
         f"--seed_everything={job.seed}",
         f"--trainer.max_steps={job.steps}",
@@ -165,7 +164,7 @@ def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
         starts = torch.randint(len(text) - context, (job.batch_size, 1))
         rows = text[starts + torch.arange(context + 1)].to(job.device, non_blocking=True)
         with torch.autocast(job.device, torch.bfloat16, enabled=learner.precision == "bfloat16"):
-            loss = learner.loss(rows[:, :-1].contiguous(), rows[:, 1:].contiguous())
+            loss = learner.loss(*inputs_and_targets(rows))
         loss.backward()
         nn.utils.clip_grad_norm_(learner.model.parameters(), GRADIENT_CLIP)
         learner.optimizer.step()
@@ -173,9 +172,14 @@ def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
         yield step + 1
 
 
+def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Of windows (B, T + 1), both (B, T)."""
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
 def read(path: str) -> Tensor:
     """The bytes of a text (N,)."""
-    return torch.from_numpy(np.fromfile(path, np.uint8)).long()
+    return torch.tensor(list(Path(path).read_bytes()))
 
 
 def split(text: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,33 +194,30 @@ class Curve:
     def __init__(self, steps: int, model: nn.Module, loss: Callable[..., Tensor], text: Tensor, context: int):
         self.model = model
         self.loss = loss
-        self.device = text.device.type
-        whole = (len(text) - 1) // context * context  # in windows of the context; a rest is left out
-        tokens = text[:whole].view(-1, context).split(128)
-        targets = text[1 : whole + 1].view(-1, context).split(128)
-        self.batches = list(zip(tokens, targets, strict=True))
-        self.due = {steps * number // EVALUATIONS for number in range(1, EVALUATIONS + 1)}
+        self.windows = text.unfold(0, context + 1, context)  # a rest of the text is left out
+        self.due = {WARM_UP, *(steps * number // EVALUATIONS for number in range(1, EVALUATIONS + 1))}
         self.points: list[dict[str, float]] = []
-        self.step = 0
         self.seconds = 0.0
 
     def after(self, step: int) -> None:
         """To be called after every batch; evaluates if that is due, with the clock stopped."""
-        if step == self.step:  # gradients are still being accumulated
+        if step not in self.due:
             return
-        self.step = step
-        if step in self.due:
-            self.seconds += clock(self.device) - self.started
+        self.due.remove(step)  # a step may have several batches
+        device = self.windows.device.type
+        if step > WARM_UP:
+            self.seconds += clock(device) - self.started
             seconds = self.seconds * step / (step - WARM_UP)
             self.points.append({"step": step, "seconds": seconds, "loss": self.mean_nats()})
-        if step in self.due or step == WARM_UP:
-            self.started = clock(self.device)
+        self.started = clock(device)
 
     @torch.no_grad()
     def mean_nats(self) -> float:
+        nats = 0.0
         with in_eval_mode(self.model):
-            nats = sum(self.loss(*batch).item() * batch[1].numel() for batch in self.batches)
-        return nats / sum(targets.numel() for _, targets in self.batches)
+            for rows in self.windows.split(128):
+                nats += self.loss(*inputs_and_targets(rows)).item() * len(rows)
+        return nats / len(self.windows)
 
 
 class LearningCurve(Callback):
@@ -253,9 +254,7 @@ def measure_writing(job: Namespace) -> Row:
     started = clock(job.device)
     text = write(prompt, max_new_tokens=job.new_tokens)
     seconds = clock(job.device) - started
-    tokens = job.batch_size * job.new_tokens
-    if text.shape != (job.batch_size, job.prompt_tokens + job.new_tokens):
-        raise RuntimeError(f"{job.contender} wrote {tuple(text.shape)}, not {tokens} tokens after the prompts")
+    tokens = text.numel() - prompt.numel()
     return {"seconds": seconds, "tokens": tokens, **describe(network, "float32")}
 
 
@@ -285,7 +284,7 @@ def build_writer(job: Namespace) -> Writer:
 def build_nanogpt(job: Namespace, *, bias: bool) -> nn.Module:
     nanogpt = runpy.run_path(str(Path(job.checkout, "model.py")), run_name="nanogpt")
     shape = {NANOGPT_NAMES.get(name, name): value for name, value in job.size.items()}
-    return nanogpt["GPT"](nanogpt["GPTConfig"](**shape, dropout=vars(job).get("dropout", 0.0), bias=bias))
+    return nanogpt["GPT"](nanogpt["GPTConfig"](**{"dropout": 0.0} | shape, bias=bias))
 
 
 def gpt2_config(size: dict[str, int], **changes: Any) -> GPTConfig:
@@ -299,8 +298,7 @@ def describe(network: nn.Module, precision: str) -> Row:
     if next(network.parameters()).is_cuda:
         device = torch.cuda.get_device_name()
     else:
-        cpuinfo = Path("/proc/cpuinfo")
-        name = re.search(r"^model name\s*: (.*)", cpuinfo.read_text() if cpuinfo.exists() else "", re.MULTILINE)
-        device = name[1] if name else platform.processor() or platform.machine()
+        name = re.search(r"model name\s*: (.*)", content_of(Path("/proc/cpuinfo")).decode())
+        device = name[1] if name else platform.processor()
     machine = {"device": device, "threads": torch.get_num_threads()}
     return {"parameters": sum(p.numel() for p in network.parameters()), "precision": precision, "machine": machine}
