@@ -1,12 +1,12 @@
 """Shows a model's attention maps as a page for the browser, a picture or a table.
 
   --run runs/NAME                            the page of a run: how it learned, its maps, the model to type to
-  --checkpoint runs/NAME --prompt "def f("   the page of a model, opened with your own text
+  --run runs/NAME --prompt "def f("          the page of its best checkpoint, opened with your own text
   --output maps.svg                          a picture instead of a page: layers down, heads across
   --output maps.csv                          the weights instead
   --experiments                              what can be tried with the model, what it predicts, and what came of it
 
-With neither --run nor --checkpoint it is the newest run under runs/.
+Without --run it is the newest run under runs/.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.mistakes import Mistake, listed
+from model.mistakes import Mistake
 from model.runs.exit_status import exit_status
 from model.runs.run import ATTENTION, HEAD_SCORES, REPORT, Run
 from scripts.parser import Parser, prompt_text
@@ -31,41 +31,40 @@ if TYPE_CHECKING:
 
     Shown = tuple[Recording, Callable[[], str], Path]  # with what makes its page, and the page's usual place
 
-PAGE, PICTURES, TABLE = ".html", (".png", ".svg", ".pdf"), ".csv"
-ENDINGS = (PAGE, *PICTURES, TABLE)
+PAGE, TABLE = ".html", ".csv"
+PICTURES_AND_TABLE = (".png", ".svg", ".pdf", TABLE)
 TITLE_CHARS = 60  # of a prompt in its page's title
 
 
 @exit_status("inspect_attention.py")
 def main(argv: list[str] | None = None) -> None:
-    arguments = build_parser().parse_args(argv)
-    check(arguments)
-
-    if arguments.experiments:
-        print(experiments_table(arguments.run or arguments.checkpoint))
+    options = build_parser().parse_args(argv)
+    check(options)
+    if options.experiments:
+        print(experiments_table(options.run))
         return
-    shown, page, usual = of_run(arguments.run) if arguments.prompt is None else of_prompt(arguments)
-    output = arguments.output or usual
-    write(shown, output, arguments, page)
+    shown, page, usual = of_run(options.run) if options.prompt is None else of_prompt(options)
+    output = options.output or usual
+    write(shown, output, options, page)
     for sentence in shown.problems.values():
         print(f"warning: {shown.name}: {sentence[0].lower()}{sentence[1:]}", file=sys.stderr)
-    said = "; open it in a browser" if ending(output) == PAGE else ""
-    if arguments.open:
-        opened = webbrowser.open(output.resolve().as_uri())
-        said = " and opened it in the browser" if opened else "; there is no browser here to open it in"
-    print(f"wrote {output}{said}")
+    said = f"wrote {output}"
+    if options.open and not webbrowser.open(output.resolve().as_uri()):
+        said += "; there is no browser here to open it in"
+    print(said)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="inspect_attention.py", description=__doc__)
-    add, model = parser.add_argument, parser.add_mutually_exclusive_group()
-    words = "run folder whose recorded maps are shown (default: the newest)"
-    model.add_argument("--run", type=Path, metavar="PATH", help=words)
-    words = "checkpoint file or run folder that reads --prompt"
-    model.add_argument("--checkpoint", type=Path, metavar="PATH", help=words)
+    add = parser.add_argument
+    words = (
+        "run whose recorded maps are shown, or that reads --prompt: its folder or a checkpoint (default: the newest)"
+    )
+    add("--run", "--checkpoint", type=Path, metavar="PATH", help=words)
     words = "text to read, of a long one the end that fits the context; - reads it from standard input"
     add("--prompt", metavar="TEXT", help=words)
-    words = f"file: {', '.join(ENDINGS)} (default: report.html in the run's folder, or attention.html for a prompt)"
+    words = f"file: {', '.join([PAGE, *PICTURES_AND_TABLE])} (default: report.html in the run's folder, or "
+    words += "attention.html for a prompt)"
     add("--output", type=Path, metavar="PATH", help=words)
     words = "training steps: with --prompt such as 0,500,1500, of which the run has a checkpoint (default: the "
     words += "best one's); for a picture or a table of recorded maps one step (default: the last)"
@@ -80,40 +79,28 @@ def build_parser() -> argparse.ArgumentParser:
 
 def step_list(text: str) -> list[int]:
     """For `type=` of an option: different steps in ascending order."""
-    if not all(step.strip().isdecimal() for step in text.split(",")):
-        raise argparse.ArgumentTypeError(f"must be steps such as 0,500,1500, not {text!r}")
-    return sorted(set(map(int, text.split(","))))
+    return sorted({int(step) for step in text.split(",")})
 
 
-def ending(output: Path) -> str:
+def ending(output: Path | None) -> str:
     """Which kind of file it is: of .SVG too, as some systems write it."""
-    return output.suffix.lower()
+    return PAGE if output is None else output.suffix.lower()
 
 
-def check(arguments: argparse.Namespace) -> None:
+def check(options: argparse.Namespace) -> None:
     """Finds mistakes before anything is loaded."""
-    output, has_prompt = arguments.output, arguments.prompt is not None
-    is_page = output is None or ending(output) == PAGE
-    if output is not None and ending(output) not in ENDINGS:
-        raise Mistake(f"--output {output} must end in {' or '.join(ENDINGS)}")
-    if arguments.experiments:
-        typed = [name for name in ("output", "prompt", "steps", "head") if getattr(arguments, name) is not None]
-        typed += ["open"] * arguments.open
-        if typed:
-            unused = listed([f"--{name}" for name in typed])
-            raise Mistake(f"--experiments prints a table of the whole model: leave out {unused}")
-    elif arguments.run and has_prompt:
-        raise Mistake("--run shows recorded maps and takes no prompt: write --checkpoint in its place, with --prompt")
-    elif arguments.checkpoint and not has_prompt:
+    is_page = ending(options.output) == PAGE
+    others = (options.prompt, options.output, options.steps, options.head, options.open or None)
+    if options.experiments and any(other is not None for other in others):
+        raise Mistake("--experiments prints a table of the whole model: leave out all options but --run")
+    if not is_page and ending(options.output) not in PICTURES_AND_TABLE:
+        raise Mistake(f"--output {options.output} must end in {' or '.join([PAGE, *PICTURES_AND_TABLE])}")
+    if is_page and (options.head or (options.steps and options.prompt is None)):
         raise Mistake(
-            f'--checkpoint needs a text to read, such as --prompt "def main("; '
-            f"for the maps recorded in training write --run {arguments.checkpoint}"
+            "the page has all heads, and of a run all recorded steps: --head and --steps are for an --output that ends "
+            f"in {', '.join(PICTURES_AND_TABLE)}, --steps also for --prompt"
         )
-    if is_page and arguments.head:
-        raise Mistake(f"--head is for an --output that ends in {', '.join(ENDINGS[1:])}: the page has all heads")
-    if arguments.steps and is_page and not has_prompt:
-        raise Mistake("--steps is for --prompt, a picture or a table: the page has all recorded steps")
-    if len(arguments.steps or ()) > 1 and not is_page:
+    if not is_page and len(options.steps or ()) > 1:
         raise Mistake("--steps: a picture or a table shows one step: write one number")
 
 
@@ -150,34 +137,28 @@ def of_run(path: Path | None) -> Shown:
     return recording, functools.partial(report_html, run, recording=recording), run / REPORT
 
 
-def of_prompt(arguments: argparse.Namespace) -> Shown:
+def of_prompt(options: argparse.Namespace) -> Shown:
     """What a model attends to in the prompt, and in random tokens that are repeated, at each of the steps."""
     from model.glass import open_run, recording_of
+    from model.pages.describe import shortened
     from model.pages.page import run_page
 
-    path, prompt = arguments.checkpoint, prompt_text(arguments.prompt)
-    checkpoints = [Run.open(path).at(step) for step in arguments.steps] if arguments.steps else [path]
+    prompt = prompt_text(options.prompt)
+    checkpoints = [Run.open(options.run).at(step) for step in options.steps] if options.steps else [options.run]
     opened = [open_run(checkpoint) for checkpoint in checkpoints]
     tokenizer, tokens = opened[0].tokenizer, opened[0].encode(prompt)
     if len(tokens) < 2:
         raise Mistake("a prompt must be at least 2 tokens long, so that there is a next one; this one is 1")
     recording = recording_of([(glass, glass.read(tokens)) for glass in opened])
     models = [(glass.step or 0, glass.gpt) for glass in opened]
-    title = prompt_title(tokenizer.decode(tokens.tolist()), recording)
+    text = shortened(" ".join(tokenizer.decode(tokens.tolist()).split()), TITLE_CHARS)
+    steps = " to ".join(str(step) for step in dict.fromkeys([recording.steps[0], recording.steps[-1]]))
+    title = f"“{text}” read by {recording.name} at step {steps}"
     page = functools.partial(run_page, title, recording, models=models, tokenizer=tokenizer)
     return recording, page, Path("attention.html")
 
 
-def prompt_title(text: str, shown: Recording) -> str:
-    """The page's: the beginning of what was read, and what read it at which steps."""
-    from model.pages.describe import shortened
-
-    first, last = shown.steps[0], shown.steps[-1]
-    steps = f"step {first}" if first == last else f"step {first} to {last}"
-    return f"“{shortened(' '.join(text.split()), TITLE_CHARS)}” read by {shown.name} at {steps}"
-
-
-def write(shown: Recording, output: Path, arguments: argparse.Namespace, page: Callable[[], str]) -> None:
+def write(shown: Recording, output: Path, options: argparse.Namespace, page: Callable[[], str]) -> None:
     """Writes the kind of file that its ending says."""
     from model.files import write_atomically
     from model.pages import export
@@ -185,8 +166,8 @@ def write(shown: Recording, output: Path, arguments: argparse.Namespace, page: C
     if ending(output) == PAGE:
         write_atomically(output, page().encode())
         return
-    step = arguments.steps[0] if arguments.steps else None
-    heads = export.choose_heads(shown, arguments.head)
+    step = options.steps[0] if options.steps else None
+    heads = export.choose_heads(shown, options.head)
     if ending(output) == TABLE:
         export.write_csv(shown, output, step, heads)
     else:
