@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.mistakes import Missing, Mistake
+from model.mistakes import Missing, Mistake, check_range
 from model.runs.exit_status import exit_status
 from scripts.generate import write_text
 from scripts.parser import Parser, prompt_text
@@ -59,12 +61,10 @@ def main(argv: list[str] | None = None) -> None:
     add("--prompt", default="for i in range(10):", metavar="TEXT", help=text)
     add("--layer", type=int, default=0, metavar="N", help="block to walk through in detail, from 0 (default: 0)")
     add("--head", type=int, default=0, metavar="N", help="head whose values are shown, from 0 (default: 0)")
-    arguments = parser.parse_args(argv)
-    if sys.stdout is None:
-        raise Mistake("standard output is closed, so the walk has nowhere to go")
-    prompt = prompt_text(arguments.prompt)
-    glass = open_model(arguments.checkpoint, arguments.fresh)
-    lines = walk(glass, prompt, arguments.layer, arguments.head)
+    options = parser.parse_args(argv)
+    prompt = prompt_text(options.prompt)
+    glass = open_model(options.checkpoint, options.fresh)
+    lines = walk(glass, prompt, options.layer, options.head)
     write_text("\n".join([str(glass), *lines, ""]))
 
 
@@ -93,9 +93,8 @@ def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
     ids, config = glass.encode(prompt).tolist(), glass.gpt.config
     if len(ids) < 2:
         raise Mistake("--prompt must be at least 2 tokens long, so that there is a next token; this one is 1")
-    for name, chosen, number in (("layer", layer, config.num_layers), ("head", head, config.num_heads)):
-        if not 0 <= chosen < number:
-            raise Mistake(f"--{name} must lie in 0..{number - 1} for this model, not be {chosen}")
+    check_range("--layer", layer, 0, config.num_layers - 1)
+    check_range("--head", head, 0, config.num_heads - 1)
     token = min(2, len(ids) - 1)  # in its row of a map, three keys are visible and others may be hidden
     place = {"B": 0, "T": token, "H": head, "H_kv": head * config.num_kv_heads // config.num_heads}
     lines = [
@@ -104,25 +103,18 @@ def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
         f"Values are those of token {token}, {quoted(glass.tokenizer, ids[token])}, and of head {head} where heads "
         "have an axis.",
     ]
-    number = 0
+    numbers = count(1)
     for stop in lesson(glass.gpt, glass.tokenizer, ids, layer, token):
-        if isinstance(stop, Stop):
-            number += 1
-            lines += ["", *show(number, stop, place)]
-        else:
-            lines += ["", stop.upper()]
+        lines += ["", *([stop.upper()] if isinstance(stop, str) else show(next(numbers), stop, place))]
     return [line.replace(KEPT_SPACE, " ") for line in lines]
 
 
 def show(number: int, stop: Stop, place: dict[str, int]) -> list[str]:
     """One stop as text. place: the index that is shown of an axis, by its letter; of the last axis the first five."""
-    axes = stop.letters[1:-1].split(", ")[:-1]
-    index = [place[letter] for letter in axes]
-    values, at = stop.value, ""
-    if stop.value.ndim:
-        values = values[tuple(index)][:5]
-        at = f"[{', '.join(map(str, [*index, '0:5']))}]  "
-    shown = "  ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values.view(-1).tolist())
+    index = [place[letter] for letter in stop.letters[1:-1].split(", ")[:-1]]
+    at = f"[{', '.join(map(str, [*index, '0:5']))}]  " if stop.value.ndim else ""
+    values = stop.value[tuple(index)].view(-1)[:5].tolist()
+    shown = "  ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in values)
     title, where = f"{number:2}. {stop.name}", place_of(stop.function)
     return [
         f"{title}{where:>{WIDTH - len(title)}}",
@@ -132,12 +124,9 @@ def show(number: int, stop: Stop, place: dict[str, int]) -> list[str]:
 
 
 def place_of(function: Callable) -> str:
-    """Such as "GPT.loss, model/gpt.py:263"; only the name where the source is unknown."""
-    try:
-        path, (_, line) = Path(inspect.getsourcefile(function)), inspect.getsourcelines(function)
-    except (OSError, TypeError):
-        return function.__qualname__
-    return f"{function.__qualname__}, {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}:{line}"
+    """Such as "GPT.loss, model/gpt.py:263"."""
+    _, line = inspect.getsourcelines(function)
+    return f"{function.__qualname__}, {os.path.relpath(inspect.getfile(function), ROOT)}:{line}"
 
 
 # fmt: off
@@ -166,24 +155,24 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     T, norm, group = len(ids), NORMS[config.norm], H // H_kv
     tokens, targets = torch.tensor([ids]), torch.tensor([[*ids[1:], IGNORED]])
 
-    # What every module gets and gives, and what attention did in between, each with its axis of one text.
+    # What every module gives, and what attention did in between, each with its axis of one text.
     reading = read(gpt, ids)
-    inputs: dict[nn.Module, Tensor] = {}
     outputs: dict[nn.Module, Tensor] = {}
-    keep_inputs = hooked(gpt.modules(), [], inputs.__setitem__)
-    keep_outputs = hooked([], gpt.modules(), outputs.__setitem__)
-    with torch.no_grad(), undisturbed(gpt), keep_inputs, keep_outputs:
-        gpt(tokens)
+    last_matrix = feed_forward.down_proj  # of which the input is shown
+    others = [module for module in gpt.modules() if module is not last_matrix]
+    with torch.no_grad(), undisturbed(gpt), hooked([last_matrix], others, outputs.__setitem__):
         loss = gpt.loss(tokens, targets)
-        queries, _, _ = attention.project(inputs[attention])  # before rotary turns them
+        queries, _, _ = attention.project(outputs[block.attention_norm])  # before rotary turns them
     q, k, v, weights, mixed = (
         of_layers[layer][None] for of_layers in (reading.q, reading.k, reading.v, reading.maps, reading.heads)
     )
+    streams = reading.residual[:, None]  # after the embeddings, attention 0, feed-forward 0, attention 1, ...
     mask = sliding_window_mask(T, config.window)
     _, formula = scaled_dot_product_attention(q, k, v, mask, need_weights=True)
     difference = (weights - formula).abs().max().item()
     is_formula = not difference > EXACT  # of a model that diverged it is NaN
-    error, future = (reading.checks.by_layer[check][layer] for check in ("fidelity", "future"))
+    error = reading.checks.by_layer["fidelity"][layer]
+    problems = "".join(f" The check of all maps: {problem}." for problem in reading.checks.problems.values())
 
     yield "From text to vectors"
     pieces = " ".join(quoted(tokenizer, id) for id in ids[:50]) + " ..." * (T > 50)
@@ -210,14 +199,14 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                    """)
     normed = f", each vector {norm}" if config.embedding_norm else ""
     yield Stop("residual stream", "(B, T, D)",
-               outputs[gpt.dropout], GPT.features, f"""
+               streams[0], GPT.features, f"""
                What the blocks start from{normed}. Every layer reads this stream and adds to it.
                """)
 
     yield f"Block {layer}, attention: tokens read each other"
     if layer:
         yield Stop("stream into the block", "(B, T, D)",
-                   inputs[block], GPT.features, f"""
+                   streams[2 * layer], GPT.features, f"""
                    What the blocks below have made of the stream so far: {layer} of {config.num_layers}.
                    """)
     yield Stop("attention norm", "(B, T, D)",
@@ -282,19 +271,17 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                    by {difference:.1e}.
                    """)
     else:
-        leak = " Some lie on later tokens: this layer looks into the future." if future > EXACT >= error else ""
         yield Stop("weights", "(B, H, T, S)",
                    weights, attention.attend, f"""
                    How much each query (row) takes of each key's value (column): what this layer's `attend` makes of the
                    identity. They are not those of softmax(query @ key^T / sqrt(K)): the largest difference is
-                   {difference:.2g}.{leak}
+                   {difference:.2g}.
                    """)
     kernel = ", in one fused kernel that never stores scores or weights" if is_formula else ""
-    no_map = " This `attend` is not linear in the values or mixes heads, so it has no map." if error > EXACT else ""
     yield Stop("mixed values", "(B, H, T, K)",
                mixed, attention.attend, f"""
                Each query's mean of the values, by those weights{kernel}. Weights times values differ from it by
-               {error:.1e}.{no_map}
+               {error:.1e}.{problems}
                """)
     yield Stop("output projection", "(B, T, D)",
                outputs[attention.output_proj], CausalSelfAttention.forward, f"""
@@ -302,7 +289,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                have found, and says what that adds to the stream.
                """)
     yield Stop("stream after attention", "(B, T, D)",
-               inputs[block.feed_forward_norm], Block.forward, """
+               streams[2 * layer + 1], Block.forward, """
                The result is added and replaces nothing: what came in is still there, and the gradient has a straight
                way back.
                """)
@@ -317,7 +304,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     if feed_forward.gate_proj is None:
         gate = f"; {activation} passes some answers on and blocks others"
     yield Stop("hidden units", "(B, T, F)",
-               inputs[feed_forward.down_proj], FeedForward.forward, f"""
+               outputs[last_matrix], FeedForward.forward, f"""
                Each unit is a question about one token's vector{gate}. Without such a bend two matrices in a row would
                be no more than one.
                """)
@@ -326,7 +313,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                A second matrix says what each active unit adds to the stream.
                """)
     yield Stop("stream after the block", "(B, T, D)",
-               outputs[block], Block.forward, """
+               streams[2 * layer + 2], Block.forward, """
                Added again. Attention has moved information between tokens; this has worked on it in place.
                """)
 
@@ -336,7 +323,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                All {config.num_layers} blocks, each with its own weights, have added to the stream. Each token's vector
                is {norm} once more, so that its direction decides what comes next.
                """)
-    cap, logits = config.logit_soft_cap, outputs[gpt]
+    cap, logits = config.logit_soft_cap, reading.logits[None]
     bent = f", bent so that it stays between -{cap:g} and {cap:g}" if cap else ""
     matrix = "the token embedding, which is the head too" if config.tie_embeddings else "the head"
     yield Stop("logits", "(B, T, V)",
