@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.mistakes import Missing, Mistake, file_errors
+from model.mistakes import Mistake
 from model.runs.exit_status import exit_status
 from scripts.parser import Parser
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
-    from model.gpt import GPT
-
-GPT2_VOCAB_SIZE = 50257
 
 
 @exit_status("convert_huggingface.py")
@@ -36,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
     words = "folder with config.json and model.safetensors, or name on the Hub"
     reads.add_argument("source", metavar="SOURCE", help=words)
     reads.add_argument("output", type=Path, metavar="OUT.ckpt", help="checkpoint to write")
-    words = "bytes or a published encoding such as gpt2, for a model without tokenizer files (default: its own files)"
+    words = "bytes or a published encoding such as gpt2, in place of the model's own tokenizer files"
     reads.add_argument("--tokenizer", metavar="NAME", help=words)
     reads.set_defaults(run=import_model)
 
@@ -45,11 +42,11 @@ def main(argv: list[str] | None = None) -> None:
     writes.add_argument("output", type=Path, metavar="OUT_DIR", help="folder to write")
     writes.set_defaults(run=export_model)
 
-    arguments = parser.parse_args(argv)
-    arguments.run(arguments)
+    options = parser.parse_args(argv)
+    options.run(options)
 
 
-def import_model(arguments: argparse.Namespace) -> None:
+def import_model(options: argparse.Namespace) -> None:
     """Writes a checkpoint that every script and --model.init_from take."""
     import torch
 
@@ -57,12 +54,12 @@ def import_model(arguments: argparse.Namespace) -> None:
     from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
     from model.files import atomic_file
 
-    output = arguments.output
+    output = options.output
     if output.exists():
         raise Mistake(f"{output} exists already: name a new file")
-    folder = local_folder(arguments.source)
+    folder = local_folder(options.source)
     gpt = from_huggingface(folder)
-    tokenizer = tokenizer_of(folder, gpt, arguments.tokenizer)
+    tokenizer = tokenizer_of(folder, options.tokenizer)
     check_vocabulary(gpt, tokenizer)
     checkpoint = {
         "state_dict": {WEIGHT_PREFIX + name: weight for name, weight in gpt.state_dict().items()},
@@ -71,34 +68,28 @@ def import_model(arguments: argparse.Namespace) -> None:
         "global_step": 0,
         "document_masking": masks_documents(folder),
     }
-    with file_errors(output), atomic_file(output) as file:
+    with atomic_file(output) as file:
         torch.save(checkpoint, file)
     print(f"{output}: {gpt.num_parameters():,} parameters, tokenizer {tokenizer.name}")
 
 
-def tokenizer_of(folder: Path, gpt: GPT, name: str | None) -> Tokenizer:
-    """The tokenizer of that name, or the one in the folder; GPT-2's for a model of its vocabulary size without any."""
+def tokenizer_of(folder: Path, name: str | None) -> Tokenizer:
+    """The tokenizer of that name, or the one in the folder."""
     from data.tokenizers import Tokenizer, published
 
     if name == "bpe":
         raise Mistake("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
-    named = None if name is None else published(name)
     try:
-        own = Tokenizer.from_folder(folder)
-    except Missing:
-        if named is None and gpt.config.vocab_size != GPT2_VOCAB_SIZE:
-            raise
-        return named or published("gpt2")
-    if named is not None:
-        raise Mistake(f"{folder} has a tokenizer, with which the model was trained: leave out --tokenizer")
-    return own
+        return published(name) if name else Tokenizer.from_folder(folder)
+    except NoTokenizer as error:
+        raise Mistake(f"{error}: name its tokenizer with --tokenizer, such as gpt2") from error
 
 
-def export_model(arguments: argparse.Namespace) -> None:
+def export_model(options: argparse.Namespace) -> None:
     from model.exchange.huggingface import OUR_CLASS, to_huggingface
     from model.glass import open_run
 
-    glass, output = open_run(arguments.checkpoint), arguments.output
+    glass, output = open_run(options.checkpoint), options.output
     class_name = to_huggingface(glass.gpt, output, glass.tokenizer, document_masking=glass.document_masking)
     print(f"{output}: {class_name}, {glass.gpt.num_parameters():,} parameters")
     if class_name == OUR_CLASS:

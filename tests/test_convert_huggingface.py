@@ -55,7 +55,6 @@ MISTAKES = {
     "import folder our.ckpt": "our.ckpt exists",
     "import our.ckpt new.ckpt": "our.ckpt folder",
     "import folder new.ckpt --tokenizer bpe": "--tokenizer bytes",
-    "import folder new.ckpt --tokenizer bytes": "--tokenizer",
     "export nothing new": "nothing",
     "export our.ckpt folder": "folder exists",
 }
