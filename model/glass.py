@@ -13,7 +13,7 @@ from __future__ import annotations
 import html
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +27,7 @@ from data.tokenizers import END_OF_TEXT, Tokenizer
 from data.windows import document_ids
 from model.checkpoint import build_gpt, read_checkpoint
 from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
-from model.generation import generate
+from model.generation import stream
 from model.gpt import GPT
 from model.inspection.experiments import Found, try_all
 from model.inspection.losses import Change, changes, losses_without_each
@@ -300,23 +300,28 @@ class Glass:
 
         return replace(found, title=title, page=page)
 
-    def write(
+    def stream(
         self,
-        prompt: str = "",
-        max_new_tokens: int = 50,
+        prompt: str,
+        max_new_tokens: int,
         *,
+        num_texts: int = 1,
         seed: int | None = None,
         **options: Any,
-    ) -> str:
-        """Continues a prompt and returns the new text; options as in `model.generation.stream`, such as temperature.
+    ) -> Iterator[Tensor]:
+        """Continues a prompt in several texts, and yields each new token (num_texts,) of theirs as soon as it is drawn.
 
-        An empty prompt begins a document. The same seed writes the same text; without one, torch's own generator draws.
+        An empty prompt begins a document. The same seed draws the same; without one, torch's own generator draws. Other
+        options as in `model.generation.stream`, such as temperature.
         """
         tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
-        generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
-        options = {"stop_token": self.tokenizer.end_of_text, "generator": generator} | options
-        prompted = torch.tensor([tokens], device=self.device)
-        written = generate(self.gpt, prompted, max_new_tokens, **options)[0, len(tokens) :]
+        prompts = torch.tensor([tokens], device=self.device).repeat(num_texts, 1)
+        options["generator"] = None if seed is None else torch.Generator(self.device).manual_seed(seed)
+        return stream(self.gpt, prompts, max_new_tokens, stop_token=self.tokenizer.end_of_text, **options)
+
+    def write(self, prompt: str = "", max_new_tokens: int = 50, **options: Any) -> str:
+        """Continues a prompt and returns the new text; options as in `stream`, such as seed and temperature."""
+        written = torch.cat([*self.stream(prompt, max_new_tokens, **options)])
         return self.tokenizer.decode(written.tolist()).split(END_OF_TEXT)[0]
 
     def means(self, tokens: Tensor) -> dict[str, Tensor]:

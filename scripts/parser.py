@@ -31,13 +31,6 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{script}: {with_hint(message)}; --help lists the options\n")
 
 
-def whole_number(text: str) -> int:
-    """For `type=` of an option: from 1 to 2^44, more rows than any memory holds."""
-    if not 1 <= int(text) <= 2**44:
-        raise argparse.ArgumentTypeError(f"must lie in 1..2^44, not be {text}")
-    return int(text)
-
-
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """--checkpoint and --device, for `open_run` and `choose_device`."""
     kinds = "checkpoint file, run folder or folder of a Hugging Face model"
@@ -74,6 +67,6 @@ def prompt_text(prompt: str, file: Path | None = None) -> str:
             raise Mistake("--prompt - reads standard input, which is closed")
         content = sys.stdin.buffer.read()
     try:
-        return content.decode("utf-8").removeprefix("\ufeff")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Mistake(f"{source} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}") from error
+        raise Mistake(f"{source} is not UTF-8 text: {error}") from error
