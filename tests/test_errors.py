@@ -14,17 +14,13 @@ from data.corpora.files import FileCorpus
 from model.attention import CausalSelfAttention
 from model.glass import open_run
 from model.gpt import FeedForward
-from model.multihead import scaled_dot_product_attention
 from scripts import generate, inspect_attention
 
 # Of `attend`: what it raises, and the code.
 IN_ATTENTION = {
     "wrong dim": (IndexError, lambda self, q, k, v, mask=None: torch.softmax(q @ k.mT, dim=7) @ v),
-    "missing argument": (TypeError, lambda self, q, k, v, mask=None: torch.softmax(q @ k.mT) @ v),
     "wrong shape": (RuntimeError, lambda self, q, k, v, mask=None: q @ k @ v),
     "misspelled": (AttributeError, lambda self, q, k, v, mask=None: self.num_head),
-    "wrong mask": (TypeError, lambda self, q, k, v, mask=None: scaled_dot_product_attention(q, k, v, q @ k.mT)[0]),
-    "no tensor": (TypeError, lambda self, q, k, v, mask=None: F.scaled_dot_product_attention(q, k, v, [[True]])),
 }
 
 
@@ -74,7 +70,6 @@ def test_scripts_and_notebooks_pass_on_what_the_network_raises(finished_run, mon
 
 
 MINE = """
-import torch
 from lightning.pytorch.callbacks import Callback
 
 class AtEnd(Callback):
@@ -85,10 +80,6 @@ class AtEnd(Callback):
 class InInit(Callback):
     def __init__(self, every: int = 1):
         self.steps = list(every)
-
-class AnyOption(Callback):
-    def __init__(self, **options):
-        torch.softmax(torch.zeros(2))
 """
 
 
@@ -100,10 +91,9 @@ def mine(here, monkeypatch):
     Path("broken_of_tests.py").write_text("undefined\n")
 
 
-@pytest.mark.parametrize("callback", ["InInit", "AnyOption"])
-def test_a_callback_that_cannot_be_made_is_an_error_in_its_code(train, mine, callback):
+def test_a_callback_that_cannot_be_made_is_an_error_in_its_code(train, mine):
     with pytest.raises(ValueError) as caught:  # jsonargparse's, whose traceback begins with that of the cause
-        train(f"--trainer.callbacks+=mine_of_tests.{callback}")
+        train("--trainer.callbacks+=mine_of_tests.InInit")
     assert type(caught.value.__cause__) is TypeError
     shown = traceback.extract_tb(caught.value.__cause__.__traceback__)
     assert any(line.filename.endswith("mine_of_tests.py") for line in shown)
@@ -121,11 +111,8 @@ def test_after_a_callback_fails_the_run_can_be_gone_on_with(train, mine, capsys)
 OPTIONS = {
     "broken_of_tests.X": "broken_of_tests",
     "mine_of_tests.Nothing": "mine_of_tests.Nothing",
-    "nothing.X": "nothing",
-    "Nothing": "Nothing",
     "EarlyStopping": "monitor",
     "{class_path: mine_of_tests.InInit, init_args: {every: x}}": "every",
-    "{class_path: mine_of_tests.InInit, init_args: {evry: 1}}": "evry",
     "{class_path: EarlyStopping, init_args: {monitor: val/loss, mode: x}}": "mode",
     "{class_path: ModelCheckpoint, init_args: {save_top_k: -7, monitor: val/loss}}": "save_top_k",
 }

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -63,13 +62,14 @@ def test_a_run_leaves_everything_in_its_folder(train, capsys):
 def test_the_printed_and_the_saved_config_repeat_the_run_to_the_last_digit(train, capsys):
     assert train("--model.gpt.logit_soft_cap=null", "--print_config") == 0
     assert not Path("runs").exists()
-    Path("printed.yaml").write_text(capsys.readouterr().out)
+    printed = capsys.readouterr().out
     assert train("--name=first", "--model.gpt.logit_soft_cap=null") == 0
-    for name, config in (("second", "printed.yaml"), ("third", "runs/first/config.yaml")):
-        settings = yaml.safe_load(Path(config).read_text())
-        assert "name" not in settings and settings["model"]["gpt"]["logit_soft_cap"] is None
-        assert main(["--config", config, "--name", name]) == 0
-        assert metrics("runs/first") == metrics(f"runs/{name}")
+    saved = Path("runs/first/config.yaml")
+    assert saved.read_text() == printed
+    settings = yaml.safe_load(printed)
+    assert "name" not in settings and settings["model"]["gpt"]["logit_soft_cap"] is None
+    assert main([f"--config={saved}", "--name=second"]) == 0
+    assert metrics("runs/first") == metrics("runs/second")
 
 
 @pytest.fixture
@@ -129,9 +129,7 @@ def test_a_time_limit_lets_an_accumulated_step_end_and_is_one_for_each_call(trai
 
 
 OTHER_SIZES = {
-    "smaller batches": ([], ["--data.batch_size=2"]),
     "larger batches": ([], ["--data.batch_size=8"]),
-    "smaller batches, accumulated": ([], ["--data.batch_size=2", "--trainer.accumulate_grad_batches=2"]),
     "no longer accumulated": (["--trainer.accumulate_grad_batches=2"], ["--trainer.accumulate_grad_batches=1"]),
 }
 
@@ -175,17 +173,6 @@ def test_a_checkpoint_that_does_not_tell_what_was_read_goes_on_after_its_steps(t
     assert torch.equal(torch.stack(read), first_windows(small_text, 8 * 4))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_a_name_that_config_yaml_cannot_hold_is_refused_and_one_that_a_pattern_finds_is_read(train, small_text, capsys):
-    for number in range(4):
-        shutil.copy(small_text, os.fsdecode(b"caf\xe9%d.txt" % number))
-    for option in ("--data.files=caf\udce90.txt", "--name=caf\udce9"):
-        assert train(option, "--name=refused") == 2
-        assert "UTF-8" in capsys.readouterr().err and not Path("runs").exists()
-    assert train("--data.files=caf*.txt", "--name=run", "--trainer.max_steps=6", *LITTLE) == 0
-    assert train("--resume=runs/run", "--trainer.max_steps=7") == 0
-
-
 @pytest.mark.usefixtures("no_pages")
 def test_a_resumed_run_overrides_and_lengthens(train):
     assert train("--name=run", "--model.schedule.decay=none") == 0
@@ -197,22 +184,12 @@ def test_a_resumed_run_overrides_and_lengthens(train):
     assert yaml.safe_load(Path("runs/run/config.yaml").read_text())["trainer"]["max_steps"] == 20
 
 
-def test_a_damaged_checkpoint_is_noticed_before_anything_is_changed(train, trained, finished_run, capsys):
-    last = finished_run / "checkpoints" / "last.ckpt"
-    content = bytearray(last.read_bytes())
-    content[len(content) // 2] ^= 1
-    last.write_bytes(content)
-    assert train("--resume=runs/run", "--trainer.max_steps=13") == 2
-    assert "last.ckpt is damaged" in capsys.readouterr().err
-    assert metrics(finished_run) == metrics(trained())
-
-
 def steps_of(run):
     return {path.stem: read_checkpoint(path)["global_step"] for path in Path(run, "checkpoints").glob("*.ckpt")}
 
 
 @pytest.mark.usefixtures("no_pages")
-@pytest.mark.parametrize("kept", [0, 3, 8])  # nothing was validated at 3
+@pytest.mark.parametrize("kept", [0, 3])  # at which nothing was validated
 def test_a_run_that_is_resumed_at_an_earlier_step_forgets_what_came_after_it(train, trained, monkeypatch, kept):
     """Also if it is killed at once. Its end is the same."""
     options = ["--checkpoints.keep_steps=[0,3,4,8,12,99]"]

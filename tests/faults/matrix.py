@@ -17,7 +17,6 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -66,25 +65,18 @@ def run(here, capsys):
 
 
 @pytest.fixture
-def recover(run, trained):
-    """Goes on as a person does after this command: the bits of the undisturbed run at last."""
+def disturb(run, trained):
+    """Trains in this process with a fault that `prepare` makes in a patch, and gives what `run` does.
 
-    def recover(command: list[str]) -> None:
-        run(go_on(run, command)[0])
-        assert_same_run(trained(), RUN)
-
-    return recover
-
-
-@pytest.fixture
-def disturb(run, recover):
-    """Trains in this process with a fault that `prepare` makes in a patch, and recovers; gives what `run` does."""
+    Then goes on as a person does: the bits of the undisturbed run at last.
+    """
 
     def disturb(options: list[str], prepare) -> tuple[str, str]:
         with pytest.MonkeyPatch.context() as patch:
             prepare(patch)
             told = run([*TRAIN, *options], 0, 2)
-        recover([*TRAIN, *options])
+        run(go_on(run, [*TRAIN, *options])[0])
+        assert_same_run(trained(), RUN)
         return told
 
     return disturb
@@ -169,7 +161,6 @@ READ_ONLY = [  # the folder, what is typed, and words of the sentence where it n
     ("runs", "train.py --resume=runs/run --trainer.max_steps=13", "Read-only file system"),
     ("cold", f"train.py {CONFIG} --name=new --data.cache_dir=cold", "data.cache_dir"),
     ("runs", "inspect_attention.py --run=runs/run --output=runs/run/a.html", "Read-only"),
-    ("runs", "inspect_attention.py --run=runs/run --output=runs/run/a.png", "Read-only"),
     ("runs", "generate.py --checkpoint=runs/run --max_new_tokens=3", ""),
     ("full", f"train.py {CONFIG} --name=new --data.cache_dir=full", ""),
 ]
@@ -194,9 +185,7 @@ def test_read_only_folder(finished_run, run, folder, typed, expected):
 DIVERGED = "lower the learning rates"
 STOPS = {  # what happens in a batch, and words of the sentence
     "out of memory": (lambda *_: torch.empty(2**60, dtype=torch.uint8), "lower data.batch_size"),
-    "out of memory of a GPU": (Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")), "lower data.batch_size"),
     "nan weight": (lambda module, *_: module.gpt.token_embedding.weight.data[0, 0].fill_(torch.nan), DIVERGED),
-    "infinite weights": (lambda module, *_: [one.data.fill_(torch.inf) for one in module.parameters()], DIVERGED),
     "nan gradient": (lambda module, *_: module.gpt.head.weight.register_hook(lambda grad: grad * torch.nan), DIVERGED),
 }
 
@@ -230,7 +219,7 @@ def test_loader_process_killed(small_options, disturb, every, step, is_saved):
 
 
 @pytest.mark.parametrize("cache", ["cold", "full"])
-@pytest.mark.parametrize(("jump", "call"), [(-3600.0, 1), (-3600.0, 30), (-1.9e9, 3), (1e9, 10), (1e9, 100)])
+@pytest.mark.parametrize(("jump", "call"), [(-3600.0, 1), (-1.9e9, 30), (1e9, 100)])
 def test_clock_that_jumps(small_options, run, disturb, jump, call, cache):
     """Set back by an hour or 60 years, or forward, while the run is trained or its text tokenised."""
     now, calls = time.time, []
