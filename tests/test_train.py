@@ -72,6 +72,9 @@ def test_the_printed_and_the_saved_config_repeat_the_run_to_the_last_digit(train
     assert metrics("runs/first") == metrics("runs/second")
 
 
+LITTLE = ["--attention.enabled=false", "--trainer.limit_val_batches=1", "--trainer.val_check_interval=6"]
+
+
 @pytest.fixture
 def in_batch(monkeypatch):
     """Calls an action in the middle of the n-th batch, or of each."""
@@ -104,14 +107,15 @@ def test_a_stopped_run_resumes_bit_for_bit(
 
 @pytest.mark.usefixtures("no_pages", "own_threads")
 def test_a_run_with_two_threads_resumes_bit_for_bit(train, in_batch):
-    """With sums that are large enough for threads to share."""
+    """With sums that are large enough for threads to share, and few of them: beside other programs they are slow."""
     torch.set_num_threads(2)
     wide = ["--model.gpt.embed_dim=128", "--model.gpt.context_length=64", "--data.batch_size=16"]
+    wide += ["--trainer.max_steps=3", *LITTLE]
     assert train("--name=whole", *wide) == 0
-    in_batch(lambda *_: os.kill(os.getpid(), signal.SIGTERM), 7)
+    in_batch(lambda *_: os.kill(os.getpid(), signal.SIGTERM), 2)
     assert train("--name=stopped", *wide) == 128 + signal.SIGTERM
     assert train("--resume=runs/stopped") == 0
-    assert_same_run("runs/whole", "runs/stopped")
+    assert_same(final_state("runs/whole"), final_state("runs/stopped"))
 
 
 @pytest.mark.usefixtures("no_pages")
@@ -132,9 +136,6 @@ OTHER_SIZES = {
     "larger batches": ([], ["--data.batch_size=8"]),
     "no longer accumulated": (["--trainer.accumulate_grad_batches=2"], ["--trainer.accumulate_grad_batches=1"]),
 }
-
-
-LITTLE = ["--attention.enabled=false", "--trainer.limit_val_batches=1", "--trainer.val_check_interval=6"]
 
 
 @pytest.fixture
