@@ -79,10 +79,7 @@ def tokenizer_of(folder: Path, name: str | None) -> Tokenizer:
 
     if name == "bpe":
         raise Mistake("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
-    try:
-        return published(name) if name else Tokenizer.from_folder(folder)
-    except NoTokenizer as error:
-        raise Mistake(f"{error}: name its tokenizer with --tokenizer, such as gpt2") from error
+    return published(name) if name else Tokenizer.from_folder(folder)
 
 
 def export_model(options: argparse.Namespace) -> None:
