@@ -51,45 +51,70 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_cache, "BATCH_CHARS", 500)
 
 
-def write(folder: Path, documents: list[str] = DOCUMENTS, **options) -> TokenStore:
-    folder.mkdir(exist_ok=True)
-    tokens = token_stream(TOKENIZER, passages_of(documents), **options)
-    return write_split(folder / "train.bin", tokens, TOKENIZER)
+def write(documents: list[str] = DOCUMENTS, **options) -> TokenStore:
+    return write_split(Path("train.bin"), token_stream(TOKENIZER, passages_of(documents), **options), TOKENIZER)
 
 
 def stream(tokens: TokenStore) -> list[int]:
     return tokens.read(0, tokens.num_tokens).tolist()
 
 
-def cache_of(folder: Path, cache_dir: Path, tokenizer: str = "bpe", vocab_size: int = 300, **options) -> CorpusCache:
-    corpus = TextDataModule(files=str(folder / "*.txt"), **options).corpus
+def cache_of(cache_dir: str | None = "cache", tokenizer: str = "bpe", vocab_size: int = 300, **options) -> CorpusCache:
+    corpus = TextDataModule(files="*.txt", **options).corpus
     return CorpusCache(corpus, tokenizer, vocab_size, {"train": None, "validation": None}, cache_dir)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(("batch_chars", "limits"), [(1, range(2, 60)), (500, (100, 3001, 7000, None))])
-def test_the_stream_is_the_text_cut_at_max_tokens(tmp_path: Path, monkeypatch, batch_chars, limits, num_threads: int):
+def test_the_stream_is_the_text_cut_at_max_tokens(here, monkeypatch, batch_chars, limits, num_threads: int):
     monkeypatch.setattr(token_cache, "BATCH_CHARS", batch_chars)
     for limit in limits:
-        tokens = write(tmp_path, max_tokens=limit, num_threads=num_threads)
+        tokens = write(max_tokens=limit, num_threads=num_threads)
         expected = stream_of(DOCUMENTS)[:limit]
-        assert stream(tokens) == np.fromfile(tmp_path / "train.bin", dtype=np.uint16).tolist() == expected
+        assert stream(tokens) == np.fromfile("train.bin", dtype=np.uint16).tolist() == expected
         assert tokens.num_bytes == sum(token != END for token in expected)
 
 
-def test_large_vocabularies_take_four_bytes(tmp_path: Path):
+def test_large_vocabularies_take_four_bytes(here):
     wide = tokenizers.Tokenizer.from_dict(TOKENIZER.to_dict() | {"special_tokens": {tokenizers.END_OF_TEXT: 100_000}})
-    tokens = write_split(tmp_path / "train.bin", token_stream(wide, [Passage("ab", ends_document=True)]), wide)
+    tokens = write_split(Path("train.bin"), token_stream(wide, [Passage("ab", ends_document=True)]), wide)
     assert stream(tokens) == [100_000, ord("a"), ord("b"), 100_000]
 
 
+def test_no_text_is_a_mistake(here):
+    with pytest.raises(Mistake, match="train"):
+        write([])
+
+
+def test_any_part_is_read_also_by_a_loader_process_which_opens_the_file_itself(here):
+    tokens = write(["text " * 100_000])
+    part = tokens.read(499_999, 99)  # or to the end
+    assert part.dtype == np.int64 and part.tolist() == [ord("t"), ord(" "), END]
+    pickled = pickle.dumps(tokens)
+    assert len(pickled) < 2000
+    assert stream(pickle.loads(pickled)) == stream(tokens)
+
+
+def content(tokenized: TokenizedCorpus) -> tuple:
+    return tokenized.tokenizer.fingerprint, stream(tokenized.train), stream(tokenized.validation)
+
+
+@pytest.fixture
+def texts(here) -> None:
+    """40 of random words, in the working folder."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=5)) for _ in range(500)]
+    for number in range(40):
+        Path(f"{number:03d}.txt").write_text(" ".join(draw.choices(words, k=2000)))
+
+
 @pytest.mark.parametrize("error", [Mistake("not UTF-8"), OSError(2, "none")], ids=repr)
-def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(folder: Path, tmp_path: Path, monkeypatch, error):
+def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(texts, monkeypatch, error):
     def failing(self, split: str):
         yield from passages_of(DOCUMENTS)[:200]
         raise error
 
-    cache = cache_of(folder, tmp_path / "cache", "bytes")
+    cache = cache_of(tokenizer="bytes")
     monkeypatch.setattr(FileCorpus, "passages", failing)
     with pytest.raises(type(error)) as caught:
         cache.prepare()
@@ -98,51 +123,17 @@ def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(folder: Pat
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="numbers of files are POSIX")
-def test_tokens_are_whole_on_the_disk_before_the_index(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tokens_are_whole_on_the_disk_before_the_index(texts, monkeypatch: pytest.MonkeyPatch):
     flushed = []
     monkeypatch.setattr(token_cache.os, "fsync", lambda file: flushed.append(os.fstat(file)))
-    cache = cache_of(folder, tmp_path / "cache")
+    cache = cache_of()
     cache.prepare()
-    written = [(cache.folder / name).stat() for name in ("train.bin", "validation.bin")]
+    written = [path.stat() for path in cache.paths.values()]
     assert [(file.st_ino, file.st_size) for file in flushed] == [(file.st_ino, file.st_size) for file in written]
 
 
-def test_no_text_is_a_mistake(tmp_path: Path):
-    with pytest.raises(Mistake, match="train"):
-        write(tmp_path, [])
-
-
-def test_any_part_is_read_also_by_a_loader_process_which_opens_the_file_itself(tmp_path: Path):
-    tokens = write(tmp_path, ["text " * 100_000])
-    part = tokens.read(499_999, 99)  # or to the end
-    assert part.dtype == np.int64 and part.tolist() == [ord("t"), ord(" "), END]
-    pickled = pickle.dumps(tokens)
-    assert len(pickled) < 2000
-    assert stream(pickle.loads(pickled)) == stream(tokens)
-
-
-def tokens_of(tokenized: TokenizedCorpus) -> list[list[int]]:
-    return [stream(tokenized.train), stream(tokenized.validation)]
-
-
-def same(one: TokenizedCorpus, other: TokenizedCorpus) -> bool:
-    return one.tokenizer.fingerprint == other.tokenizer.fingerprint and tokens_of(one) == tokens_of(other)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Of 40 texts of random words."""
-    made = tmp_path / "texts"
-    made.mkdir()
-    draw = random.Random(0)
-    words = ["".join(draw.choices("abcdefgh", k=5)) for _ in range(500)]
-    for number in range(40):
-        (made / f"{number:03d}.txt").write_text(" ".join(draw.choices(words, k=2000)))
-    return made
-
-
-def test_tokens_are_the_text_and_a_second_run_with_them_or_a_copy_reads_none(folder: Path, tmp_path: Path, monkeypatch):
-    cache = cache_of(folder, tmp_path / "cache")
+def test_tokens_are_the_text_and_a_second_run_with_them_or_a_copy_reads_none(texts, monkeypatch):
+    cache = cache_of()
     tokenized = cache.prepare()
     end = tokenized.tokenizer.end_of_text
     for split, tokens in (("train", tokenized.train), ("validation", tokenized.validation)):
@@ -150,38 +141,37 @@ def test_tokens_are_the_text_and_a_second_run_with_them_or_a_copy_reads_none(fol
         assert tokenized.tokenizer.decode(token for token in stream(tokens) if token != end) == text
         assert tokens.num_bytes == len(text.encode())
     monkeypatch.setattr(FileCorpus, "passages", None)
-    shutil.copytree(tmp_path / "cache", tmp_path / "copy")
+    shutil.copytree("cache", "copy")
     for name in ("cache", "copy"):
-        assert same(cache_of(folder, tmp_path / name).prepare(), tokenized)
+        assert content(cache_of(name).prepare()) == content(tokenized)
 
 
-def test_tokenizer_is_trained_on_the_training_split_alone(folder: Path, tmp_path: Path):
-    cache = cache_of(folder, tmp_path / "cache")
+def test_tokenizer_is_trained_on_the_training_split_alone(texts):
+    cache = cache_of()
     first = cache.prepare().tokenizer.fingerprint
     for path in cache.corpus.files["validation"]:
         path.write_text("zzzz yyyy zzzz yyyy " * 10_000)
-    changed = cache_of(folder, tmp_path / "cache")
-    assert changed.prepare().tokenizer.fingerprint == first
-    assert changed.folder != cache.folder
+    assert cache_of().folder != cache.folder
+    assert cache_of().prepare().tokenizer.fingerprint == first
 
 
-CHANGES = {"tokenizer": "bytes", "vocab_size": 310, "validation_fraction": 0.4}
+FIRST = Path("000.txt")
+CHANGES = {
+    "a file of the same size": lambda: FIRST.write_text(FIRST.read_text()[::-1]),
+    "a file more": lambda: Path("040.txt").write_text(FIRST.read_text()),
+    "the name of a file": lambda: FIRST.rename("000a.txt"),  # in the same place, and to train as before
+}
+OPTIONS = {"tokenizer": "bytes", "vocab_size": 310, "validation_fraction": 0.4}
 
 
-@pytest.mark.parametrize("change", ["a file of the same size", "a file more", "the name of a file", *CHANGES])
-def test_a_change_is_noticed(folder: Path, tmp_path: Path, change: str):
-    cache = cache_of(folder, tmp_path / "cache")
+@pytest.mark.parametrize("change", [*CHANGES, *OPTIONS])
+def test_a_change_is_noticed(texts, change: str):
+    cache = cache_of()
     cache.prepare()
-    options, path = {name: value for name, value in CHANGES.items() if name == change}, folder / "000.txt"
-    if change == "a file of the same size":
-        path.write_text(path.read_text()[::-1])
-    elif change == "a file more":
-        (folder / "040.txt").write_text(path.read_text())
-    elif change == "the name of a file":
-        path.rename(folder / "000a.txt")  # in the same place, and to train as before
-    changed = cache_of(folder, tmp_path / "cache", **options)
-    assert changed.folder != cache.folder
-    assert same(changed.prepare(), cache_of(folder, tmp_path / "elsewhere", **options).prepare())
+    options = {name: value for name, value in OPTIONS.items() if name == change}
+    CHANGES.get(change, bool)()
+    assert cache_of(**options).folder != cache.folder
+    assert content(cache_of(**options).prepare()) == content(cache_of("elsewhere", **options).prepare())
 
 
 def flip(path: Path) -> None:
@@ -199,68 +189,61 @@ def cut(path: Path, size: int) -> None:
 
 DAMAGES = [("train.bin", flip), ("validation.bin", flip), ("validation.bin", Path.unlink), ("tokens.json", Path.unlink)]
 DAMAGES += [("train.bin", partial(cut, size=size)) for size in (0, 100, 101)]
-DAMAGES += [("tokens.json", partial(cut, size=size)) for size in (0, 999)]
-DAMAGES += [("tokens.json", lambda path: path.write_bytes(bytes(2000)))]
+DAMAGES += [("tokens.json", partial(cut, size=999)), ("tokens.json", lambda path: path.write_bytes(bytes(2000)))]
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_what_is_damaged_changed_or_missing_is_made_again(folder: Path, tmp_path: Path, caplog, name: str, damage):
-    cache = cache_of(folder, tmp_path / "cache")
-    first = cache.prepare()
-    expected = tokens_of(first)
+def test_what_is_damaged_changed_or_missing_is_made_again(texts, caplog, name: str, damage):
+    cache = cache_of()
+    first = content(cache.prepare())
     damage(cache.folder / name)
     assert cache.open() is None
-    second = cache.prepare()
-    assert tokens_of(second) == expected and second.tokenizer.fingerprint == first.tokenizer.fingerprint
+    assert content(cache.prepare()) == first
     is_told = (name, damage) != ("tokens.json", Path.unlink)  # which is as good as nothing
     assert [str(cache.folder) in message for message in caplog.messages] == [True] * is_told
 
 
-def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_set(folder: Path, tmp_path, monkeypatch):
-    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "named"))
-    assert cache_of(folder, None).folder.parent == tmp_path / "named"
+def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_set(texts, here, monkeypatch):
+    monkeypatch.setenv("GLASSGPT_CACHE", "named")
+    assert cache_of(None).folder.parent == here / "named"
     monkeypatch.delenv("GLASSGPT_CACHE")
-    assert cache_of(folder, None).folder.parent == Path(__file__).parents[2] / ".cache" / "glassgpt"
+    assert cache_of(None).folder.parent == Path(__file__).parents[2] / ".cache" / "glassgpt"
     with monkeypatch.context() as installed:  # in site-packages, where no pyproject.toml is
-        installed.setattr(token_cache, "__file__", str(tmp_path / "site-packages" / "data" / "token_cache.py"))
-        installed.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
-        assert (default_cache_dir() == tmp_path / "own" / "glassgpt") or sys.platform in ("win32", "darwin")
-    (tmp_path / "occupied").write_text("a file")
+        installed.setattr(token_cache, "__file__", str(here / "site-packages" / "data" / "token_cache.py"))
+        installed.setenv("XDG_CACHE_HOME", str(here / "own"))
+        assert (default_cache_dir() == here / "own" / "glassgpt") or sys.platform in ("win32", "darwin")
+    Path("occupied").touch()
     with pytest.raises(Mistake, match=r"occupied.*--data.cache_dir"):
-        cache_of(folder, tmp_path / "occupied").prepare()
+        cache_of("occupied").prepare()
 
 
-def tokenise(folder: str, cache_dir: str, go: str) -> None:
+def tokenise() -> None:
     """A run that stops reading when tokens are on the disk until there is a file `go`."""
     read = FileCorpus.passages
 
     def passages(self, split: str):
         for passage in read(self, split):
-            while not Path(go).exists() and any(path.stat().st_size for path in Path(cache_dir).glob("*/train.bin")):
+            while not Path("go").exists() and any(path.stat().st_size for path in Path("cache").glob("*/train.bin")):
                 time.sleep(0.005)
             yield passage
 
     token_cache.BATCH_CHARS, FileCorpus.passages = 2000, passages
-    cache_of(Path(folder), Path(cache_dir)).prepare(num_threads=2)
+    cache_of().prepare(num_threads=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_run_waits_for_another_on_a_cold_cache_and_makes_it_only_if_that_is_killed(
-    folder: Path, tmp_path: Path, monkeypatch, is_killed: bool
+    texts, monkeypatch, is_killed: bool
 ):
-    expected, go = cache_of(folder, tmp_path / "expected").prepare(), tmp_path / "go"
-    cache = cache_of(folder, tmp_path / "cache")
-    arguments = str(folder), str(tmp_path / "cache"), str(go)
-    run = programs.start("-c", programs.calling(tokenise, *arguments))
+    expected, cache, made = content(cache_of("elsewhere").prepare()), cache_of(), []
+    run = programs.start("-c", programs.calling(tokenise))
     while not any(path.stat().st_size for path in cache.folder.glob("train.bin")):
         assert run.poll() is None
         time.sleep(0.005)
     assert cache.open() is None
-
-    made = []
     before_call(monkeypatch.setattr, CorpusCache, "_make", lambda *_: made.append(True))
-    threading.Timer(0.5, run.kill if is_killed else go.touch).start()
-    assert same(cache.prepare(), expected)
+    threading.Timer(0.5, run.kill if is_killed else Path("go").touch).start()
+    assert content(cache.prepare()) == expected
     assert made == [True] * is_killed
     programs.end(run, -signal.SIGKILL if is_killed else 0)
