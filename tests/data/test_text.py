@@ -36,8 +36,8 @@ def documents(passages) -> list[str]:
     return found
 
 
-def table_passages(path: Path, column: str, share=WHOLE, **options):
-    return row_passages(table_texts(path, column, **options), share)
+def table_passages(name: str, column: str = "text", share=WHOLE):
+    return row_passages(table_texts(Path(name), column), share)
 
 
 def pieces_of(text: str, size: int) -> list[str]:
@@ -68,13 +68,12 @@ def merging(pattern: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer("merging", pattern, ranks, {tokenizers.END_OF_TEXT: len(ranks)})
 
 
-def test_a_file_or_a_cell_without_line_ends_is_cut_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_or_a_cell_without_line_ends_is_cut_as_well(here, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(data.text, "BLOCK", 64)
     line = "a" * 10_000
     for name, content in (("a.txt", line), ("a.csv", f"text\n{line}\n"), ("a.jsonl", json.dumps({"text": line}))):
-        (tmp_path / name).write_text(content)
-    texts = text_passages(tmp_path / "a.txt", WHOLE)
-    for found in (texts, *(table_passages(tmp_path / name, "text") for name in ("a.csv", "a.jsonl"))):
+        Path(name).write_text(content)
+    for found in (text_passages(Path("a.txt"), WHOLE), table_passages("a.csv"), table_passages("a.jsonl")):
         assert documents(passages := list(found)) == [line]
         assert max(len(passage.text) for passage in passages) <= 2 * 64
 
@@ -101,27 +100,27 @@ def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: fl
         (b"a" * 40 + b"\x80", 40),
     ],
 )
-def test_bytes_that_are_not_text_are_named_with_their_offset(tmp_path: Path, content: bytes, offset: int):
-    path = tmp_path / "broken.txt"
+def test_bytes_that_are_not_text_are_named_with_their_offset(here, content: bytes, offset: int):
+    path = Path("broken.txt")
     path.write_bytes(content)
     with pytest.raises(Mistake, match=rf"broken.txt .* {offset}\b"):
         list(text_passages(path, WHOLE))
 
 
-def write_packed(path: Path, content: bytes) -> None:
-    """Compressed as the path ends, if it does."""
-    compression = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix.lower())
-    with pyarrow.output_stream(str(path), compression=compression) as stream:
+def write_packed(name: str, content: bytes) -> None:
+    """Compressed as the name ends, if it does."""
+    compression = {".gz": "gzip", ".zst": "zstd"}.get(Path(name).suffix.lower())
+    with pyarrow.output_stream(name, compression=compression) as stream:
         stream.write(content)
 
 
 ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in range(600)]
 
 
-def write_table(path: Path) -> None:
-    table = pyarrow.Table.from_pylist(ROWS)
+def write_table(path: Path, rows: list[dict] = ROWS) -> None:
+    table = pyarrow.Table.from_pylist(rows, None if rows else pyarrow.schema({"text": pyarrow.string()}))
     if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif path.suffix in (".csv", ".tsv"):
         pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ","))
     elif path.suffix == ".parquet":
@@ -139,48 +138,46 @@ def write_table(path: Path) -> None:
         *itertools.product(["rows.parquet", "rows.arrow"], [""]),  # which are compressed inside
     ],
 )
-def test_tables_are_one_document_a_row(tmp_path: Path, table: str, compression: str):
+def test_tables_are_one_document_a_row(here, table: str, compression: str):
     name = table + compression
-    path = tmp_path / name
-    write_table(tmp_path / table)
-    write_packed(path, (tmp_path / table).read_bytes())
+    write_table(Path(table))
+    write_packed(name, Path(table).read_bytes())
     whole = [row["text"] for row in ROWS]
-    assert documents(table_passages(path, "text")) == whole
-    tail = documents(table_passages(path, "text", (0.0, 0.1)))
-    assert sorted(tail + documents(table_passages(path, "text", (0.1, 1.0)))) == sorted(whole)
+    assert documents(table_passages(name)) == whole
+    tail = documents(table_passages(name, share=(0.0, 0.1)))
+    assert sorted(tail + documents(table_passages(name, share=(0.1, 1.0)))) == sorted(whole)
     assert 30 < len(tail) < 90
     with pytest.raises(Mistake, match=rf"{name} .*'body'.* text, author, year"):
-        list(table_passages(path, "body"))
+        list(table_passages(name, "body"))
     if ".csv" in name or ".tsv" in name:  # where everything is text
-        assert documents(table_passages(path, "year")) == [str(row["year"]) for row in ROWS]
+        assert documents(table_passages(name, "year")) == [str(row["year"]) for row in ROWS]
     else:
         with pytest.raises(Mistake, match=r"'year' .*int.* row 0"):
-            list(table_passages(path, "year"))
+            list(table_passages(name, "year"))
 
 
-def test_a_local_table_is_read_without_the_network(tmp_path: Path, monkeypatch):
+def test_a_local_table_is_read_without_the_network(here, monkeypatch):
     asked = []
     monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host) or [])
-    write_table(tmp_path / "rows.arrow")
-    assert list(table_passages(tmp_path / "rows.arrow", "text")) and not asked
+    write_table(Path("rows.arrow"))
+    assert list(table_passages("rows.arrow")) and not asked
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("a.TSV", "\t"), ("a.tsv.csv", ","), ("a.CSV.gz", ",")])
-def test_a_tables_last_ending_decides_its_delimiter(tmp_path: Path, name: str, delimiter: str):
+def test_a_tables_last_ending_decides_its_delimiter(here, name: str, delimiter: str):
     other = {",": "\t", "\t": ","}[delimiter]
     texts = [f"one{other} two", "NA", "", "12", 'a "quoted" word', "two\nlines"]
     content = io.StringIO(newline="")
     csv.writer(content, delimiter=delimiter).writerows([("number", "text"), *enumerate(texts)])
-    write_packed(tmp_path / name, content.getvalue().encode())
-    assert documents(table_passages(tmp_path / name, "text")) == [text for text in texts if text]
+    write_packed(name, content.getvalue().encode())
+    assert documents(table_passages(name)) == [text for text in texts if text]
 
 
 @pytest.mark.parametrize("name", ["rows.txt", "rows.csv", "rows.csv.gz"])
-def test_a_byte_order_mark_is_no_text(tmp_path: Path, name: str):
-    path = tmp_path / name
-    write_packed(path, "text\nwords\n".encode("utf-8-sig"))
-    found = table_passages(path, "text") if ".csv" in name else text_passages(path, WHOLE)
-    assert [passage.text for passage in found] == ["words" if ".csv" in name else "text\nwords\n"]
+def test_a_byte_order_mark_is_no_text(here, name: str):
+    write_packed(name, "text\nwords\n".encode("utf-8-sig"))
+    found = table_passages(name) if ".csv" in name else text_passages(Path(name), WHOLE)
+    assert documents(found) == ["words" if ".csv" in name else "text\nwords\n"]
 
 
 DAMAGED = [
@@ -196,15 +193,15 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("name", "content"), DAMAGED)
-def test_a_table_that_is_damaged_cut_short_or_would_lose_text_is_named(tmp_path: Path, name: str, content):
-    path = tmp_path / name
+def test_a_table_that_is_damaged_cut_short_or_would_lose_text_is_named(here, name: str, content):
+    path = Path(name)
     if content is None:
         plain = path if table_ending(path) == path.suffix else path.with_suffix("")
         write_table(plain)
-        write_packed(path, plain.read_bytes())
+        write_packed(name, plain.read_bytes())
     path.write_bytes(content or path.read_bytes()[:-20])
     with pytest.raises(Mistake, match=name):
-        list(table_passages(path, "text"))
+        list(table_passages(name))
 
 
 OTHERS = {"int": 2024, "float": 0.5, "bool": True, "list": ["a"], "dict": {"type": "text", "text": "a"}}
@@ -212,68 +209,63 @@ OTHERS = {"int": 2024, "float": 0.5, "bool": True, "list": ["a"], "dict": {"type
 
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("first", [False, True])
-def test_a_row_of_another_type_is_refused_and_the_others_are_text_as_it_is(tmp_path: Path, kind: str, first: bool):
+def test_a_row_of_another_type_is_refused_and_the_others_are_text_as_it_is(here, kind: str, first: bool):
     """Also among a million bytes of rows: a reader that guesses types looks at some of them at once."""
     texts = [f'caf\u00e9 "{number}" \\ \n' * 100 for number in range(400)]
     place = 0 if first else 300
     lines = [json.dumps({"text": text}) for text in texts]
-    (tmp_path / "rows.jsonl").write_text(
-        "\n".join([*lines[:place], json.dumps({"text": OTHERS[kind]}), *lines[place:]])
-    )
-    found = table_texts(tmp_path / "rows.jsonl", "text")
+    lines.insert(place, json.dumps({"text": OTHERS[kind]}))
+    Path("rows.jsonl").write_text("\n".join(lines))
+    found = table_texts(Path("rows.jsonl"), "text")
     assert list(itertools.islice(found, place)) == texts[:place]
     with pytest.raises(Mistake, match=rf"rows.jsonl.*'text'.* {kind}\b.* row {place}\b"):
         next(found)
 
 
-def test_a_column_of_texts_beside_columns_of_many_types(tmp_path: Path):
+def test_a_column_of_texts_beside_columns_of_many_types(here):
     rows = [{"text": "é", "meta": {"a": 1}, "parts": "x"}, {"text": None, "meta": 3, "parts": [{"text": "y"}]}]
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert list(table_texts(tmp_path / "rows.jsonl", "text")) == ["é", ""]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert list(table_texts(Path("rows.jsonl"), "text")) == ["é", ""]
 
 
 @pytest.mark.parametrize("name", ["rows.tsv", "rows.csv"])
-def test_quote_marks_that_are_text_lose_no_row_and_a_field_that_has_swallowed_rows_is_told(tmp_path, caplog, name):
+def test_quote_marks_that_are_text_lose_no_row_and_a_field_that_has_swallowed_rows_is_told(here, caplog, name):
     separator = "\t" if name.endswith("tsv") else ","
     texts = [
         f'"row {number}' if number % 3 == 0 else f'row {number}"' * (number % 3 - 1) + "x" for number in range(300)
     ]
     lines = [f"text{separator}number", *(f"{text}{separator}{number}" for number, text in enumerate(texts))]
-    (tmp_path / name).write_text("\n".join(lines))
-    assert list(table_texts(tmp_path / name, "text", quotes=False)) == texts
+    Path(name).write_text("\n".join(lines))
+    assert list(table_texts(Path(name), "text", quotes=False)) == texts
     assert not caplog.messages
     if name == "rows.tsv":  # where quote marks are rarely more than text
-        assert len(list(table_texts(tmp_path / name, "text"))) < 300
+        assert len(list(table_passages(name))) < 300
         assert len(caplog.messages) == 1 and "--data.quotes false" in caplog.messages[0]
 
 
-def test_a_column_whose_name_has_a_space_is_shown_with_it(tmp_path: Path):
-    (tmp_path / "rows.csv").write_text("number, text\n1, a\n")
+def test_a_column_whose_name_has_a_space_is_shown_with_it(here):
+    Path("rows.csv").write_text("number, text\n1, a\n")
     with pytest.raises(Mistake, match=r"'text': set --data.text_column to one of number, ' text'"):
-        list(table_texts(tmp_path / "rows.csv", "text"))
+        list(table_passages("rows.csv"))
 
 
 EMPTY = {"rows.csv": b"text,number\n", "rows.jsonl": b"\n\n", "rows.json": b"[]", "rows.tsv": b"text\tnumber\n"}
 
 
 @pytest.mark.parametrize("name", [*EMPTY, "rows.parquet", "rows.arrow"])
-def test_a_table_without_rows_is_empty_text(tmp_path: Path, name: str):
-    empty = pyarrow.table({"text": pyarrow.array([], pyarrow.string())})
-    if name == "rows.parquet":
-        pyarrow.parquet.write_table(empty, tmp_path / name)
-    elif name == "rows.arrow":
-        with pyarrow.ipc.new_stream(str(tmp_path / name), empty.schema) as stream:
-            stream.write_table(empty)
+def test_a_table_without_rows_is_empty_text(here, name: str):
+    if name in EMPTY:
+        Path(name).write_bytes(EMPTY[name])
     else:
-        (tmp_path / name).write_bytes(EMPTY[name])
-    assert list(table_texts(tmp_path / name, "text")) == []
+        write_table(Path(name), [])
+    assert list(table_passages(name)) == []
 
 
-def test_a_column_of_numbers_that_becomes_text_and_one_without_a_name_do_not_disturb(tmp_path: Path):
+def test_a_column_of_numbers_that_becomes_text_and_one_without_a_name_do_not_disturb(here):
     rows = [f"{number},{number if number < 500 else 'x'},text {number}" for number in range(1000)]
-    (tmp_path / "rows.csv").write_text("\n".join([",code,text", *rows]))
-    assert documents(table_passages(tmp_path / "rows.csv", "text")) == [f"text {number}" for number in range(1000)]
-    assert documents(table_passages(tmp_path / "rows.csv", "code"))[499:501] == ["499", "x"]
+    Path("rows.csv").write_text("\n".join([",code,text", *rows]))
+    assert documents(table_passages("rows.csv")) == [f"text {number}" for number in range(1000)]
+    assert documents(table_passages("rows.csv", "code"))[499:501] == ["499", "x"]
 
 
 def test_hash_is_the_same_everywhere():
