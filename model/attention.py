@@ -68,9 +68,9 @@ class CausalSelfAttention(nn.Module):
         Args:
             x: the tokens; with a cache, those that follow the cached ones.
             rotary: (cos, sin) of `rotary_angles`, each (T, K), for the positions of x.
-            mask: boolean, (B or 1, 1, T, S), where S is T plus the cached length. Causality and the window are added
-                here, so this may be a bare `document_mask` or `padding_mask`.
-            cache: this layer's part of a KVCache, to which x is appended.
+            mask: boolean, (B or 1, 1, T, T). Causality and the window are added here, so this may be a bare
+                `document_mask` or `padding_mask`.
+            cache: this layer's part of a KVCache, to which x is appended. Not together with a mask.
             value_embedding: (B, T, H_kv * K), added to the values.
 
         Raises:
@@ -88,7 +88,6 @@ class CausalSelfAttention(nn.Module):
         if mask is not None or (self.window is not None and self.window < S):
             visible = sliding_window_mask(T, self.window, S, device=q.device)
         if mask is not None:
-            mask = mask[..., -S:] if cache is not None else mask
             check_mask(mask, (*q.shape[:-1], S))
             visible, empty = fill_empty_rows(mask & visible)
         values = self.attend(q, k, v, visible)

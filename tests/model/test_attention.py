@@ -1,17 +1,17 @@
-"""The GPT's layer against figures worked out by hand and a plain loop; every path goes through its `attend`."""
+"""The GPT's layer against figures worked out by hand and PyTorch's; every path goes through its `attend`."""
 
 import math
 
 import pytest
 import torch
+from torch import nn
 
 from model.attention import CausalSelfAttention
 from model.cache import KVCache
 from model.generation import generate
 from model.gpt import GPTConfig
 from model.inspection.reading import read
-from model.masks import padding_mask, sliding_window_mask
-from model.rotary import apply_rotary, rotary_angles
+from model.masks import document_mask, padding_mask, sliding_window_mask
 from tests.attentions import UNIFORM, random, values_and_gradients
 from tests.gpts import GPT2, random_gpt
 
@@ -32,42 +32,19 @@ def test_two_heads_of_the_gpts_layer_as_worked_out_by_hand():
     torch.testing.assert_close(layer(x), torch.tensor([[1, 21], [1.5, 35], [2, 51]]))
 
 
+@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 3, 20])
-@pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("dressed", [False, True], ids=["plain", "rotary, norm, value embedding, bias, mask"])
-def test_causal_self_attention_equals_a_plain_loop(window, num_kv_heads, dressed):
-    layer = CausalSelfAttention(32, 4, num_kv_heads=num_kv_heads, bias=dressed, qk_norm=dressed, window=window).double()
-    x, T = random(2, 9, 32), 9
-    rotary = rotary_angles(torch.arange(9), 8) if dressed else None
-    value_embedding = torch.randn(2, 9, num_kv_heads * 8).double() if dressed else None
-    mask = padding_mask(torch.tensor([9, 2]), 9) if dressed else None  # some windows hold padding only
-
-    def loop(x):
-        qkv = layer.qkv_proj(x).split((32, num_kv_heads * 8, num_kv_heads * 8), dim=-1)
-        allowed = sliding_window_mask(T, window or T) & (mask[:, 0] if dressed else True)
-        heads = []
-        for h in range(4):
-            served_by = h // (4 // num_kv_heads)
-            q, k, v = (part[..., i * 8 : i * 8 + 8] for part, i in zip(qkv, (h, served_by, served_by), strict=True))
-            if dressed:
-                v = v + value_embedding[..., served_by * 8 : served_by * 8 + 8]
-                q, k = (y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
-                q, k = apply_rotary(q, *rotary), apply_rotary(k, *rotary)
-            scores = (q @ k.mT / math.sqrt(8)).masked_fill(~allowed, -1e30)
-            heads.append((scores.softmax(-1) * allowed) @ v)
-        return layer.output_proj(torch.cat(heads, -1))
-
-    options = {"rotary": rotary, "value_embedding": value_embedding, "mask": mask}
-    actual = values_and_gradients(lambda x: layer(x, **options), [x])
-    torch.testing.assert_close(actual, values_and_gradients(loop, [x]), atol=1e-10, rtol=1e-10)
-
-
-def test_the_training_path_is_one_fused_call_without_a_mask(fused_calls):
-    layer = CausalSelfAttention(16, 4)
-    layer(torch.randn(2, 6, 16))
-    q, k, v = layer.project(torch.randn(2, 6, 16))
-    layer.attend(q[:, :, -1:], k, v)  # decoding: the last query sees every key
-    assert fused_calls == [(None, True), (None, False)]
+def test_documents_and_a_window_are_masked_as_in_pytorchs_layer(window, bias):
+    """All else that the layer does is in test_gpt.py, written out."""
+    layer = CausalSelfAttention(32, 4, window=window, bias=bias).double()
+    peer = nn.MultiheadAttention(32, 4, bias=bias, batch_first=True, dtype=torch.float64)
+    peer.in_proj_weight, peer.in_proj_bias = layer.qkv_proj.weight, layer.qkv_proj.bias
+    peer.out_proj = layer.output_proj
+    mask, x = document_mask([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0, 1, 1, 2]]), random(2, 9, 32)
+    hidden = ~(mask[:, 0] & sliding_window_mask(9, window)).repeat_interleave(4, dim=0)
+    actual = values_and_gradients(lambda x: layer(x, mask=mask), [x])
+    expected = values_and_gradients(lambda x: peer(x, x, x, attn_mask=hidden, need_weights=False)[0], [x])
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -83,20 +83,22 @@ def test_scores_are_not_rounded_even_under_autocast(attend, autocast):
 @pytest.mark.parametrize(
     ("options", "length", "mask", "calls"),
     [
-        ({}, 24, None, 0),
-        ({"dropout": 0.5}, 24, None, 1),
-        ({"num_kv_heads": 2}, 24, None, 1),
-        ({"window": 5}, 24, None, 1),
-        ({}, 24, torch.ones(24, 24, dtype=torch.bool), 1),
-        ({}, 1, None, 1),
-        ({}, MAX_SHORT_LENGTH + 1, None, 1),
+        ({}, 24, None, []),
+        ({"dropout": 0.5}, 24, None, [(False, True)]),
+        ({"num_kv_heads": 2}, 24, None, [(False, True)]),
+        ({"window": 5}, 24, None, [(True, False)]),
+        ({}, 24, torch.ones(24, 24, dtype=torch.bool), [(True, False)]),
+        ({}, 1, None, [(False, True)]),
+        ({}, MAX_SHORT_LENGTH + 1, None, [(False, True)]),
     ],
     ids=["short", "dropout", "grouped", "window", "mask", "single query", "long"],
 )
-def test_only_short_causal_attention_leaves_pytorchs_kernel(options, length, mask, calls, fused_calls):
+def test_only_short_causal_attention_leaves_pytorchs_kernel_which_gets_a_mask_only_where_it_must(
+    options, length, mask, calls, fused_calls
+):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         CausalSelfAttention(32, 4, **options)(torch.randn(1, length, 32), mask=mask)
-    assert len(fused_calls) == calls
+    assert [(mask is not None, is_causal) for mask, is_causal in fused_calls] == calls
 
 
 @pytest.mark.parametrize("bias", [False, True])
