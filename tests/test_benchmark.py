@@ -65,7 +65,7 @@ def characters(tmp_path_factory):
 def measure(monkeypatch, capsys, tmp_path):
     """Runs the command line with work of seconds, its contenders in this process; returns the rows."""
     sizes = {"STEPS_OF": {"cpu": [(SMALL, 2)]}, "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
-    learning = {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 40, 12)}, "SECONDS": 0.0}
+    learning = {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 40, 60)}, "SECONDS": 0.0}
     for name, value in {**sizes, **learning}.items():
         monkeypatch.setattr(benchmark, name, value)
     monkeypatch.setattr(gpt2, "EVALUATIONS", 2)
@@ -113,7 +113,8 @@ def test_generate(measure, nanogpt):
 def test_time_to_loss(measure, nanogpt, characters):
     ours, theirs = measure("time_to_loss", nanogpt, characters)
     assert [ours["contender"], theirs["contender"]] == ["glassgpt", "nanogpt"]
-    assert [point["step"] for point in ours["curve"] + theirs["curve"]] == [20, 40, 6, 12]
+    assert [point["step"] for point in ours["curve"] + theirs["curve"]] == [20, 40, 30, 60]
+    assert theirs["curve"][1]["loss"] < theirs["curve"][0]["loss"] - 0.05  # it learns
     assert theirs["lowest_loss"] == theirs["target"] and theirs["seconds"] > 0 and ours["seconds"] > 0
     (deeper,) = measure("time_to_loss", characters, "--", "--model.gpt.num_layers=2")  # without a peer
     assert deeper["lowest_loss"] == deeper["target"] and deeper["steps_to_target"] in (20, 40)
@@ -193,17 +194,6 @@ def test_validation_counts_every_token_once_with_the_clock_stopped(length, monke
     assert [(point["step"], point["seconds"]) for point in curve.points] == [(6, 6.0), (12, 12.0)]
     expected = -log_probabilities[text[:-1], text[1:]].mean().item()
     assert curve.points[0]["loss"] == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_bare_loop_learns():
-    work = {"batch_size": 2, "size": SMALL, "seed": 0, "steps": 60}
-    job = SimpleNamespace(contender="glassgpt", device="cpu", **work)
-    learner = gpt2.build_learner(job)
-    assert learner.model.config.init == "gpt2"
-    text = torch.arange(8).repeat(50)
-    before = learner.loss(text[None, :8], text[None, 1:9]).item()
-    assert [*gpt2.train(learner, text, job)] == list(range(1, 61))
-    assert learner.loss(text[None, :8], text[None, 1:9]).item() < before - 0.5
 
 
 MISTAKES = {

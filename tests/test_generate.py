@@ -17,8 +17,6 @@ from tests import programs
 from tests.command_lines import call, refused, tells
 from tests.gpts import hand_made_gpt, save_checkpoint
 
-pytestmark = pytest.mark.usefixtures("own_threads")  # the program chooses a number for its process
-
 
 @torch.no_grad()
 def save_favourite(folder, favourite):

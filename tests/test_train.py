@@ -263,13 +263,10 @@ def test_options_of_lightnings_train(train):
 
 
 @pytest.mark.parametrize("config", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_config_trains(train, small_text, config):
-    shrunk = ["--data.dataset=null", "--data.corpus=files", f"--data.files={small_text}", "--data.dataset_config=null"]
-    shrunk += ["--data.tokenizer=bytes", "--data.vocab_size=null", "--model.gpt.context_length=16"]
-    shrunk += ["--data.validation_fraction=0.1", "--data.num_workers=0", "--data.batch_size=2"]
-    shrunk += ["--model.gpt.num_layers=2", "--model.init_from=null"]
-    shrunk += ["--model.gpt.num_heads=2", "--model.gpt.embed_dim=16", "--trainer.accelerator=cpu"]
-    shrunk += ["--trainer.precision=bf16-mixed"]  # as on a GPU
+def test_every_shipped_config_trains(train, config):
+    shrunk = ["--data.dataset=null", "--data.dataset_config=null", "--data.validation_fraction=0.1"]
+    shrunk += ["--data.num_workers=0", "--model.gpt.num_layers=2", "--model.gpt.num_heads=2", "--model.init_from=null"]
+    shrunk += ["--trainer.accelerator=cpu", "--trainer.precision=bf16-mixed"]  # as on a GPU
     shrunk += ["--trainer.accumulate_grad_batches=1", "--trainer.max_steps=2", "--wandb=disabled", "--name=run"]
     assert train(f"--config={config}", *shrunk) == 0
     assert Path("runs/run/checkpoints/best.ckpt").exists()
