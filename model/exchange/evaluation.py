@@ -4,7 +4,6 @@ Shapes: T tokens of a window, N tokens of a text.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,11 +12,15 @@ from torch import Tensor
 from model.gpt import GPT, in_eval_mode
 
 IGNORED = -100  # a target that does not count, as in PyTorch's losses
-LOGITS_AT_ONCE = 2**24  # a whole batch of logits of a large vocabulary would fill the memory
 
 
 def text_logprobs(
-    model: GPT, tokens: Tensor, *, stride: int, batch_size: int = 16, document_ids: Tensor | None = None
+    model: GPT,
+    tokens: Tensor,
+    *,
+    stride: int,
+    batch_size: int = 16,
+    document_ids: Tensor | None = None,
 ) -> Tensor:
     """Log-probability (N - 1,) of each token of a text but the first.
 
@@ -33,29 +36,28 @@ def text_logprobs(
     """
     num_targets = len(tokens) - 1
     T = min(model.config.context_length, num_targets)
-    num_windows = 1 + max(0, -(-(num_targets - T) // stride))
+    num_windows = 1 + max(0, math.ceil((num_targets - T) / stride))
 
-    def windows_of(text: Tensor) -> Sequence[Tensor]:
-        """Batches (B, T + 1). Nothing sees what follows it, so it does not matter what the last window holds."""
-        return F.pad(text, (0, T)).unfold(0, T + 1, stride)[:num_windows].split(batch_size)
+    def windows_of(text: Tensor) -> Tensor:
+        """All windows (num_windows, T + 1). Nothing sees what follows it, so the last may end in anything."""
+        return F.pad(text, (0, T)).unfold(0, T + 1, stride)[:num_windows]
 
     windows = windows_of(tokens)
-    documents = [None] * len(windows) if document_ids is None else windows_of(document_ids)
-    rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
+    documents = None if document_ids is None else windows_of(document_ids)
     device = model.token_embedding.weight.device
-    # Not a list of each batch's: small tensors that stay between large ones that go leave the memory in pieces.
+    # Not a list of each window's: small tensors that stay between large ones that go leave the memory in pieces.
     logprobs = torch.empty(num_windows * T)
     filled = 0
     with torch.inference_mode(), in_eval_mode(model):
-        for number, (batch, ids) in enumerate(zip(windows, documents, strict=True)):
-            batch = batch.to(device)
-            scored = torch.ones_like(batch[:, 1:], dtype=torch.bool)
-            overlapping = scored if number else scored[1:]  # the very first window scores all of its tokens
-            overlapping[:, : T - stride] = False
-            ids = None if ids is None else ids[:, :-1].to(device)
-            features = model.features(batch[:, :-1], document_ids=ids)[scored]
-            for part, targets in zip(features.split(rows), batch[:, 1:][scored].split(rows), strict=True):
-                nats = F.cross_entropy(model.unembed(part), targets, reduction="none")
+        for first in range(0, num_windows, batch_size):
+            some = slice(first, first + batch_size)
+            batch = windows[some].to(device)
+            ids = None if documents is None else documents[some, :-1].to(device)
+            features = model.features(batch[:, :-1], document_ids=ids)
+            for number, (of_window, window) in enumerate(zip(features, batch, strict=True), start=first):
+                begin = T - stride if number else 0
+                logits = model.unembed(of_window[begin:])  # those of a whole batch would fill the memory
+                nats = F.cross_entropy(logits, window[1 + begin :], reduction="none")
                 logprobs[filled : filled + len(nats)] = -nats
                 filled += len(nats)
     return logprobs[:num_targets]
@@ -73,7 +75,9 @@ def count_nats(nats: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
         lengths: (V,), the bytes of each token.
     """
     if nats.device.type == "mps":  # which has no float64
-        nats, targets, lengths = nats.cpu(), targets.cpu(), lengths.cpu()
+        nats = nats.cpu()
+        targets = targets.cpu()
+        lengths = lengths.cpu()
     nats = nats.double()
     counts = targets != IGNORED
     num_bytes = lengths[targets.clamp(min=0)] * counts

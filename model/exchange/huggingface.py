@@ -47,12 +47,7 @@ GPT2_DEFAULTS = {"tie_word_embeddings": True, "resid_pdrop": 0.1, "activation_fu
 GPT2_ACTIVATIONS = {  # the names that transformers has for one function -> ours; written is the first
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
-    "gelu_python_tanh": "gelu",
-    "gelu_fast": "gelu",
-    "gelu_accurate": "gelu",
     "gelu": "gelu_exact",
-    "gelu_python": "gelu_exact",
-    "relu2": "relu2",
 }
 # What makes a GPT one of GPT-2's family; all else is as GPTConfig has it without them.
 GPT2_FAMILY: dict[str, Any] = {
@@ -123,21 +118,25 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
 
     Raises a `Mistake` if there is something at `folder` already, or the tokenizer has more tokens than the model.
     """
-    safetensors, folder = optional_package("safetensors.torch"), Path(folder)
+    safetensors = optional_package("safetensors.torch")
+    folder = Path(folder)
     check_vocabulary(gpt, tokenizer)
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+    if folder.exists():
         raise Mistake(f"{folder} exists already: name a new folder")
-    as_gpt2, end_of_text = is_gpt2(gpt.config), None if tokenizer is None else tokenizer.end_of_text
+    as_gpt2 = is_gpt2(gpt.config)
     options = gpt2_options(gpt.config) if as_gpt2 else OUR_OPTIONS | {"gpt": asdict(gpt.config)}
-    options |= {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "document_masking": document_masking}
+    options["document_masking"] = document_masking
     options["dtype"] = str(gpt.token_embedding.weight.dtype).removeprefix("torch.")
+    end_of_text = None if tokenizer is None else tokenizer.end_of_text
+    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     # How long a text may be: by itself transformers' pipeline writes 256 tokens, whatever the context is.
-    generation = {"max_length": gpt.config.context_length, "bos_token_id": end_of_text, "eos_token_id": end_of_text}
-    files = {CONFIG_JSON: options, GENERATION: generation}
-    files |= {} if tokenizer is None else tokenizer.huggingface_files(gpt.config.context_length)
+    generation = {"max_length": gpt.config.context_length}
+    files = {CONFIG_JSON: options | ends, GENERATION: generation | ends}
+    if tokenizer is not None:
+        files |= tokenizer.huggingface_files(gpt.config.context_length)
     try:
         with file_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True)
             for name, content in files.items():
                 text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
                 (folder / name).write_text(text, encoding="utf-8")

@@ -16,7 +16,6 @@ from transformers.modeling_outputs import CausalLMOutput
 from model.gpt import GPT, GPTConfig
 
 IGNORED = {"use_cache", "cache_position"}  # what transformers passes, and nothing here depends on
-NOT_KEPT = ("output_attentions", "output_hidden_states")
 
 
 class GlassGPTConfig(PretrainedConfig):
@@ -39,7 +38,7 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
     """The GPT, with the inputs and outputs of transformers' language models.
 
     It keeps no cache: each new token reads its text again. Texts of different lengths in one batch are read one by one.
-    Not there, and refused: attentions and hidden states, resized embeddings, gradient checkpointing, assistant models.
+    Not there: attentions and hidden states, resized embeddings, gradient checkpointing, assistant models.
     """
 
     config_class = GlassGPTConfig
@@ -80,7 +79,6 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
             return_dict: False returns a tuple; None means as the config says.
             others: those of IGNORED; all else, which would change the result or its outputs, only as None or False.
         """
-        others = {name: getattr(self.config, name, False) for name in NOT_KEPT} | others
         for name, value in others.items():
             if name not in IGNORED and value is not None and value is not False:
                 raise ValueError(f"a {type(self).__name__} does not take {name}")
@@ -104,6 +102,5 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> dict[str, Any]:
-        """All tokens so far, at every step; and what `forward` refuses."""
-        refused = {name: True for name in NOT_KEPT if others.get(name)}
-        return {"input_ids": input_ids, "attention_mask": attention_mask} | refused
+        """All tokens so far, at every step."""
+        return {"input_ids": input_ids, "attention_mask": attention_mask}

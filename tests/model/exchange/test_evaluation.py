@@ -12,9 +12,9 @@ from tests.gpts import CONFIGS, random_gpt
 
 @pytest.mark.parametrize("name", ["gpt2", "tables", "window"])
 @pytest.mark.parametrize("length", [2, 11, 17, 18, 59])
-def test_each_token_is_scored_once_as_a_plain_loop_scores_it_without_dropout(name, length, monkeypatch):
-    monkeypatch.setattr("model.exchange.evaluation.LOGITS_AT_ONCE", 100)  # in pieces of two tokens
-    gpt, text = random_gpt(replace(CONFIGS[name], dropout=0.5)), torch.randint(50, (length,))
+def test_each_token_is_scored_once_as_a_plain_loop_scores_it_without_dropout(name, length):
+    gpt = random_gpt(replace(CONFIGS[name], dropout=0.5))
+    text = torch.randint(50, (length,))
     for stride in (1, 5, 16):
         logprobs = text_logprobs(gpt.train(), text, stride=stride, batch_size=4)
         assert logprobs.shape == (length - 1,) and gpt.training
