@@ -24,15 +24,13 @@ import torch
 from torch import Tensor
 
 from data.tokenizers import END_OF_TEXT, Tokenizer
-from data.windows import document_ids
 from model.checkpoint import build_gpt, read_checkpoint
 from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
 from model.generation import stream
 from model.gpt import GPT
 from model.inspection.experiments import Found, try_all
-from model.inspection.losses import Change, changes, losses_without_each
-from model.inspection.parts import Vectors, part_means, parts_of
-from model.inspection.reading import Reading, one_sequence, place_in, read
+from model.inspection.parts import Change, Vectors, changes, losses_without_each, part_means, parts_of
+from model.inspection.reading import Reading, place_in, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
 from model.mistakes import Mistake, parsing
@@ -43,7 +41,6 @@ log = logging.getLogger(__name__)
 PERIOD = 32  # distinct tokens of the repeated probe, in a context that has room for twice as many
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HEIGHT = 760  # pixels of a page in a notebook
-CHANGED = 1e-4  # of the logits: more than rounding
 
 Text = str | Tensor | Sequence[int]  # or its token ids (T,)
 
@@ -147,7 +144,7 @@ class Glass:
     def recorded(self) -> Recording:
         """What was measured while it trained, on a fixed text and on repeated random tokens ("text" and "repeated").
 
-        recorded.steps; recorded.maps(step)["text"], (L, H, T, T) in float16; recorded.probes["text"].labels[0], T
+        recorded.steps; recorded.maps(step)["text"], (L, H, T, T); recorded.probes["text"].labels[0], T
         texts; and recorded.at(step).scores["induction"], (L, H) from 0 to 1, a mean over many windows, or another of
         `model.inspection.heads.SCORES`. Maps and scores are arrays of numpy.
 
@@ -187,11 +184,11 @@ class Glass:
         tokens = self.encode(text)  # type: ignore[arg-type]
         means = self.means(tokens) if names else {}
         replacing = {self._part(name): means[name] for name in names}
-        return self.reading_of(tokens, replacing, [f"without {name}" for name in names])
+        return self._reading(tokens, replacing, None, *(f"without {name}" for name in names))
 
-    def _part(self, name: str, kind: str = "") -> str:
-        """The name of a part of this kind. Raises a `Mistake` for one that the model does not have."""
-        known = [part for part in parts_of(self.gpt) if part.startswith(kind)]
+    def _part(self, name: str) -> str:
+        """The name of a part. Raises a `Mistake` for one that the model does not have."""
+        known = parts_of(self.gpt)
         if name not in known:
             raise Mistake(f"the model has no part {name!r}: it has {', '.join(known)}")
         return name
@@ -200,28 +197,29 @@ class Glass:
         """Token ids (T,) of what is read of a text: its last tokens where the model's context does not hold all, as
         when the model writes, and with a warning. Pages and scripts read the same."""
         try:
-            ids = self.tokenizer.encode(text) if isinstance(text, str) else text
-            (tokens,) = self.gpt.known_ids(one_sequence(ids))
+            ids = torch.as_tensor(self.tokenizer.encode(text) if isinstance(text, str) else text)
+            (length,) = ids.shape
+            tokens = self.gpt.known_ids(ids)
         except (ValueError, TypeError, RuntimeError) as error:  # torch has its own words for what is no tensor
             raise Mistake(f"{text!r:.80} is no text of at least one token, nor its ids (T,): {error}") from None
         context = self.gpt.config.context_length
-        if len(tokens) > context:
-            log.warning("The text has %s tokens; the last %s, the model's context, are read.", len(tokens), context)
+        if length > context:
+            log.warning("The text has %s tokens; the last %s, the model's context, are read.", length, context)
         return tokens[-context:]
 
     def texts(self, tokens: Tensor, kind: Kind = "text") -> Texts:
         """Token ids (T,) or (N, T) as this model reads them: within documents if it was trained so."""
-        rows = torch.atleast_2d(tokens.cpu())
-        documents = None
-        if self.document_masking:
-            documents = torch.from_numpy(document_ids(rows.numpy(), self.tokenizer.end_of_text))
-        about = {"document_ids": documents, "attention_window": self.gpt.config.window}
-        return Texts.of(rows, self.tokenizer.label, kind=kind, **about)
+        about = {
+            "end_of_text": self.tokenizer.end_of_text if self.document_masking else None,
+            "attention_window": self.gpt.config.window,
+        }
+        return Texts.of(tokens.cpu(), self.tokenizer.label, kind=kind, **about)
 
     def ablate(self, texts: Text | Sequence[Text] | None = None) -> dict[str, Change]:
         """How much the loss rises without each part in turn, by the part's name, the largest rise first.
 
-        A rise is in nats per token, with its standard error over the texts: one that is not `is_clear` may be chance.
+        A rise is in nats per token, with its standard error over the texts: one that is less than twice its error may
+        be chance.
         Parts are heads, feed-forwards and tables, named as `read` takes them; a part gives its mean instead.
 
         texts: one, as `read` takes it, or a list of them; None are the recorded windows of text. A single one has no
@@ -247,7 +245,7 @@ class Glass:
         text: Text,
         other: Text,
         *,
-        head: Sequence[int] | str,
+        head: Sequence[int],
         position: int,
         source: int | None = None,
     ) -> Reading:
@@ -256,44 +254,40 @@ class Glass:
         Activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262). For other parts, `gpt` takes hooks.
 
         Args:
-            head: (layer, number), or as `read` takes it. position: the token of `text`, from 0; negative ones count
-                from the end. source: that of `other`, None for the same number, so that -1 is the last of each text.
+            head: (layer, number). position: the token of `text`, from 0; negative ones count from the end. source: that
+                of `other`, None for the same number, so that -1 is the last of each text.
 
         Raises a `Mistake` for a head or a token that is not there.
         """
         tokens = self.encode(text)
         other_tokens = self.encode(other)
-        if not isinstance(head, str):
-            head = "head " + ".".join(map(str, np.ravel(head)))
-        name = self._part(head, "head ")
-        layer, number = map(int, name.removeprefix("head ").split("."))
+        layer, number = head
+        name = self._part(f"head {layer}.{number}")
         at = place_in("position", position, len(tokens))
-        source = position if source is None else source
-        other_at = place_in("source", source, len(other_tokens))
-        given = self.reading_of(other_tokens).heads[layer, number, other_at]
-        return self.reading_of(tokens, {name: given}, [f"{name} patched at token {at} (in this text only)"], at)
+        other_at = place_in("source", position if source is None else source, len(other_tokens))
+        given = self._reading(other_tokens).heads[layer, number, other_at]
+        return self._reading(tokens, {name: given}, at, f"{name} patched at token {at} (in this text only)")
 
-    def reading_of(
+    def _reading(
         self,
         tokens: Tensor,
         replacing: Vectors | None = None,
-        edits: Sequence[str] = (),
         position: int | None = None,
+        *edits: str,
     ) -> Reading:
         """What the model makes of tokens (T,), with parts replaced as `read` of model/inspection/reading.py does it.
 
         edits: what its title says of that.
         """
-        step = [] if self.step is None else [f"step {self.step}"]
         found = read(
             self.gpt,
-            tokens,
-            document_ids=self.texts(tokens).document_ids,
+            self.texts(tokens),
             replacing=replacing,
             position=position,
             label=self.tokenizer.label,
         )
-        title = ", ".join([self.name, *step, *edits])
+        step = () if self.step is None else (f"step {self.step}",)
+        title = ", ".join((self.name, *step, *edits))
 
         def page(reading: Reading) -> str:
             return in_frame(lambda: run_page(title, recording_of([(self, reading)])))
@@ -326,17 +320,15 @@ class Glass:
 
     def means(self, tokens: Tensor) -> dict[str, Tensor]:
         """What each part gives on average over the recorded windows of text, or `tokens` (T,) if none are recorded."""
-        if recorded := self.recorded_or_none():
-            return part_means(self.gpt, recorded.windows["text"])
-        return part_means(self.gpt, self.texts(tokens))
+        recorded = self.recorded_or_none()
+        return part_means(self.gpt, recorded.windows["text"] if recorded else self.texts(tokens))
 
     def repeated_probe(self) -> Texts:
         """Random tokens, repeated: those recorded in the run if there are any, else new ones."""
         if recorded := self.recorded_or_none():
             return recorded.probes["repeated"]
         period = min(PERIOD, (self.gpt.config.context_length - 1) // 2)
-        first = self.tokenizer.end_of_text
-        drawn = repeated_tokens(range(self.tokenizer.vocab_size), period, first=first)
+        drawn = repeated_tokens(range(self.tokenizer.vocab_size), period, first=self.tokenizer.end_of_text)
         return self.texts(torch.tensor(drawn), "repeated")
 
     def page(self) -> str:
@@ -344,9 +336,7 @@ class Glass:
 
         Raises a `Mistake` if no text was recorded, which the page opens with.
         """
-        step = self.step or 0
-        models = [(step, self.gpt)]
-        return run_page(self.name, self.recorded, models=models, tokenizer=self.tokenizer)
+        return run_page(self.name, self.recorded, models=[(self.step or 0, self.gpt)], tokenizer=self.tokenizer)
 
     def experiments(self) -> Found:
         """The experiments that hold for the model, strongest first, and by title why the others do not.
@@ -354,8 +344,7 @@ class Glass:
         Raises a `Mistake` if no text was recorded to try them on.
         """
         windows = self.recorded.windows["text"]
-        means = part_means(self.gpt, windows)
-        return try_all(self.gpt, self.tokenizer, windows, means)
+        return try_all(self.gpt, self.tokenizer, windows, part_means(self.gpt, windows))
 
     def _repr_html_(self) -> str:
         return in_frame(self.page)
@@ -373,15 +362,11 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
     recorded = first.recorded_or_none()
     recording = Recording(probes, recorded.windows if recorded else {}, name=first.name, is_prompt=True)
     for glass, reading in read_by:
-        again = glass.reading_of(reading.ids, reading.replacing, position=reading.position)
-        limit = CHANGED * max(1.0, reading.checks.logits) + 2 * reading.checks.noise
-        if (again.logits - reading.logits).abs().max() > limit:
+        if not reading.is_of(glass.gpt):
             raise Mistake("the model is no longer as it was when this text was read: read it again to see its page")
-        step = glass.step or 0
-        taken = take_snapshot(glass.gpt, step, recording, glass.tokenizer.label, text=reading)
-        recorded = None if reading.replacing else glass.recorded_or_none()
-        if recorded and step in recorded.steps:
-            kept = recorded.at(step)
+        taken = take_snapshot(glass.gpt, glass.step or 0, recording, glass.tokenizer.label, text=reading)
+        if recorded and taken.step in recorded.steps and not reading.replacing:
+            kept = recorded.at(taken.step)
             taken = replace(taken, loss=kept.loss, ablation=kept.ablation)
         recording.append(taken)
     return recording

@@ -144,6 +144,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     from model.inspection.maps import EXACT
     from model.inspection.parts import hooked, undisturbed
     from model.inspection.reading import read
+    from model.inspection.texts import Texts
     from model.masks import causal_mask, sliding_window_mask
     from model.mistakes import listed
     from model.multihead import scaled_dot_product_attention
@@ -156,7 +157,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     tokens, targets = torch.tensor([ids]), torch.tensor([[*ids[1:], IGNORED]])
 
     # What every module gives, and what attention did in between, each with its axis of one text.
-    reading = read(gpt, ids)
+    reading = read(gpt, Texts.of(ids))
     outputs: dict[nn.Module, Tensor] = {}
     last_matrix = feed_forward.down_proj  # of which the input is shown
     others = [module for module in gpt.modules() if module is not last_matrix]

@@ -1,22 +1,33 @@
 """Random but consistent measurements of snapshots, in the form in which a recording has them."""
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from model.inspection.heads import HeadTable, figures_of, table_of
-from model.inspection.losses import Change
-from model.inspection.reading import DIGITS, Checks, Reading, as_json
+from model.inspection.maps import Checks
+from model.inspection.parts import Change
+from model.inspection.reading import DIGITS, Kept, as_json
 from model.inspection.recording import Recording, Snapshot
-from model.inspection.texts import Texts
+from model.inspection.texts import Texts, repeated_tokens
+from tests.gpts import TOKENS
+
+TEXT = TOKENS.tolist()
 
 
 def text_of(tokens, labels=None, kind="text", **options) -> Texts:
     """A single text, by default with labels that say nothing."""
     return Texts(torch.tensor([list(tokens)]), [list(labels or ["x"] * len(tokens))], kind, **options)
+
+
+def new_recording(folder=None, text=TEXT) -> Recording:
+    """Of a text and of windows; resumed where there is one in the folder."""
+    repeated = Texts.of(repeated_tokens(range(50), 7, first=0), kind="repeated")
+    probes = {"text": Texts.of(text), "repeated": repeated}
+    windows = {"text": Texts.of([text, text[::-1]]), "repeated": repeated}
+    return Recording(probes) if folder is None else Recording.resume(folder, probes, windows, "fingerprint")
 
 
 def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
@@ -42,15 +53,12 @@ def heads_of(maps, probes) -> HeadTable:
 def snapshot_of(maps, probes, step=0, checks=None, figures=None, **measured) -> Snapshot:
     """A snapshot of hand-made maps, and other measurements as given."""
     heads = heads_of(maps, probes)
-    by_layer = {name: [0.0] * len(heads.reach) for name in ("fidelity", "future", "outside", "random")}
-    good = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0, "by_layer": by_layer}
-    trust = Checks(**good | (checks or {}))
-    readings = {
-        kind: Reading(
-            probe.tokens[0], probe.labels[0], torch.as_tensor(maps[kind]), trust, figures=(figures or {}).get(kind)
-        )
-        for kind, probe in probes.items()
-    }
+    by_layer = {name: [0.0] * len(heads.reach) for name in ("fidelity", "future", "outside")}
+    good = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0, "noise": 0.0, "logits": 1.0}
+    readings = {}
+    for kind, probe in probes.items():
+        readings[kind] = Kept(probe.labels[0], torch.as_tensor(maps[kind]).float(), (figures or {}).get(kind))
+    trust = Checks(by_layer=by_layer, **good | (checks or {}))
     return Snapshot(step, trust, heads, readings=readings, **measured)
 
 
@@ -101,14 +109,11 @@ def random_snapshot(maps, probes, step=0, checks=None) -> Snapshot:
     draw = np.random.default_rng(step)
     ablation = {name: {part: Change(float(draw.normal()), 1e-4) for part in parts} for name in probes}
     figures = {name: random_figures(draw, about, probe.length) for name, probe in probes.items()}
-    snapshot = snapshot_of(maps, probes, step, checks, figures, loss=dict.fromkeys(probes, 2.5), ablation=ablation)
-    for of_probe in figures.values():
-        of_probe["checks"] = as_json(asdict(snapshot.checks), DIGITS)
-    return snapshot
+    return snapshot_of(maps, probes, step, checks, figures, loss=dict.fromkeys(probes, 2.5), ablation=ablation)
 
 
 def random_figures(draw: np.random.Generator, about: dict, T: int) -> dict:
-    """Of a text of T tokens, as `Reading.to_json` describes them."""
+    """Of a text of T tokens, as `Reading.figures` describes them."""
     parts, sublayers, V = (len(about[name]) for name in ("parts", "sublayers", "tokens"))
     has_next, top = np.arange(T) < T - 1, min(5, V)
     figures = {

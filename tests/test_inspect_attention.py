@@ -13,6 +13,7 @@ from data.tokenizers import byte_level
 from model.checkpoint import load_gpt
 from model.inspection.reading import read
 from model.inspection.recording import Recording
+from model.inspection.texts import Texts
 from scripts.inspect_attention import main
 from tests.command_lines import refused, tells
 from tests.html_pages import Page
@@ -103,7 +104,7 @@ def test_a_prompt_is_followed_over_the_kept_checkpoints():
     assert page.json("manifest")["steps"] == [0, 3]
     for number, step in enumerate((0, 3)):
         gpt, _ = load_gpt(RUN / f"checkpoints/step_{step:08d}.ckpt")
-        weights = read(gpt, byte_level().encode("x = x + 1")).maps
+        weights = read(gpt, Texts.of(byte_level().encode("x = x + 1"))).maps
         np.testing.assert_allclose(page.maps(snapshot=number), weights, atol=0.0045)
 
 

@@ -115,8 +115,7 @@ class Material:
         self.encode = tokenizer.encode
         self.means = means
         self.context = gpt.config.context_length
-        end_of_text = tokenizer.label(tokenizer.end_of_text)
-        self.recorded = "\n".join("".join(labels).replace(end_of_text, "\n") for labels in windows.labels)
+        self.recorded = "\n".join("".join(labels) for labels in windows.labels)
         self.known: dict[str, list[int]] = {}
         least, most = PIECE
         self.piece = min(max(self.context // 6, least), most)
@@ -325,18 +324,17 @@ def _tried(tried: Experiment, texts: Material) -> Effect | str:
     trials = [one for one in proposed if one.right and len(texts.encode(one.text)) <= texts.context]
     if len(trials) < CHOOSING + MIN_TEXTS:
         return "its tokens and its recorded text make no such texts"
-    chosen = trials[:CHOOSING]
     others = trials[CHOOSING:]
     share, looks = _expected(texts, others)
     is_right = share >= RIGHT
-    before = share[is_right]
     known = [trial for trial, right in zip(others, is_right, strict=True) if right]
     if len(known) < MIN_TEXTS:
         return f"right on only {len(known)} of {len(others)} texts"
-    head = _chosen_head(texts, chosen, tried.switches)
+    head = _chosen_head(texts, trials[:CHOOSING], tried.switches)
     off = [head] if head and tried.switches else []
     with replaced(texts.gpt, {part: texts.means[part] for part in off}):
         after, _ = _expected(texts, known, changed=True)
+    before = share[is_right]
     halved = int((after <= before / 2).sum())
     if halved < MIN_SHARE * len(known):
         return f"the change takes half or more on only {halved} of the {len(known)} texts that it is right on"
@@ -387,7 +385,7 @@ def _expected(
     from the last token to the source, (N,)."""
     gpt = texts.gpt
     read = [texts.encode(trial.changed if changed else trial.text) for trial in trials]
-    tokens = [torch.tensor((ids or [texts.tokenizer.end_of_text])[-texts.context :]) for ids in read]
+    tokens = [torch.tensor(ids[-texts.context :]) for ids in read]
     rows = torch.arange(len(tokens))
     last = torch.tensor([len(ids) - 1 for ids in tokens])
     source = torch.tensor([trial.source for trial in trials])

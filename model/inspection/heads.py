@@ -246,51 +246,44 @@ def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
     measured: dict[str, Figures] = {}
     for kind, texts in windows.items():
         pieces = texts.pieces(MAX_WEIGHTS // (gpt.config.num_heads * texts.length))
-        found = []
-        for number, piece in enumerate(pieces):
-            found.append(_figures_of_layers(gpt, piece, texts, number * len(pieces[0])))
-        measured[kind] = {}
-        for name in found[0]:
-            measured[kind][name] = torch.cat([one[name] for one in found], dim=1)
+        found = [_figures_of_layers(gpt, piece) for piece in pieces]
+        measured[kind] = {name: torch.cat([one[name] for one in found], dim=1) for name in found[0]}
     return table_of(windows, measured)
 
 
-def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figures:
-    """The figures (L, N, 3, H) of some of the texts, from the `first` on."""
+def _figures_of_layers(gpt: GPT, texts: Texts) -> Figures:
+    """The figures (L, N, 3, H) of some texts."""
     by_layer: list[Figures] = []
 
     def see(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
-        figures = figures_of(weights_of(attend, q, k, v).float(), texts, first)
-        by_layer.append({name: values.cpu() for name, values in figures.items()})
+        by_layer.append(figures_of(weights_of(attend, q, k, v).float(), texts))
 
     with undisturbed(gpt), observed(gpt, see):
-        run(gpt, piece)
+        run(gpt, texts)
     return {name: torch.stack([one[name] for one in by_layer]) for name in by_layer[0]}
 
 
-def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
+def figures_of(weights: Tensor, texts: Texts) -> Figures:
     """The figures of one layer's maps (N, H, T, T) for each text and span, (N, 3, H), measured where the maps are.
 
-    A figure is NaN for a span in which no query counts. first: the number of the text that the first map is of.
+    A figure is NaN for a span in which no query counts.
     """
-    some = slice(first, first + len(weights))
+    device = weights.device
     keys, queries = _patterns_of(texts)
-    values = {}
-    for name, of_texts in keys.items():
-        looked_at = of_texts[some, None].to(weights.device)
-        values[name] = (weights * looked_at).sum(-1)
+    values = {name: (weights * of_texts[:, None].to(device)).sum(-1) for name, of_texts in keys.items()}
     if texts.kind == "text":
         # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
         shares = weights.clamp(min=0)
         sums = shares.sum(-1, keepdim=True).clamp(min=1e-9)
         nats = torch.special.entr(shares / sums).sum(-1)
-        seen = texts.visible[some].sum(-1)[:, None].to(weights.device)
+        seen = texts.visible.sum(-1)[:, None].to(device)
         values["entropy"] = nats / seen.log().clamp(min=1e-9)
         values["reach"] = nats.exp()
     figures = {}
     for name, of_queries in values.items():  # (N, H, T)
-        counted = queries[name][some].to(weights.device).float()  # a mean over none is NaN
-        figures[name] = torch.einsum("nhq,nsq->nsh", of_queries, counted) / counted.sum(-1, keepdim=True)
+        counted = queries[name].to(device).float()  # a mean over none is NaN
+        sums = torch.einsum("nhq,nsq->nsh", of_queries, counted)
+        figures[name] = (sums / counted.sum(-1, keepdim=True)).cpu()
     return figures
 
 
@@ -324,25 +317,22 @@ def _uniform_figures(texts: Texts) -> Figures:
 
 def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> HeadTable:
     """What the figures (L, N, 3, H) of all windows say."""
-    scores = {}
-    errors = {}
-    formed = {}
-    uniform = {}
-    counts = {}
+    reach = measured["text"]["reach"][:, :, 0].nanmean(1).numpy()
+    sizes = {kind: [len(texts), texts.length] for kind, texts in windows.items()}
+    table = HeadTable({}, {}, {}, {}, {}, reach, sizes)
     for name, score in SCORES.items():
         figures = measured[score.probe][name]
         chance = _uniform_figures(windows[score.probe])[name]
         shown = ~chance.isnan()  # (N, 3, 1): the spans of each window that can show it
         shows = shown.any(0)
-        counts[name] = int(shown[:, 0].sum())
+        count = int(shown[:, 0].sum())
+        uniform = chance[:, 0].nanmean().nan_to_num().clamp(0, 1).item()
         means = figures.nanmean(1)  # (L, 3, H)
         variance = (figures[:, :, 0] - means[:, None, 0]).square().nanmean(1)
-        scores[name] = means[:, 0].clamp(0, 1).where(shows[0], 0).numpy()
-        errors[name] = (variance / (counts[name] - 1)).sqrt().numpy()  # of one window 0 / 0, which is NaN
-        uniform[name] = chance[:, 0].nanmean().nan_to_num().clamp(0, 1).item()
-        clear = (means > threshold(uniform[name])) | ~shows
-        can_form = shows.any() & torch.tensor(score.is_pattern)
-        formed[name] = (clear.all(1) & can_form).numpy()
-    reach = measured["text"]["reach"][:, :, 0].nanmean(1).numpy()
-    sizes = {kind: [len(texts), texts.length] for kind, texts in windows.items()}
-    return HeadTable(scores, errors, formed, uniform, counts, reach, sizes)
+        clear = (means > threshold(uniform)) | ~shows
+        table.scores[name] = means[:, 0].clamp(0, 1).where(shows[0], 0).numpy()
+        table.errors[name] = (variance / (count - 1)).sqrt().numpy()  # of one window 0 / 0, which is NaN
+        table.formed[name] = clear.all(1).numpy() & bool(shows.any() and score.is_pattern)
+        table.uniform[name] = uniform
+        table.counts[name] = count
+    return table

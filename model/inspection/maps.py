@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.parts import blocks_of, undisturbed
+from model.inspection.parts import blocks_of, run, undisturbed
+from model.inspection.texts import Texts
 from model.mistakes import listed
 
 # What rounding explains, by the type that attention was computed in: of fidelity (see `Checks`), and of a change of
@@ -44,31 +45,28 @@ class Checks:
         an `attend` that is not linear in the values or mixes heads.
     causality: the largest change of any logit before token j when token j is changed; beyond rounding, a leak. Two
         tokens are changed.
-    by_layer: for each layer "fidelity", "future", the largest weight on a later token, "outside", how far a weight lies
-        outside [0, 1], and "random", by how much two calls with the same q, k and v differ, relative as fidelity is.
-    changed_token: the one whose change moved the logits before it most.
-    noise: by how much the logits change when the same tokens are read again. logits: the largest of them.
+    by_layer: for each layer "fidelity", "future", the largest weight on a later token, and "outside", how far a weight
+        lies outside [0, 1].
+    noise: by how much the logits, or what `attend` returns, change when computed again. logits: the largest of them.
     """
 
     precision: str
     fidelity: float
     causality: float
     by_layer: Mapping[str, Sequence[float]]
-    changed_token: int = 0
-    noise: float = 0.0
-    logits: float = 1.0
+    noise: float
+    logits: float
 
     @classmethod
     def worst(cls, found: Sequence["Checks"]) -> "Checks":
         """Of all that a model has read; NaN if one is."""
-        leaky = int(np.argmax([one.causality for one in found]))
         largest = {}
-        for name in ("fidelity", "noise", "logits"):
+        for name in ("fidelity", "causality", "noise", "logits"):
             largest[name] = np.max([getattr(one, name) for one in found]).item()
         by_layer = {}
         for name in found[0].by_layer:
             by_layer[name] = np.max([one.by_layer[name] for one in found], axis=0).tolist()
-        return replace(found[leaky], by_layer=by_layer, **largest)
+        return replace(found[0], by_layer=by_layer, **largest)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -79,12 +77,10 @@ class Checks:
         fidelity = self.by_layer["fidelity"]
         future = self.by_layer["future"]
         outside = self.by_layer["outside"]
-        random = _above(limit, self.by_layer["random"])
-        if random or self.noise > moved:
-            who = f"attention of {_layers(random)}" if random else "the model"
+        if self.noise > moved:
             return {
-                "repeatable": f"{who} is random in eval mode, so neither its maps nor whether it looks into the future "
-                "can be told: draw random numbers, such as dropout, only `if self.training`"
+                "repeatable": "the model is random in eval mode, so neither its maps nor whether it looks into the "
+                "future can be told: draw random numbers, such as dropout, only `if self.training`"
             }
         found = {}
         # Only two tokens are changed, and no leak reaches the logits of a new model whose last matrices are zero. A
@@ -96,7 +92,7 @@ class Checks:
             who = _layers(leaking) if leaking else "the model"
             verb = "look" if len(leaking) > 1 else "looks"
             if self.causality > moved:
-                shown = f"changing token {self.changed_token} moves the logits before it by {self.causality:.2g}"
+                shown = f"changing a token moves the logits before it by {self.causality:.2g}"
             else:
                 shown = f"a later token has a weight of up to {max(future[layer] for layer in leaking):.2g}"
             found["causal"] = f"{who} {verb} into the future: {shown}; the loss means nothing"
@@ -131,50 +127,46 @@ def _layers(layers: Sequence[int]) -> str:
 
 def read_maps(
     gpt: GPT,
-    tokens: Tensor,
-    documents: Tensor | None,
+    text: Texts,
     autocast: torch.dtype | None,
-) -> tuple[Tensor, Checks]:
-    """The maps of a text (1, T), (L, H, T, T) in float32 on the CPU, and how far they can be trusted."""
-    T = tokens.shape[1]
+) -> tuple[list[Tensor], Checks]:
+    """Of a single text the maps (L, H, T, T), queries, keys and values (L, H, T, K), as the model runs, in float32 on
+    the CPU; and how far the maps can be trusted."""
+    T = text.length
     calls: list[tuple[Attend, Tensor, Tensor, Tensor, Tensor]] = []
     with undisturbed(gpt, autocast):
         with observed(gpt, lambda *call: calls.append(call)):
-            logits = gpt(tokens, document_ids=documents)
-        random = []
-        for attend, q, k, v, attended in calls:
-            random.append(_difference(attend(q, k, v), attended, v))
-        again = gpt(tokens, document_ids=documents)
-        leaks = {}  # by the token that was changed
-        for position in sorted({T // 2, T - 1} - {0}):  # nothing comes before token 0
-            changed = tokens.clone()
+            logits = gpt.unembed(run(gpt, text))
+        again = gpt.unembed(run(gpt, text))
+        noise = [(again - logits).abs().max().item()]
+        # Nothing of the attention of a new model reaches a logit.
+        noise += [_difference(attend(q, k, v), attended, v) for attend, q, k, v, attended in calls]
+        leaks = [0.0]
+        for position in {T // 2, T - 1} - {0}:  # nothing comes before token 0
+            changed = text.tokens.clone()
             changed[0, position] = 0 if changed[0, position] else 1
             # A call of its own: in a batch of two other kernels might run, and rounding would look like a leak.
-            change = gpt(changed, document_ids=documents) - logits
-            leaks[position] = change[:, :position].abs().max().item()
+            change = gpt.unembed(run(gpt, replace(text, tokens=changed))) - logits
+            leaks.append(change[:, :position].abs().max().item())
     layers = []
     errors = []
     with undisturbed(gpt):
         for attend, q, k, v, attended in calls:
             weights = weights_of(attend, q, k, v)
-            values = by_head(v, q).to(weights.dtype)
-            errors.append(_difference(weights @ values, attended, v))
-            layers.append(weights[0].float().cpu())
-    maps = torch.stack(layers)
-    outside = maps - maps.clamp(0, 1)
-    by_layer = {
-        "fidelity": errors,
-        "future": maps.triu(1).abs().amax((1, 2, 3)).tolist(),
-        "outside": outside.abs().amax((1, 2, 3)).tolist(),
-        "random": random,
-    }
-    return maps, Checks(
+            keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+            errors.append(_difference(weights @ values.to(weights.dtype), attended, v))
+            layers.append([x[0].float().cpu() for x in (weights, q, keys, values)])
+    maps, q, k, v = (torch.stack(of_layers) for of_layers in zip(*layers, strict=True))
+    return [maps, q, k, v], Checks(
         precision=str(attended.dtype).removeprefix("torch."),
         fidelity=float(np.max(errors)),
-        causality=float(np.max([0.0, *leaks.values()])),
-        by_layer=by_layer,
-        changed_token=max(leaks, key=leaks.__getitem__, default=0),
-        noise=(again - logits).abs().max().item(),
+        causality=float(np.max(leaks)),
+        by_layer={
+            "fidelity": errors,
+            "future": maps.triu(1).abs().amax((1, 2, 3)).tolist(),
+            "outside": (maps - maps.clamp(0, 1)).abs().amax((1, 2, 3)).tolist(),
+        },
+        noise=float(np.max(noise)),
         logits=logits.abs().max().item(),
     )
 
@@ -237,8 +229,3 @@ def weights_of(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k = k.to(dtype)
     pieces = [attend(q, k, some) for some in columns.split(K, dim=-1)]
     return torch.cat(pieces, dim=-1)[..., :S]
-
-
-def by_head(x: Tensor, q: Tensor) -> Tensor:
-    """Keys or values (N, H_kv, S, K) -> (N, H, S, K): those of a group of heads repeated for each of them."""
-    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)

@@ -1,9 +1,15 @@
-"""The parts of a model by the names that people read, and how to look at them and change what they give.
+"""The parts of a model by the names that people read, how to change what they give, and what the model loses then.
 
 A part is a head ("head 5.2"), a feed-forward ("feed-forward 3") or a table ("token embedding"). Nothing of the model is
 changed for good: hooks and methods that are put on it are taken off again, also after an error.
 
-Shapes: N texts, T tokens, D model width, K head width.
+The model is without a part when that gives its mean over some text at every position, and all that follows is computed
+anew. The mean keeps what the part always adds, so that the rest of the model gets what it is used to (mean ablation;
+Wang et al. 2022, "Interpretability in the Wild", https://arxiv.org/abs/2211.00593, section 2.1). Only the layers that
+the part can change are computed. A loss on one text says little: of a part that helps on average, chance makes every
+third text do better without it. So changes are measured over many texts, with their standard error.
+
+Shapes: N texts, T tokens, D model width, K head width, V vocabulary.
 """
 
 import copy
@@ -13,14 +19,17 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.gpt import GPT, Block, in_eval_mode
 from model.inspection.texts import Texts
 
-TOKENS_AT_ONCE = 1024  # over which means are taken: what all parts give is in memory at once
+TOKENS_AT_ONCE = 8192  # in one forward pass, over all texts
+ERRORS = 2  # standard errors from 0, up to which a change is no clear effect
 
 Vectors = Mapping[str, Tensor]  # by the name of each part: (K,) for a head, else the width of what it gives
+See = Callable[[nn.Module, Tensor], Tensor | None]  # gets a module and what it gets or gives, and may return another
 
 
 # ---- the parts
@@ -31,12 +40,12 @@ class Part(NamedTuple):
 
     module, columns: for a head the output matrix of its layer, and the head's columns in its input. Of any other part
     it is the result of the module that counts, all columns of it.
-    layer: the block that it is in; None for a table that is read before all blocks.
+    layer: the block that it is in, 0 for a table that is read before all blocks.
     """
 
     module: nn.Module
     columns: slice
-    layer: int | None
+    layer: int
 
 
 def blocks_of(gpt: GPT) -> list[Block]:
@@ -57,9 +66,7 @@ def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
 def parts_of(gpt: GPT) -> dict[str, Part]:
     """All parts by name, first the tables, then layer by layer."""
     everything = slice(None)
-    parts = {}
-    for name, table in embedding_tables(gpt).items():
-        parts[name] = Part(table, everything, None)
+    parts = {name: Part(table, everything, 0) for name, table in embedding_tables(gpt).items()}
     for name, table in gpt.value_embeddings.items():
         parts[f"value embeddings {name}"] = Part(table, everything, int(name))
     for layer, block in enumerate(blocks_of(gpt)):
@@ -72,13 +79,10 @@ def parts_of(gpt: GPT) -> dict[str, Part]:
 
 
 @contextmanager
-def _watched(
-    gpt: GPT,
-    modules: Iterable[nn.Module],
-    see: Callable[[nn.Module, Tensor], Tensor | None],
-) -> Iterator[None]:
-    """Hands what the modules of parts give to `see`, which may give another tensor in its place."""
-    modules = set(modules)
+def _watched(gpt: GPT, names: Iterable[str], see: See) -> Iterator[None]:
+    """Hands what the modules of parts give to `see`, see `hooked`."""
+    parts = parts_of(gpt)
+    modules = {parts[name].module for name in names}
     heads = modules & {block.attention.output_proj for block in blocks_of(gpt)}
     with hooked(heads, modules - heads, see):
         yield
@@ -88,21 +92,14 @@ def _watched(
 def part_means(gpt: GPT, texts: Texts) -> dict[str, Tensor]:
     """The mean of what each part gives for these texts, over all positions. ValueError for unknown ids."""
     parts = parts_of(gpt)
-    sums: dict[nn.Module, Tensor] = {}
+    means: dict[nn.Module, Tensor] = {}
 
-    def add(module: nn.Module, given: Tensor) -> None:
-        vectors = given.expand(len(piece), -1, -1)  # positions have no batch axis
-        mean = vectors.flatten(0, 1).mean(0)
-        sums[module] = sums.get(module, 0) + len(piece) * mean
+    def keep(module: nn.Module, given: Tensor) -> None:
+        means[module] = given.flatten(0, -2).mean(0)
 
-    modules = [part.module for part in parts.values()]
-    with undisturbed(gpt), _watched(gpt, modules, add):
-        for piece in texts.pieces(TOKENS_AT_ONCE):
-            run(gpt, piece)
-    means = {}
-    for name, part in parts.items():
-        means[name] = sums[part.module][part.columns] / len(texts)
-    return means
+    with undisturbed(gpt), _watched(gpt, parts, keep):
+        run(gpt, texts)
+    return {name: means[part.module][part.columns] for name, part in parts.items()}
 
 
 @contextmanager
@@ -125,7 +122,97 @@ def replaced(
                 given[..., tokens, parts[name].columns] = vector.to(given)
         return given
 
-    with _watched(gpt, [parts[name].module for name in vectors], change):
+    with _watched(gpt, vectors, change):
+        yield
+
+
+# ---- what the model loses without a part
+
+
+class Change(NamedTuple):
+    """By how much the loss rises when a part is replaced by its mean, in nats per token.
+
+    error: the standard error of that over the texts; NaN for a single text, which cannot tell. Up to ERRORS of them
+    from 0, a rise may be chance.
+    """
+
+    rise: float
+    error: float
+
+
+def measure_losses(
+    gpt: GPT,
+    windows: Mapping[str, Texts],
+) -> tuple[dict[str, float], dict[str, dict[str, Change]]]:
+    """By the kind of the windows the mean loss, in nats per token, and how it changes without each part."""
+    loss = {}
+    without = {}
+    for kind, texts in windows.items():
+        losses = losses_without_each(gpt, texts, part_means(gpt, texts))
+        loss[kind] = losses["nothing"].mean().item()
+        without[kind] = changes(losses)
+    return loss, without
+
+
+def changes(losses: Mapping[str, Tensor]) -> dict[str, Change]:
+    """How much each part is missed, from the losses of N texts without it."""
+    found = {}
+    for name, loss in losses.items():
+        if name != "nothing":
+            rises = loss - losses["nothing"]
+            squares = (rises - rises.mean()).square().sum()
+            variance = squares / (len(rises) - 1)  # of a single text 0 / 0, which is NaN
+            found[name] = Change(rises.mean().item(), (variance / len(rises)).sqrt().item())
+    return found
+
+
+@torch.no_grad()
+def losses_without_each(
+    gpt: GPT,
+    texts: Texts,
+    means: Vectors,
+) -> dict[str, Tensor]:
+    """The loss of each text, in nats per token, (N,) in float64: of the whole model, named "nothing", and without each
+    part in turn, which gives its mean instead.
+
+    Of a text in which no next token counts (see `Texts.predicted`) it is NaN.
+    """
+    parts = parts_of(gpt)
+    found: dict[str, list[Tensor]] = {name: [] for name in ["nothing", *means]}
+    for piece in texts.pieces(TOKENS_AT_ONCE):
+        begins: dict[nn.Module, Tensor] = {}
+        with undisturbed(gpt):
+            with hooked(blocks_of(gpt), [], begins.__setitem__):
+                found["nothing"] += _losses(gpt, piece)
+            for name, mean in means.items():
+                with _begun_at(gpt, parts[name].layer, begins), replaced(gpt, {name: mean}):
+                    found[name] += _losses(gpt, piece)
+    return {name: torch.stack(losses) for name, losses in found.items()}
+
+
+def _losses(gpt: GPT, texts: Texts) -> list[Tensor]:
+    """The loss of each text, in float64 on the CPU. The logits of one text are in memory at a time."""
+    losses = []
+    for features, tokens, counted in zip(run(gpt, texts), texts.tokens, texts.predicted, strict=True):
+        logits = gpt.unembed(features[:-1][counted.to(features.device)])
+        nats = F.cross_entropy(logits, tokens[1:][counted].to(features.device), reduction="none")
+        losses.append(nats.cpu().double().mean())  # a GPU of Apple has no float64
+    return losses
+
+
+@contextmanager
+def _begun_at(
+    gpt: GPT,
+    layer: int,
+    begins: Mapping[nn.Module, Tensor],
+) -> Iterator[None]:
+    """Inside, the blocks before `layer` do nothing, and that block gets what it began with before."""
+    blocks = blocks_of(gpt)
+    begun = [blocks[layer]] if layer else []
+    with hooked(begun, [], lambda block, _: begins[block]), ExitStack() as left:
+        for block in blocks[:layer]:
+            block.forward = lambda x, **_: x
+            left.callback(block.__delattr__, "forward")
         yield
 
 
@@ -169,11 +256,7 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 
 
 @contextmanager
-def hooked(
-    inputs: Iterable[nn.Module],
-    outputs: Iterable[nn.Module],
-    see: Callable[[nn.Module, Tensor], Tensor | None],
-) -> Iterator[None]:
+def hooked(inputs: Iterable[nn.Module], outputs: Iterable[nn.Module], see: See) -> Iterator[None]:
     """Hands the argument of some modules, and the result of others, to `see`. A tensor that it returns takes their
     place."""
     with ExitStack() as hooks:

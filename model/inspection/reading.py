@@ -14,10 +14,9 @@ Shapes: L layers, H heads, T tokens, P parts, D model width, K head width, V voc
 
 import copy
 import math
-import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.gpt import GPT
-from model.inspection.maps import Attend, Checks, by_head, observed, read_maps
+from model.inspection.maps import Checks, read_maps
 from model.inspection.parts import (
     Vectors,
     blocks_of,
@@ -33,33 +32,36 @@ from model.inspection.parts import (
     hooked,
     in_float32,
     replaced,
+    run,
     undisturbed,
 )
-from model.inspection.texts import Label
+from model.inspection.texts import Label, Texts
 from model.mistakes import Mistake
 
 TOP = 5  # likeliest tokens of a position that a page lists
-DIGITS = ".4g"  # 4 significant digits, of what `Reading.to_json` tells
+DIGITS = ".4g"  # 4 significant digits, of the figures that a recording keeps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a recording keeps of a reading, and a page draws: T tokens, maps (L, H, T, T), see `Reading.figures`."""
+
+    tokens: list[str]
+    maps: Tensor
+    figures: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
 class Computed:
     """What one forward pass computed, on the CPU, and the model that did.
 
-    tables: what each embedding table adds, (T, D), by name.
-    residual: (2L + 1, T, D), the stream after the embeddings, attention 0, feed-forward 0, attention 1, ...
-    q, k, v: (L, H, T, K) as `attend` gets them, those of a group of heads repeated for each.
-    heads: (L, H, T, K), what each head gives to the output matrix.
-    feed_forwards: (L, T, D).
-    logits: (T, V).
-    gpt: a copy of the model as it was.
+    tables: what each embedding table adds, (T, D), by name. feed_forwards: (L, T, D). gpt: a copy of the model as it
+    was. All else is as in a `Reading`.
     """
 
+    ids: Tensor
     tables: dict[str, Tensor]
     residual: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
     heads: Tensor
     feed_forwards: Tensor
     logits: Tensor
@@ -70,24 +72,37 @@ class Computed:
 class Reading:
     """What a model made of one text at one moment: no later change of the model changes it.
 
-    Its tensors are on the CPU, in float32, or in float64 if the model is. Each time one is asked for it is a copy,
-    which may be written to.
+    Its tensors are on the CPU, in float32, or in float64 if the model is. They are the caller's own: what is written on
+    them changes nothing that is told of the text.
 
-    text_ids, weights: what `ids` and `maps` are copies of. tokens: T texts. checks: whether the maps can be trusted.
-    computed: the forward pass. None in a recording, which has `figures` in its place: what `to_json` tells.
-    label: the text of a token id. title: what read the text, and what was changed in it. page: what shows it.
-    replacing, position: as `read` got them.
+    ids: (T,), int64. tokens: T texts.
+    maps: (L, H, T, T), how much each query takes of each key's value; maps[5, 2] is head 5.2. TransformerLens calls it
+        pattern.
+    logits: (T, V).
+    residual: (2L + 1, T, D), the residual stream after the embeddings, attention 0, feed-forward 0, attention 1, ...
+        Before the final norm: the logits are `gpt.unembed(gpt.final_norm(residual[-1]))`.
+    heads: (L, H, T, K), what each head gives to its layer's output matrix; TransformerLens calls it z.
+    q: (L, H, T, K), the queries, as `attend` gets them: with rotary positions, after they are turned.
+    k, v: (L, H, T, K), the keys and values, likewise; those of a group of heads are repeated for each of them.
+    checks: whether the maps can be trusted. computed: what is told of the text rests on it.
+    label: the text of a token id. replacing, position: as `read` got them.
+    title: what read the text, and what was changed in it. page: what shows it.
     """
 
-    text_ids: Tensor
+    ids: Tensor
     tokens: list[str]
-    weights: Tensor
+    maps: Tensor
+    logits: Tensor
+    residual: Tensor
+    heads: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
     checks: Checks
-    computed: Computed | None = None
-    figures: dict[str, Any] | None = None
-    label: Label = str
-    replacing: Vectors = field(default_factory=dict)
-    position: int | None = None
+    computed: Computed
+    label: Label
+    replacing: Vectors
+    position: int | None
     title: str = ""
     page: Callable[["Reading"], str] | None = None
 
@@ -97,67 +112,11 @@ class Reading:
     def _repr_html_(self) -> str | None:
         return None if self.page is None else self.page(self)
 
-    # What was computed.
-
-    @property
-    def ids(self) -> Tensor:
-        """(T,), int64."""
-        return self.text_ids.clone()
-
-    @property
-    def maps(self) -> Tensor:
-        """(L, H, T, T): how much each query takes of each key's value; maps[5, 2] is head 5.2.
-
-        TransformerLens calls it pattern.
-        """
-        return self.weights.clone().float()
-
-    @property
-    def logits(self) -> Tensor:
-        """(T, V)"""
-        return self._all.logits.clone()
-
-    @property
-    def residual(self) -> Tensor:
-        """(2L + 1, T, D): the residual stream after the embeddings, attention 0, feed-forward 0, attention 1, ...
-
-        Before the final norm: the logits are `gpt.unembed(gpt.final_norm(residual[-1]))`.
-        """
-        return self._all.residual.clone()
-
-    @property
-    def heads(self) -> Tensor:
-        """(L, H, T, K): what each head gives to its layer's output matrix; TransformerLens calls it z."""
-        return self._all.heads.clone()
-
-    @property
-    def q(self) -> Tensor:
-        """(L, H, T, K): the queries, as `attend` gets them: with rotary positions, after they are turned."""
-        return self._all.q.clone()
-
-    @property
-    def k(self) -> Tensor:
-        """(L, H, T, K): the keys, likewise; those of a group of heads are repeated for each of them."""
-        return self._all.k.clone()
-
-    @property
-    def v(self) -> Tensor:
-        """(L, H, T, K): the values, repeated as the keys are."""
-        return self._all.v.clone()
-
-    @property
-    def _all(self) -> Computed:
-        if self.computed is None:
-            raise Mistake("a recording keeps maps and figures of a text, no tensors: open_run(...).read(text) has them")
-        return self.computed
-
-    # What is told next.
-
     @property
     def surprise(self) -> Tensor:
         """(T - 1,): what each next token costs, in bits."""
-        next_ids = self.text_ids[1:]
-        nats = F.cross_entropy(self.logits[:-1], next_ids, reduction="none")
+        next_ids = self.computed.ids[1:]
+        nats = F.cross_entropy(self.computed.logits[:-1], next_ids, reduction="none")
         return nats / math.log(2)
 
     @property
@@ -171,8 +130,7 @@ class Reading:
         count: int = 5,
     ) -> list[tuple[str, float]]:
         """The likeliest next tokens after token `at`, as texts with their probabilities, the likeliest first."""
-        logits = self.logits[place_in("at", at, len(self.tokens))]
-        count = _whole_number("count", count, range(1, len(logits) + 1))
+        logits = self.computed.logits[place_in("at", at, len(self.tokens))]
         probabilities, ids = logits.softmax(-1).topk(count)
         texts = [self.label(token) for token in ids.tolist()]
         return list(zip(texts, probabilities.tolist(), strict=True))
@@ -189,10 +147,10 @@ class Reading:
         (2L + 1, T), of the true next token; NaN after the last. divergence: (2L + 1, T), of this prediction from the
         final one, in bits (Kullback-Leibler).
         """
-        gpt = self._all.gpt
-        residual = self._all.residual
-        final = self.logits.log_softmax(-1)
-        targets = F.pad(self.text_ids[1:], (0, 1))[:, None]
+        gpt = self.computed.gpt
+        residual = self.computed.residual
+        final = self.computed.logits.log_softmax(-1)
+        targets = F.pad(self.computed.ids[1:], (0, 1))[:, None]
         parts = []
         tokens = []
         probabilities = []
@@ -229,11 +187,10 @@ class Reading:
             of: id of the predicted token; None for the true next one, after the last token for the likeliest.
         """
         place = place_in("at", at, len(self.tokens))
-        logits = self._all.logits
-        targets = torch.cat((self.text_ids[1:], logits[-1:].argmax(-1)))
+        logits = self.computed.logits
+        targets = torch.cat((self.computed.ids[1:], logits[-1:].argmax(-1)))
         if of is not None:
-            known = range(logits.shape[-1])
-            targets[place] = _whole_number("of, the id of a token,", of, known)
+            targets[place] = whole_number("of, the id of a token,", of, range(logits.shape[-1]))
         parts, _ = self._attributed(targets)
         return {name: part[place].item() for name, part in parts.items()}
 
@@ -250,7 +207,7 @@ class Reading:
         token, divided by the largest of these logits where that is above 1, because rounding errors grow with them; NaN
         for a single token.
         """
-        computed = self._all
+        computed = self.computed
         gpt = computed.gpt
         device = gpt.head.weight.device
         rows = gpt.head.weight[targets.to(device)].detach().cpu()
@@ -290,41 +247,31 @@ class Reading:
 
     # What a page draws beside the maps, and a recording keeps.
 
-    def to_json(self) -> dict[str, Any]:
-        """What the model predicted at each token, and why, rounded to DIGITS. Where the true next token is needed, the
-        last column is None.
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What the model predicted at each token, and why, as JSON, rounded to DIGITS. Where the true next token is
+        needed, the last column is None.
 
-        checks
         parts, sublayers: names of the P parts of an attribution, and of the 2L + 1 rows of a lens.
         tokens: the text of every id that occurs below.
         bits, rank: T numbers; the rank is 0 for the likeliest. top, top_probability: (T, up to TOP), the likeliest.
         lens: token, probability and divergence, see there.
         attribution: (P, T), to the logit of the true next token; attribution_error: how far their sum is from it.
         """
-        if self.figures is not None:
-            return self.figures
         lens = self.lens
-        logits = self.logits
-        next_ids = self.text_ids[1:]
+        logits = self.computed.logits
+        next_ids = self.computed.ids[1:]
         parts, error = self._attributed(F.pad(next_ids, (0, 1)))
-        surprise = self.surprise
-        count = min(TOP, logits.shape[-1])
-        top = logits.softmax(-1).topk(count)
+        top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
         wanted = logits[:-1].gather(-1, next_ids[:, None])
-        likelier = (logits[:-1] > wanted).sum(-1).tolist()
-        rank: list[int | None] = []
-        for count, bits in zip(likelier, surprise, strict=True):
-            rank.append(count if bits.isfinite() else None)
-        shown = set(top.indices.flatten().tolist())
-        shown.update(*lens["token"])
-        tokens = {str(id): self.label(id) for id in sorted(shown)}
+        rank = (logits[:-1] > wanted).sum(-1)
+        shown = {*top.indices.flatten().tolist()}.union(*lens["token"])
         told = {
-            "checks": asdict(self.checks),
             "parts": list(parts),
             "sublayers": lens.pop("part"),
-            "tokens": tokens,
-            "bits": _until_last(surprise),
-            "rank": [*rank, None],
+            "tokens": {str(id): self.label(id) for id in sorted(shown)},
+            "bits": _until_last(self.surprise),
+            "rank": [*rank.tolist(), None],
             "top": top.indices,
             "top_probability": top.values,
             "lens": lens,
@@ -333,62 +280,56 @@ class Reading:
         }
         return as_json(told, DIGITS)
 
+    def kept(self) -> Kept:
+        return Kept(self.tokens, self.maps, self.figures)
+
+    def is_of(self, gpt: GPT) -> bool:
+        """Whether the model still has the weights with which this was read."""
+        return _same_weights(in_float32(gpt), self.computed.gpt)
+
 
 @torch.no_grad()
 def read(
     gpt: GPT,
-    tokens: Tensor | Sequence[int],
+    text: Texts,
     *,
-    document_ids: Tensor | None = None,
     replacing: Vectors | None = None,
     position: int | None = None,
     autocast: torch.dtype | None = None,
     label: Label = str,
 ) -> Reading:
-    """Reads one text, (T,) or (1, T), in eval mode, without compiled code.
+    """Reads a single text in eval mode, without compiled code.
 
     Args:
-        document_ids: (T,), for a model that attends within a document only.
         replacing: vectors that parts give in place of what they compute; position: only at this token, from 0.
         autocast: the maps are computed under autocast to this type, as mixed-precision training computes them.
         label: the text of a token id.
 
-    Raises ValueError for what is not one sequence of known ids, and for more tokens than the model's context.
+    Raises ValueError for unknown ids, and for more tokens than the model's context.
     """
-    sequence = gpt.known_ids(one_sequence(tokens))
-    documents = document_ids
-    if documents is not None:
-        documents = documents.to(sequence.device).view(1, -1)
     edits = replacing or {}
     with replaced(gpt, edits, position):
-        maps, checks = read_maps(gpt, sequence, documents, autocast)
-    computed = _compute(in_float32(gpt), sequence, documents, edits, position)
-    ids = sequence[0].cpu().clone()
-    labels = [label(token) for token in ids.tolist()]
+        (maps, q, k, v), checks = read_maps(gpt, text, autocast)
+    computed = _compute(in_float32(gpt), text, edits, position)
+    own = {name: getattr(computed, name).clone() for name in ("ids", "logits", "residual", "heads")}
     return Reading(
-        ids,
-        labels,
-        maps,
-        checks,
-        computed,
+        tokens=text.labels[0],
+        maps=maps,
+        q=q,
+        k=k,
+        v=v,
+        checks=checks,
+        computed=computed,
         label=label,
         replacing=edits,
         position=position,
+        **own,
     )
-
-
-def one_sequence(tokens: Tensor | Sequence[int]) -> Tensor:
-    """Token ids (T,) or (1, T) as (1, T). Raises ValueError for no tokens, or more than one sequence."""
-    sequence = torch.atleast_2d(torch.as_tensor(tokens))
-    if sequence.ndim != 2 or len(sequence) != 1 or not sequence.numel():
-        raise ValueError(f"one sequence of at least one token is needed, (T,) or (1, T), not {tuple(sequence.shape)}")
-    return sequence
 
 
 def _compute(
     gpt: GPT,
-    sequence: Tensor,
-    documents: Tensor | None,
+    text: Texts,
     replacing: Vectors,
     position: int | None,
 ) -> Computed:
@@ -398,34 +339,24 @@ def _compute(
     sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
     inputs = [*sublayers, gpt.final_norm]  # what they get is the residual stream
     matrices = [block.attention.output_proj for block in blocks]
-    outputs = [*tables.values(), *(block.feed_forward for block in blocks)]
+    feed_forwards = [block.feed_forward for block in blocks]
     seen: dict[nn.Module, Tensor] = {}
-    calls: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def see(_: Attend, q: Tensor, k: Tensor, v: Tensor, __: Tensor) -> None:
-        calls.append((q, by_head(k, q), by_head(v, q)))
-
     with (
         undisturbed(gpt),
         replaced(gpt, replacing, position),
-        hooked([*inputs, *matrices], outputs, seen.__setitem__),
-        observed(gpt, see),
+        hooked([*inputs, *matrices], [*tables.values(), *feed_forwards], seen.__setitem__),
     ):
-        logits = gpt(sequence, document_ids=documents)
-    queries, keys, values = zip(*calls, strict=True)
-    merged = torch.cat([seen[matrix] for matrix in matrices])  # (L, T, H K)
-    heads = merged.unflatten(-1, (gpt.config.num_heads, -1))
-    added = {}
-    for name, table in tables.items():
-        added[name] = seen[table].flatten(0, -2).cpu()  # positions have no batch axis
+        logits = gpt.unembed(run(gpt, text))
+
+    def of(modules: Iterable[nn.Module]) -> Tensor:
+        return torch.cat([seen[module] for module in modules]).cpu()
+
     return Computed(
-        tables=added,
-        residual=torch.cat([seen[module] for module in inputs]).cpu(),
-        q=torch.cat(queries).cpu(),
-        k=torch.cat(keys).cpu(),
-        v=torch.cat(values).cpu(),
-        heads=heads.transpose(1, 2).cpu(),
-        feed_forwards=torch.cat([seen[block.feed_forward] for block in blocks]).cpu(),
+        ids=text.tokens[0].clone(),
+        tables={name: seen[table].flatten(0, -2).cpu() for name, table in tables.items()},  # a batch of 1, or none
+        residual=of(inputs),
+        heads=of(matrices).unflatten(-1, (gpt.config.num_heads, -1)).transpose(1, 2),
+        feed_forwards=of(feed_forwards),
         logits=logits[0].cpu(),
         gpt=_copy_of(gpt),
     )
@@ -440,11 +371,15 @@ def _copy_of(gpt: GPT) -> GPT:
     weight = gpt.head.weight
     key = id(gpt), weight.device, weight.dtype
     last = _copies.get(key)
-    if last is not None and all(map(torch.equal, gpt.parameters(), last.parameters())):
+    if last is not None and _same_weights(gpt, last):
         return last
     last = copy.deepcopy(gpt)
     _copies[key] = last
     return last
+
+
+def _same_weights(one: GPT, other: GPT) -> bool:
+    return all(map(torch.equal, one.parameters(), other.parameters()))
 
 
 def _share_of_norm(norm: nn.Module, x: Tensor, whole: Tensor) -> Tensor:
@@ -472,18 +407,14 @@ def _until_last(x: Tensor) -> Tensor:
 
 def place_in(name: str, place: Any, length: int) -> int:
     """A token's place from 0, in a text of so many tokens. Raises a `Mistake` where there is no such token."""
-    return _whole_number(f"{name}, the place of a token in this text,", place, range(-length, length)) % length
+    return whole_number(f"{name}, the place of a token in this text,", place, range(-length, length)) % length
 
 
-def _whole_number(name: str, value: Any, allowed: range) -> int:
-    """The value as an int. Raises a `Mistake` for what is no whole number, or none of the allowed ones."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise Mistake(f"{name} must be a whole number, not {value!r}") from None
-    if number not in allowed:
-        raise Mistake(f"{name} must be from {allowed[0]} to {allowed[-1]}, not {number}")
-    return number
+def whole_number(name: str, value: Any, allowed: range) -> int:
+    """The value as an int. Raises a `Mistake` for one that is not among the allowed ones."""
+    if value not in allowed:
+        raise Mistake(f"{name} must be a whole number from {allowed[0]} to {allowed[-1]}, not {value!r}")
+    return int(value)
 
 
 def as_json(value: Any, digits: str) -> Any:
@@ -491,10 +422,12 @@ def as_json(value: Any, digits: str) -> Any:
 
     digits: how floating-point numbers are rounded, as in a format string: ".4g" is to four significant digits.
     """
-    if isinstance(value, float):  # first, for there may be a million
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float):
         return float(f"{value:{digits}}") if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         return [as_json(item, digits) for item in value]
     if isinstance(value, Mapping):
         return {name: as_json(item, digits) for name, item in value.items()}
-    return as_json(value.tolist(), digits) if hasattr(value, "tolist") else value
+    return value

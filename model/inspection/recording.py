@@ -5,7 +5,7 @@ they are read:
 
     probe.json           the probes and the windows (see `Texts`) and the tokenizer's fingerprint
     step_XXXXXXXX.npz    the maps of a step: for each probe (L, H, T, T) in float16
-    step_XXXXXXXX.json   for each probe what the model predicted and why, see `Reading.to_json`
+    step_XXXXXXXX.json   for each probe what the model predicted and why, see `Reading.figures`
     scores.jsonl         one line a step: all else that a `Snapshot` has, each score as L lists of H numbers
 
 A step counts once its line is in scores.jsonl, which is written last. Numbers that are not finite are null.
@@ -18,21 +18,20 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from model.files import content_of, write_atomically
+from model.files import atomic_file, content_of, write_atomically
 from model.gpt import GPT
 from model.inspection.heads import SCORES, HeadTable, measure_heads
-from model.inspection.losses import Change, measure_losses
 from model.inspection.maps import Checks
-from model.inspection.parts import Vectors, in_float32, replaced
-from model.inspection.reading import Reading, as_json, read
+from model.inspection.parts import Vectors, in_float32, measure_losses, replaced
+from model.inspection.reading import Kept, Reading, as_json, read
 from model.inspection.texts import Label, Texts
 from model.mistakes import Mistake, file_errors, parsing
 
@@ -48,16 +47,16 @@ class Snapshot:
 
     checks: the worst of its two readings. heads: what the heads do over many windows.
     loss: nats per token on the windows, by "text" and "repeated". None at most steps, as the next.
-    ablation: for the same, by the name of each part, how the loss changes when the part is replaced by its mean.
-    readings: of each probe. None if they are to be read from the recording's folder.
+    ablation: for the same, by the name of each part, how the loss changes without it: a `Change`, or its two numbers.
+    readings: what is kept of each probe's. None if that is to be read from the recording's folder.
     """
 
     step: int
     checks: Checks
     heads: HeadTable
     loss: dict[str, float] | None = None
-    ablation: dict[str, dict[str, Change]] | None = None
-    readings: Mapping[str, Reading] | None = None
+    ablation: Mapping[str, Mapping[str, Sequence[float]]] | None = None
+    readings: Mapping[str, Kept] | None = None
 
     @property
     def scores(self) -> dict[str, np.ndarray]:
@@ -91,24 +90,15 @@ class Snapshot:
         A score that has been added to SCORES since was not measured then: it is NaN.
         """
         numbers = _numbers(line)
-        scores = numbers["scores"]
-        errors = numbers["errors"]
-        uniform = numbers["uniform"]
-        reach = numbers["reach"]
-        formed = {name: of_heads.astype(bool) for name, of_heads in numbers["formed"].items()}
-        for name in SCORES.keys() - scores.keys():
-            scores[name] = errors[name] = np.full_like(reach, np.nan)
-            formed[name] = np.zeros_like(reach, bool)
-            uniform[name] = math.nan
-            line["counts"][name] = 0
-        heads = HeadTable(scores, errors, formed, uniform, line["counts"], reach, line["windows"])
-        snapshot = cls(int(line["step"]), Checks(**numbers["checks"]), heads)
-        if line["ablation"] is None:
-            return snapshot
-        ablation: dict[str, dict[str, Change]] = {}
-        for kind, parts in line["ablation"].items():
-            ablation[kind] = {part: Change(*map(_numbers, change)) for part, change in parts.items()}
-        return replace(snapshot, loss=numbers["loss"], ablation=ablation)
+        unknown = np.full_like(numbers["reach"], np.nan)
+        for name in SCORES.keys() - numbers["scores"].keys():
+            numbers["scores"][name] = numbers["errors"][name] = unknown
+            numbers["formed"][name] = unknown > 0
+            numbers["uniform"][name] = math.nan
+            numbers["counts"][name] = 0
+        measured = {name: numbers[name] for name in ("loss", "ablation") if line[name] is not None}
+        checks = _known(Checks, numbers["checks"])
+        return cls(int(line["step"]), checks, _known(HeadTable, numbers), **measured)
 
 
 @dataclass(eq=False)
@@ -127,7 +117,6 @@ class Recording:
     probes: Mapping[str, Texts]
     windows: Mapping[str, Texts] = field(default_factory=dict)
     tokenizer: str = ""
-    _: KW_ONLY
     name: str = ""
     folder: Path | None = None
     is_prompt: bool = False
@@ -152,9 +141,11 @@ class Recording:
             words = f"look at the run's model with --checkpoint {folder.parent} --prompt TEXT, or train it again"
             raise Mistake(f"{folder} was recorded by another version of GlassGPT: {words}")
         with parsing(path):
-            probes = _texts_from_json(about["probes"])
-            windows = _texts_from_json(about["windows"])
-            recording = cls(probes, windows, str(about["tokenizer"]), name=name, folder=folder)
+            probes, windows = (
+                {kind: Texts.from_json(kind, texts) for kind, texts in about[name].items()}
+                for name in ("probes", "windows")
+            )
+            recording = cls(probes, windows, str(about["tokenizer"]), name, folder)
         for number, line in enumerate(content_of(scores).splitlines(), start=1):
             with parsing(f"{scores}, line {number}"):
                 recording.snapshots.append(Snapshot.from_json(json.loads(line)))
@@ -234,38 +225,25 @@ class Recording:
         return Path(self.folder or "", f"step_{step:08d}{suffix}")
 
     def maps(self, step: int) -> dict[str, np.ndarray]:
-        """Each probe's maps at a step, (L, H, T, T), from a file in float16. Raises as `readings`."""
-        return {kind: one.weights.numpy() for kind, one in self.readings(step).items()}
+        """Each probe's maps at a step, (L, H, T, T). Raises as `readings`."""
+        return {kind: one.maps.numpy() for kind, one in self.readings(step).items()}
 
-    def readings(self, step: int) -> Mapping[str, Reading]:
-        """What the model made of each probe at a step; from files they hold maps and figures.
-
-        Raises a `Mistake` if a file has been removed, is damaged or is of other probes.
-        """
+    def readings(self, step: int) -> Mapping[str, Kept]:
+        """What the model made of each probe at a step. Raises a `Mistake` if a file has been removed or is damaged."""
         snapshot = self.at(step)
         if snapshot.readings is not None:
             return snapshot.readings
-        path, details = (self.path(step, suffix) for suffix in FILES)
+        path = self.path(step)
         with file_errors(path):
             content = io.BytesIO(path.read_bytes())
         with parsing(path, LEFT_OUT), np.load(content) as file:
-            maps = {kind: file[kind] for kind in self.probes}
-            for kind, probe in self.probes.items():
-                shape = (*snapshot.shape, probe.length, probe.length)
-                found = maps[kind]
-                if found.shape != shape or found.dtype != np.float16:
-                    raise ValueError(f"it holds {kind} maps {found.shape} in {found.dtype}, not {shape} in float16")
-        with file_errors(details):
-            text = details.read_bytes()
-        readings = {}
-        with parsing(details, LEFT_OUT):
-            told = json.loads(text)
-            for kind, probe in self.probes.items():
-                checks = Checks(**_numbers(told[kind]["checks"]))
-                weights = torch.from_numpy(maps[kind])
-                labels = list(probe.labels[0])
-                readings[kind] = Reading(probe.tokens[0], labels, weights, checks, figures=told[kind])
-        return readings
+            maps = {kind: torch.from_numpy(file[kind]).float() for kind in self.probes}
+        path = self.path(step, ".json")
+        with file_errors(path):
+            text = path.read_bytes()
+        with parsing(path, LEFT_OUT):
+            figures = json.loads(text)
+            return {kind: Kept(probe.labels[0], maps[kind], figures[kind]) for kind, probe in self.probes.items()}
 
     def append(self, snapshot: Snapshot) -> None:
         """Adds a snapshot, and removes those of the same step or later, which an earlier, longer run has left.
@@ -280,14 +258,10 @@ class Recording:
         if not (self.folder / "probe.json").exists():
             write_atomically(self.folder / "probe.json", _as_bytes(self.texts()))
         if snapshot.readings is not None:
-            content = io.BytesIO()
-            arrays: dict[str, Any] = {}
-            figures = {}
-            for kind, one in snapshot.readings.items():
-                arrays[kind] = one.maps.half().numpy()
-                figures[kind] = one.to_json()
-            np.savez_compressed(content, **arrays)
-            write_atomically(self.path(snapshot.step), content.getvalue())
+            maps: dict[str, Any] = {kind: one.maps.half().numpy() for kind, one in snapshot.readings.items()}
+            figures = {kind: one.figures for kind, one in snapshot.readings.items()}
+            with atomic_file(self.path(snapshot.step)) as file:
+                np.savez_compressed(file, **maps)
             write_atomically(self.path(snapshot.step, ".json"), _as_bytes(figures))
         scores = self.folder / "scores.jsonl"
         lines = content_of(scores).splitlines()[: len(self.snapshots)]
@@ -318,21 +292,12 @@ def take_snapshot(
         autocast: see `read`.
     """
     edits: Vectors = {}
-    readings = {}
-    if text is not None:
-        readings["text"] = text
-        if text.position is None:
-            edits = text.replacing
+    readings = {} if text is None else {"text": text}
+    if text and text.position is None:
+        edits = text.replacing
     for kind, probe in recording.probes.items():
         if kind not in readings:
-            readings[kind] = read(
-                gpt,
-                probe.tokens,
-                document_ids=probe.document_ids,
-                replacing=edits,
-                autocast=autocast,
-                label=label,
-            )
+            readings[kind] = read(gpt, probe, replacing=edits, autocast=autocast, label=label)
     exact = in_float32(gpt)
     with replaced(exact, edits):
         heads = measure_heads(exact, recording.windows)
@@ -340,15 +305,16 @@ def take_snapshot(
         if with_losses:
             loss, ablation = measure_losses(exact, recording.windows)
     checks = Checks.worst([one.checks for one in readings.values()])
-    return Snapshot(step, checks, heads, loss, ablation, readings)
-
-
-def _texts_from_json(stored: Any) -> dict[str, Texts]:
-    return {kind: Texts.from_json(kind, texts) for kind, texts in stored.items()}
+    return Snapshot(step, checks, heads, loss, ablation, {kind: one.kept() for kind, one in readings.items()})
 
 
 def _as_bytes(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False).encode()
+
+
+def _known(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Made of those values that it has fields for."""
+    return kind(**{one.name: values[one.name] for one in fields(kind)})
 
 
 def _numbers(value: Any) -> Any:
@@ -356,5 +322,5 @@ def _numbers(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _numbers(item) for name, item in value.items()}
     if isinstance(value, list):
-        return np.array(value, np.float32)
+        return np.array([_numbers(item) for item in value])
     return math.nan if value is None else value

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.masks import document_mask, sliding_window_mask
-from model.mistakes import Mistake
 
 TEXT_WINDOWS = 16
 REPEATED_WINDOWS = 8
@@ -36,23 +35,29 @@ class Texts:
     """
 
     tokens: Tensor
-    labels: Sequence[Sequence[str]]
+    labels: list[list[str]]
     kind: Kind = "text"
     document_ids: Tensor | None = None
     attention_window: int | None = None
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.length <= MAX_TOKENS:
-            raise Mistake(f"a text to measure on has 1 to {MAX_TOKENS} tokens, not {self.length}")
-
     @classmethod
-    def of(cls, tokens: Tensor | Sequence, label: Label = str, **options: Any) -> "Texts":
-        """Of token ids (T,) or (N, T); the options are the other fields."""
+    def of(
+        cls,
+        tokens: Tensor | Sequence,
+        label: Label = str,
+        *,
+        end_of_text: int | None = None,
+        **options: Any,
+    ) -> "Texts":
+        """Of token ids (T,) or (N, T).
+
+        end_of_text: the token that begins a document, for a model that was trained to attend within a document only.
+        options: the other fields.
+        """
         rows = torch.atleast_2d(torch.as_tensor(tokens, dtype=torch.long))
-        labels = []
-        for row in rows.tolist():
-            labels.append([label(token) for token in row])
-        return cls(rows, labels, **options)
+        if end_of_text is not None:
+            options["document_ids"] = (rows == end_of_text).cumsum(-1)
+        return cls(rows, [[label(token) for token in row] for row in rows.tolist()], **options)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -97,6 +102,8 @@ class Texts:
     def pieces(self, tokens: int) -> list["Texts"]:
         """The same texts, at most so many tokens at a time, but one text at least."""
         rows = max(1, tokens // self.length)
+        if rows >= len(self):
+            return [self]
         found = []
         for start in range(0, len(self), rows):
             some = slice(start, start + rows)
@@ -117,6 +124,8 @@ class Texts:
     def from_json(cls, kind: Kind, about: Mapping[str, Any]) -> "Texts":
         """Raises any error for what `to_json` does not write."""
         tokens = torch.tensor(about["tokens"])
+        if tokens.shape[1] > MAX_TOKENS:
+            raise ValueError(f"it has a text of more than {MAX_TOKENS} tokens")
         documents = about["document_ids"]
         if documents is not None:
             documents = torch.tensor(documents)

@@ -5,7 +5,7 @@ to 1; of others the page says that it shows them as 0 or 1 (see `Checks`). Weigh
 causal model has none, and of another the page says that it looks into the future. The bytes of each probe and step are
 compressed by gzip, encoded in base64, and decoded when they are first shown.
 
-A further block a step, of compressed JSON, holds what was predicted and why (see `Reading.to_json`).
+A further block a step, of compressed JSON, holds what was predicted and why (see `Reading.figures`).
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -77,7 +77,7 @@ def step_blocks(recording: Recording, step: int) -> list[str]:
     snapshot = recording.at(step)
     if snapshot not in _packed:
         readings = recording.readings(snapshot.step)
-        told = {kind: reading.to_json() for kind, reading in readings.items()}
+        told = {kind: reading.figures for kind, reading in readings.items()}
         _packed[snapshot] = [
             *(_pack(reading.maps) for reading in readings.values()),
             compressed(told),

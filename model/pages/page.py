@@ -11,8 +11,8 @@ from typing import Any
 
 from model.inspection.experiments import Effect, try_all
 from model.inspection.heads import SCORES, threshold
-from model.inspection.losses import ERRORS
 from model.inspection.maps import Checks
+from model.inspection.parts import ERRORS
 from model.inspection.recording import Recording, take_snapshot
 from model.mistakes import Mistake
 from model.pages import template

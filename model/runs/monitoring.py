@@ -2,21 +2,19 @@
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from data.windows import document_ids
 from model.files import append
 from model.generation import generate
-from model.inspection.losses import measure_losses
-from model.inspection.parts import in_float32
+from model.inspection.parts import in_float32, measure_losses
 from model.inspection.recording import Recording, take_snapshot
-from model.inspection.texts import MAX_TOKENS, Kind, Texts, repeated_tokens, repeated_windows, spread_starts
+from model.inspection.texts import MAX_TOKENS, Texts, repeated_tokens, repeated_windows, spread_starts
 from model.mistakes import Mistake, check_range
 from model.runs.metrics import log_metrics
 from model.runs.run import ATTENTION, SAMPLES
@@ -76,19 +74,21 @@ class AttentionMonitor:
         context = min(config.context_length, MAX_TOKENS)
         starts = spread_starts(validation.num_tokens, context)
 
-        def texts(kind: Kind, rows: Sequence) -> Texts:
-            tokens = np.stack(rows)
-            documents = torch.from_numpy(document_ids(tokens, end_of_text)) if data.document_masking else None
-            about = {"document_ids": documents, "attention_window": config.window}
-            return Texts.of(torch.from_numpy(tokens), tokenizer.label, kind=kind, **about)
-
-        probes = {
-            "text": texts("text", [tokens]),
-            "repeated": texts("repeated", [repeated_tokens(drawn, period, first=end_of_text)]),
+        about: dict[str, Any] = {
+            "end_of_text": end_of_text if data.document_masking else None,
+            "attention_window": config.window,
         }
+        repeats = about | {"kind": "repeated"}
+        once = repeated_tokens(drawn, period, first=end_of_text)
+        probes = {
+            "text": Texts.of(torch.from_numpy(tokens), tokenizer.label, **about),
+            "repeated": Texts.of(once, tokenizer.label, **repeats),
+        }
+        rows = torch.from_numpy(np.stack([validation.read(start, context) for start in starts]))
+        often = repeated_windows(drawn, context, first=end_of_text)
         windows = {
-            "text": texts("text", [validation.read(start, context) for start in starts]),
-            "repeated": texts("repeated", repeated_windows(drawn, context, first=end_of_text)),
+            "text": Texts.of(rows, tokenizer.label, **about),
+            "repeated": Texts.of(often, tokenizer.label, **repeats),
         }
         folder = Path(trainer.default_root_dir, ATTENTION)
         self.recording = Recording.resume(folder, probes, windows, tokenizer.fingerprint)

@@ -11,6 +11,7 @@ from model.cache import KVCache
 from model.generation import generate
 from model.gpt import GPTConfig
 from model.inspection.reading import read
+from model.inspection.texts import Texts
 from model.masks import document_mask, padding_mask, sliding_window_mask
 from tests.attentions import UNIFORM, random, values_and_gradients
 from tests.gpts import GPT2, random_gpt
@@ -53,7 +54,7 @@ def test_documents_and_a_window_are_masked_as_in_pytorchs_layer(window, bias):
 def test_every_path_computes_attention_by_attend(options, monkeypatch):
     gpt = random_gpt(GPTConfig(vocab_size=23, context_length=10, num_layers=2, num_heads=4, embed_dim=32, **options))
     tokens = torch.randint(23, (2, 10))
-    own_loss, own = gpt.loss(tokens[:, :-1], tokens[:, 1:]), read(gpt, tokens[:1])
+    own_loss, own = gpt.loss(tokens[:, :-1], tokens[:, 1:]), read(gpt, Texts.of(tokens[0]))
     assert own.checks.fidelity < 1e-5
     monkeypatch.setattr(CausalSelfAttention, "attend", UNIFORM)
     assert (gpt.loss(tokens[:, :-1], tokens[:, 1:]) - own_loss).abs() > 1e-3  # training
@@ -65,7 +66,7 @@ def test_every_path_computes_attention_by_attend(options, monkeypatch):
     while expected.shape[1] < 10:
         expected = torch.cat((expected, gpt(expected)[:, -1:].argmax(-1)), dim=1)
     assert torch.equal(generate(gpt, tokens[:, :4], 6, temperature=0), expected)
-    uniform = read(gpt, tokens[:1])
+    uniform = read(gpt, Texts.of(tokens[0]))
     assert uniform.checks.fidelity < 1e-5 and (uniform.maps[..., -1, -1] * min(10, gpt.config.window or 10) == 1).all()
     attention, x = gpt.blocks[0].attention, random(2, 3, 32, dtype=torch.float32)
     output = attention(x, mask=padding_mask(torch.tensor([3, 0]), 3))

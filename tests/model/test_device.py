@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from model.generation import generate, new_cache
 from model.gpt import GPT
 from model.inspection.reading import read
+from model.inspection.texts import Texts
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from tests.gpts import CONFIGS
 
@@ -99,6 +100,6 @@ def test_sampling_stays_on_the_device(gpt, choices):
 def test_recording_stays_on_the_device_until_the_maps_are_written(gpt):
     """The checks of the tokens, the figures and the maps themselves are values."""
     with Valueless() as values:
-        maps = read(gpt, list(range(8))).maps
+        maps = read(gpt, Texts.of(range(8))).maps
     assert maps.device.type == "cpu" and maps.shape == (3, 4, 8, 8)
     assert values.asked and gpt.training

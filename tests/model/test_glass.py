@@ -80,18 +80,18 @@ def test_a_part_that_is_left_out_costs_the_same_on_every_path(glass):
     recorded = glass.recorded.at(glass.step).ablation["text"]
     windows = glass.recorded.windows["text"]
     [shown] = of(glass).snapshots
-    assert shown.ablation["text"] == recorded
+    assert shown.ablation["text"] is recorded
     tokens = [*windows.tokens]
     on_windows = glass.ablate()
     on_texts = glass.ablate(tokens)
     whole = torch.tensor([glass.read(text).loss for text in tokens])
-    assert max(abs(change.rise) for change in recorded.values()) > 1e-2
+    assert max(abs(rise) for rise, _ in recorded.values()) > 1e-2
     assert [*on_windows] == sorted(on_windows, key=lambda part: -on_windows[part].rise)
     for part, change in recorded.items():
-        assert on_windows[part] == pytest.approx(change, abs=1e-4), part
-        assert on_texts[part] == pytest.approx(change, abs=1e-4), part
+        assert on_windows[part] == pytest.approx(tuple(change), abs=1e-4), part
+        assert on_texts[part] == pytest.approx(tuple(change), abs=1e-4), part
         rises = torch.tensor([glass.read(text, without=[part]).loss for text in tokens]) - whole
-        assert (rises.mean().item(), rises.std().item() / len(rises) ** 0.5) == pytest.approx(change, abs=1e-4), part
+        assert (rises.mean(), rises.std() / len(rises) ** 0.5) == pytest.approx(tuple(change), abs=1e-4), part
 
 
 def test_a_patched_head_gives_what_it_gives_in_the_other_text_and_the_reading_has_a_page(gpt2):
@@ -118,7 +118,7 @@ def test_what_heads_do_in_an_edited_reading_is_told_of_the_edited_model(glass):
     assert not np.allclose(expected["entropy"], plain.snapshots[0].scores["entropy"], atol=1e-5)
     assert edited.snapshots[0].ablation is None  # what was measured is not of this model
     for kind, told in patched.readings(glass.step).items():
-        assert (told.to_json() == plain.readings(glass.step)[kind].to_json()) is (kind == "repeated")
+        assert (told.figures == plain.readings(glass.step)[kind].figures) is (kind == "repeated")
 
 
 def test_a_page_of_a_reading_is_not_made_with_a_model_that_has_changed_since(run):
@@ -141,7 +141,7 @@ def test_token_ids_are_one_text_in_any_form(glass):
             found[part].rise == expected[part].rise for part in expected
         )
     assert [len(one.ids) for one in glass.read([np.array(ids), ids[:4], TEXT])] == [len(ids), 4, len(ids)]
-    heads = ([1, 0], np.array([1, 0]), torch.tensor([1, 0]), (1, 0), "head 1.0")
+    heads = ([1, 0], np.array([1, 0]), torch.tensor([1, 0]), (1, 0))
     first, *others = [glass.patch(TEXT, "which model", head=head, position=np.int64(5)).logits for head in heads]
     assert all(torch.equal(first, other) for other in others)
 
@@ -162,7 +162,7 @@ def test_a_reading_says_what_is_not_as_in_the_model(glass):
     plain = glass.read(TEXT)
     assert glass.name in plain.title and f"step {glass.step}" in plain.title
     assert glass.read(TEXT, without="head 0.1").title == f"{plain.title}, without head 0.1"
-    patched = glass.patch(TEXT, "which word", head="head 0.1", position=2)
+    patched = glass.patch(TEXT, "which word", head=(0, 1), position=2)
     assert "head 0.1" in patched.title and "token 2" in patched.title
     assert patched.title in html.unescape(patched._repr_html_())
 
@@ -175,15 +175,13 @@ def test_a_reading_says_what_is_not_as_in_the_model(glass):
         (lambda glass: glass.read([300]), "must lie in"),
         (lambda glass: glass.read([0.5]), r"\[0.5\] is no text of at least one token, nor its ids \(T,\)"),
         (lambda glass: glass.read("the", without=["head 9.9"]), "no part 'head 9.9': it has"),
-        (lambda glass: glass.read("the").attribution(of=-5), "of, the id of a token, must be from 0 to 256, not -5"),
-        (lambda glass: glass.read("the").attribution(of=1.5), "of, the id of a token, must be a whole number, not 1.5"),
-        (lambda glass: glass.read("the").attribution(99), "in this text, must be from -3 to 2, not 99"),
-        (lambda glass: glass.read("the").top(at=None), "must be a whole number, not None"),
-        (lambda glass: glass.read("the").top(count=0), "count must be from 1 to 257, not 0"),
+        (lambda glass: glass.read("the").attribution(of=-5), "of, .* must be a whole number from 0 to 256, not -5"),
+        (lambda glass: glass.read("the").attribution(of=1.5), "of, .* must be a whole number .*, not 1.5"),
+        (lambda glass: glass.read("the").attribution(99), "in this text, must be a whole number from -3 to 2, not 99"),
+        (lambda glass: glass.read("the").top(at=None), "must be a whole number .*, not None"),
         (lambda glass: glass.ablate([]), "at least one token"),
         (lambda glass: glass.ablate([5]), "at least two tokens"),
         (lambda glass: glass.patch("the", "the", head=(7, 0), position=0), "no part 'head 7.0': it has"),
-        (lambda glass: glass.patch("the", "the", head="feed-forward 0", position=0), "no part 'feed-forward 0'"),
         (lambda glass: glass.patch("the", "the", head=(0, 0), position=0, source=9), "source, .*, not 9"),
     ],
 )

@@ -145,7 +145,7 @@ def test_the_named_head_is_the_one_that_the_model_needs_and_none_that_only_looks
     def copies(texts):
         assert texts.piece == 10
         for *tokens, following in texts.pieces:
-            yield texts.of_tokens(tokens, following, [], source)
+            yield texts.of_tokens(tokens, following, tokens[:1], source)
 
     tried = experiments.Experiment("A copy", "", "", "", "", copies)
     monkeypatch.setattr(experiments, "EXPERIMENTS", [tried])

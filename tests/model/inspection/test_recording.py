@@ -1,20 +1,31 @@
-"""Recordings: what is kept of an interrupted or resumed one, when a head has formed, and how damage is named."""
+"""Recordings: what is kept, also of an interrupted or resumed one, when a head has formed, and how damage is named."""
 
 import json
+import math
 import os
+import re
 import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from torch import nn
 
 from model.inspection.heads import SCORES
-from model.inspection.losses import measure_losses
-from model.inspection.recording import Recording
+from model.inspection.parts import measure_losses
+from model.inspection.reading import as_json, read
+from model.inspection.recording import Recording, take_snapshot
 from model.mistakes import Missing, Mistake
-from tests.gpts import random_gpt
-from tests.measurements import snapshot_of, text_of, uniform_maps
-from tests.model.inspection.test_reading import GROUPED, TEXT, new_recording, record
+from tests.gpts import CONFIGS, random_gpt
+from tests.measurements import TEXT, new_recording, snapshot_of, text_of, uniform_maps
+
+GROUPED = CONFIGS["grouped heads"]
+
+
+def record(folder, gpt, step, **options):
+    recording = new_recording(folder)
+    recording.append(take_snapshot(gpt, step, recording, **options))
+    return recording
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +43,43 @@ def recorded(one_snapshot, tmp_path):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_snapshot_and_what_is_kept_of_its_readings_can_be_read_back(tmp_path):
+    gpt = random_gpt(GROUPED)
+    recorded = new_recording(tmp_path)
+    written = take_snapshot(gpt, 8, recorded, lambda token: f"({token})", with_losses=True)
+    recorded.append(written)
+    found = Recording.open(tmp_path, "demo")
+    snapshot = found.at(8)
+    assert (found.tokenizer, found.name, found.steps, found.mapped) == ("fingerprint", "demo", [8], [8])
+    assert found.texts() == recorded.texts()
+    assert as_json(snapshot.to_json(), ".4f") == as_json(written.to_json(), ".4f")
+    expected = {"attention/causality": 0, "attention/fidelity": written.checks.fidelity}
+    for name, score in written.scores.items():
+        expected |= {f"attention/{name}/layer_{layer}": heads.max() for layer, heads in enumerate(score)}
+    assert written.metrics == pytest.approx(expected) and 0 < written.checks.fidelity <= 1e-5
+    for kind, stored in found.readings(8).items():
+        exact = read(gpt, found.probes[kind], label=lambda token: f"({token})")
+        np.testing.assert_allclose(found.maps(8)[kind], exact.maps, atol=5e-4, rtol=0)
+        assert stored.tokens == found.probes[kind].labels[0] and stored.figures == exact.figures
+    numbers = re.findall(r"\d+\.\d+", found.path(8, ".json").read_text())
+    assert all(len(number.replace(".", "").strip("0")) <= 4 for number in numbers)
+
+
+def test_a_diverged_model_is_recorded_as_valid_json_and_told(tmp_path):
+    gpt = random_gpt(GROUPED)
+    nn.init.constant_(gpt.blocks[0].attention.qkv_proj.weight, math.nan)
+    record(tmp_path, gpt, 0, with_losses=True)
+    assert not any("NaN" in path.read_text() for path in tmp_path.glob("*.json*"))
+    found = Recording.open(tmp_path)
+    [snapshot] = found.snapshots
+    assert [sentence.endswith("the model diverged.") for sentence in found.problems.values()] == [True, True]
+    assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
+    assert set(found.readings(0)["text"].figures["bits"]) == {None}
+    # On some processors PyTorch's kernel takes a NaN in a short text for a key that may not be attended to.
+    assert not any(np.nan_to_num(snapshot.scores[name]).any() for name in ("previous_token", "induction", "entropy"))
+    assert not any(formed.any() for formed in snapshot.heads.formed.values())
 
 
 def test_resuming_removes_later_snapshots_and_repeats_none(recorded):
@@ -89,11 +137,7 @@ def test_an_interrupted_snapshot_does_not_count_and_is_made_again(recorded, tmp_
 
 
 DAMAGED = {  # another content, or so many bytes of what was there
-    "probe.json": [
-        b"{",
-        b"[]",
-        b'{"version": 3, "tokenizer": "x", "probes": {"text": {"tokens": [[1]], "labels": [["a"]]}}}',
-    ],
+    "probe.json": [b"{", b"[]", b'{"version": 3, "tokenizer": "x", "probes": {"text": {"tokens": [[1]]}}}'],
     "scores.jsonl": [b'{"step": 0}\n', b"\xff\xfe\n"],
     "step_00000000.json": [b"{", b"[]", b"{}"],
     "step_00000000.npz": [b"", b"PK\x03\x04 cut short", 500, -1],
@@ -106,28 +150,7 @@ def test_damaged_files_are_named(recorded, name, damage):
     path = recorded / name
     path.write_bytes(damage if isinstance(damage, bytes) else path.read_bytes()[:damage])
     with pytest.raises(Mistake, match=rf"{name}.*damaged"):
-        recording = Recording.open(recorded)
-        recording.readings(0)
-
-
-def test_maps_of_another_shape_figures_of_other_probes_and_other_fields_are_named(recorded):
-    recording = Recording.open(recorded)
-    maps = recording.path(0)
-    figures = recording.path(0, ".json")
-    scores = recorded / "scores.jsonl"
-    content = maps.read_bytes()
-    np.savez(maps, text=np.zeros((1, 1, 3, 3)), repeated=np.zeros((1, 1, 3, 3)))
-    with pytest.raises(Mistake, match=r"\(1, 1, 3, 3\) .*float64.* \(3, 4, 12, 12\) .*float16"):
-        recording.maps(0)
-    maps.write_bytes(content)
-    figures.write_text(figures.read_text().replace("repeated", "other"))
-    with pytest.raises(Mistake, match=r"step_00000000\.json is damaged"):
-        recording.readings(0)
-    line = json.loads(scores.read_text())
-    for other in ({"checks": line["checks"] | {"more": 1.0}}, {"step": "x"}, {"ablation": {"text": {"head 0.0": [1]}}}):
-        scores.write_text(json.dumps(line | other) + "\n")
-        with pytest.raises(Mistake, match=r"scores\.jsonl, line 1 is damaged"):
-            Recording.open(recorded)
+        Recording.open(recorded).readings(0)
 
 
 def test_a_folder_of_another_version_is_told_to_be_one(recorded):

@@ -98,7 +98,7 @@ def test_node_computes_what_pytorch_computes(packed, monkeypatch):
 @torch.no_grad()
 def check(answers: list, gpt: GPT, name: str) -> None:
     """Whether `questions` were answered as PyTorch answers them."""
-    logits, taken = gpt(TOKENS[None])[0], read(gpt, TOKENS)
+    logits, taken = gpt(TOKENS[None])[0], read(gpt, Texts.of(TOKENS))
     changed = [without(gpt, off) for off in OFF]
     written = generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist()
     everywhere = [(head, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
@@ -129,11 +129,11 @@ def check_details(answered: dict, expected: Reading) -> None:
     rows, columns = np.tril_indices(len(TOKENS))
     maps = expected.maps.numpy()[:, :, rows, columns]
     np.testing.assert_allclose(np.array(answered["block"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
-    details, measured = answered["details"], dict(expected.to_json())
+    details, measured = answered["details"], dict(expected.figures)
     assert all(details[name] == measured.pop(name) for name in ("parts", "sublayers"))
     found = details["probes"]["text"]
     for name, numbers in {**measured, **measured["lens"]}.items():
-        if name not in ("lens", "attribution_error", "checks", "tokens"):  # None where a number is not to be had
+        if name not in ("lens", "attribution_error", "tokens"):  # None where a number is not to be had
             told = np.array((found | found["lens"])[name], float)
             np.testing.assert_allclose(told, np.array(numbers, float), atol=1e-4, rtol=1e-4, err_msg=name)
     assert found["attribution_error"] < 1e-3
@@ -141,7 +141,7 @@ def check_details(answered: dict, expected: Reading) -> None:
 
 def check_square(square: dict, gpt: GPT, name: str) -> None:
     """Scores, softmax and what the value adds are those of the tensors that `attend` gets."""
-    traced, block = read(gpt, TOKENS), gpt.blocks[SQUARE["layer"]].attention
+    traced, block = read(gpt, Texts.of(TOKENS)), gpt.blocks[SQUARE["layer"]].attention
     layer, query, key, head = (SQUARE[name] for name in ("layer", "query", "key", "head"))
     q, k, v = (tensor[layer, head].double() for tensor in (traced.q, traced.k, traced.v))
     visible = slice(max(0, query + 1 - (gpt.config.window or query + 1)), query + 1)
@@ -204,7 +204,7 @@ def without(gpt: GPT, off: list[str]) -> torch.Tensor:
 
 def patched(gpt: GPT, layer: int, places: list[tuple[int, int]]) -> torch.Tensor:
     """The logits after TOKENS for each (head, position), (N, V): it gives what it gives at that position of OTHER."""
-    heads = read(gpt, OTHER).heads[layer].transpose(0, 1)  # (T, H, K)
+    heads = read(gpt, Texts.of(OTHER)).heads[layer].transpose(0, 1)  # (T, H, K)
 
     def patch(_, merged: torch.Tensor) -> torch.Tensor:
         given = merged.clone().unflatten(-1, heads.shape[1:])

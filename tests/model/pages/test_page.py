@@ -49,7 +49,7 @@ def test_the_page_has_maps_scores_verdicts_and_details_of_every_step_and_opens_w
         for name, score in snapshot.scores.items():
             np.testing.assert_allclose(shown["scores"][name], score, atol=5.1e-4)
         assert shown["faithful"] == shown["causal"] == is_good
-        readings = {kind: one.to_json() for kind, one in history.readings(shown["step"]).items()}
+        readings = {kind: one.figures for kind, one in history.readings(shown["step"]).items()}
         assert json.loads(page.block("details", shown["step"])) == readings
         described = json.loads(json.dumps(describe_heads(history.at(shown["step"]))))
         assert json.loads(page.block("descriptions", shown["step"])) == described

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from model.generation import generate
 from model.gpt import GPT
 from model.inspection.experiments import LISTED, try_all
-from model.inspection.losses import changes, losses_without_each
-from model.inspection.parts import part_means, replaced
+from model.inspection.parts import changes, losses_without_each, part_means, replaced
 from model.inspection.reading import read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts
@@ -78,7 +77,7 @@ def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(page):
         last = page.locator(".lens tbody tr").last.locator("td")
         assert last.count() == len(text)
         assert last.last.inner_text() == page.locator("#next bdi").first.inner_text()
-        weights = read(GPTS[-1], TOKENIZER.encode(text)).maps
+        weights = read(GPTS[-1], Texts.of(TOKENIZER.encode(text))).maps
         click(page.locator(".thumb").nth(3))
         in_map = in_page(page, "render", f"shown.panes[0].value({len(text) - 1}, 2)")
         assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
@@ -250,7 +249,7 @@ def test_a_patch_moves_the_logit(page):
     told = page.locator("#patch-note").inner_text()
     assert told.startswith("head 1.0 at token 22")
     target, tokens = int(page.locator("#patch-target").input_value()), torch.tensor(TOKENIZER.encode(OPENING))
-    given = read(GPTS[-1], tokens.flip(0)).heads[1, 0, -1]
+    given = read(GPTS[-1], Texts.of(tokens.flip(0))).heads[1, 0, -1]
     plain = logits_of(GPTS[-1], OPENING)[-1]
     with replaced(GPTS[-1], {"head 1.0": given}, len(tokens) - 1):
         patched = logits_of(GPTS[-1], OPENING)[-1]

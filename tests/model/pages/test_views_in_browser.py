@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from model.inspection.losses import Change
-from model.inspection.reading import Reading
+from model.inspection.parts import Change
 from model.inspection.recording import Recording
 from model.pages.describe import visible
 from tests.html_pages import HOSTILE
@@ -32,10 +31,9 @@ def diverged() -> Recording:
     *others, last = HISTORY.snapshots
     readings = {}
     for kind, one in last.readings.items():
-        told = one.to_json()
-        broken = json.loads(re.sub(r"-?\d+(\.\d+(e-\d+)?|e-\d+)", "null", json.dumps(told)))
-        figures = broken | {name: told[name] for name in ("parts", "sublayers", "tokens")}
-        readings[kind] = Reading(one.ids, one.tokens, one.maps, one.checks, figures=figures)
+        broken = json.loads(re.sub(r"-?\d+(\.\d+(e-\d+)?|e-\d+)", "null", json.dumps(one.figures)))
+        figures = broken | {name: one.figures[name] for name in ("parts", "sublayers", "tokens")}
+        readings[kind] = replace(one, figures=figures)
     nothing = Change(math.nan, math.nan)
     ablation = {probe: dict.fromkeys(changes, nothing) for probe, changes in last.ablation.items()}
     heads = replace(last.heads, scores=last.scores | {"sink": np.full((LAYERS, HEADS), math.nan)})
@@ -44,7 +42,7 @@ def diverged() -> Recording:
 
 def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_to_pointer_tap_and_keys(open_page):
     page = open_page(HISTORY, hash_="#step=64")
-    details = HISTORY.readings(64)["text"].to_json()
+    details = HISTORY.readings(64)["text"].figures
     click(page.locator("#shades button").last)
     depths = [colour[3] for colour in colours(page.locator("#tokens span"))]
     bits = np.array([0.0, *details["bits"][:-1]])
@@ -72,7 +70,7 @@ def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_t
 
 def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbers_to_pointer_and_keys(open_page):
     page = open_page(HISTORY, hash_="#step=64")
-    details = HISTORY.readings(64)["text"].to_json()
+    details = HISTORY.readings(64)["text"].figures
     lens = details["lens"]
     rows = page.locator("#lenses table").first.locator("tbody tr")
     assert rows.locator("th").all_inner_texts() == details["sublayers"]
@@ -101,7 +99,7 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbe
 
 def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     page = open_page(HISTORY, hash_="#step=16&token=4")
-    details = HISTORY.readings(16)["text"].to_json()
+    details = HISTORY.readings(16)["text"].figures
     logits = [row[4] for row in details["attribution"]]
     column = dict(zip(details["parts"], logits, strict=True))
     rows = page.locator("#parts tbody tr")
