@@ -74,19 +74,8 @@ def test_validation_predicts_every_token_once(module, world_size: int, num_worke
     assert len(targets) % (12 * 32) == 0
 
 
-def test_validation_text_is_the_end_of_the_book(module):
-    data, content = module(), TEXT.encode()
-    held_out = content[int(len(content) * 0.9) :].decode(errors="ignore")
-    train, validation = data.tokenized.train, data.tokenized.validation
-    assert data.tokenizer.decode(validation.read(0, 10**9)) == f"<|endoftext|>{held_out}<|endoftext|>"
-    assert validation.num_bytes == len(held_out.encode())
-    assert train.num_tokens + validation.num_tokens == len(content) + 4  # end-of-text around each split
-
-
-def test_document_ids_tell_documents_apart(module, tmp_path: Path):
-    for number in range(300):
-        (tmp_path / f"part{number}.txt").write_text(f"Page {number}\n" * 10)
-    data = module(files=str(tmp_path / "part*.txt"), document_masking=True, context_length=400)
+def test_document_ids_tell_documents_apart(module):
+    data = module(corpus="repetitions", files=None, document_masking=True, context_length=400)
     end = data.tokenizer.end_of_text
     for loader in (data.train_dataloader(), data.val_dataloader()):
         batch = next(iter(loader))

@@ -130,3 +130,5 @@ def test_the_order_is_that_of_the_paper_and_of_every_earlier_version():
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]  # of SplitMix64, as published
     assert permute(np.arange(6), 1000, key=7).tolist() == [385, 60, 826, 687, 551, 328]
     assert WindowSampler(1000, 10, seed=-3).starts(np.array([1, 141])).tolist() == [697, 4]
+    assert WindowSampler(1000, 100, seed=-3).periods(np.arange(5), 1.0).tolist() == [42, 46, 30, 9, 22]
+    assert WindowSampler(1000, 100, seed=-3).draw(7, np.arange(1000))[:3].tolist() == [738, 776, 584]

@@ -15,8 +15,6 @@ from model.multihead import MultiHeadAttention, scaled_dot_product_attention
 from tests.attentions import random, values_and_gradients
 
 SEEDS = st.integers(0, 2**32 - 1)
-
-
 LN2 = math.log(2)
 
 
@@ -96,24 +94,18 @@ def test_formula_and_kernel_agree_with_pytorch(seed, leading, T, S, K, Kv, data)
     torch.testing.assert_close(ours(need_weights=False), expected, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("masked", ["nothing", "future", "padding"])
-def test_multi_head_attention_equals_pytorchs(dtype, tolerance, bias, masked):
-    reference = nn.MultiheadAttention(24, 4, bias=bias, kdim=10, vdim=14, batch_first=True, dtype=dtype)
-    ours = MultiHeadAttention(24, 4, key_dim=10, value_dim=14, qkv_bias=bias, output_bias=bias).to(dtype)
-    with torch.no_grad():
-        projections = (ours.query_proj, ours.key_proj, ours.value_proj)
-        for part, projection in zip("qkv", projections, strict=True):
-            projection.weight.copy_(getattr(reference, f"{part}_proj_weight"))
-        ours.output_proj.weight.copy_(reference.out_proj.weight)
-        if bias:
-            nn.init.normal_(reference.in_proj_bias)
-            for projection, vector in zip(projections, reference.in_proj_bias.chunk(3), strict=True):
-                projection.bias.copy_(vector)
-            nn.init.normal_(reference.out_proj.bias)
-            ours.output_proj.bias.copy_(reference.out_proj.bias)
-    inputs = random(2, 5, 24, dtype=dtype), random(2, 5, 10, dtype=dtype), random(2, 5, 14, dtype=dtype)
+def test_multi_head_attention_equals_pytorchs(bias, masked):
+    sizes = {"bias": bias, "kdim": 10, "vdim": 14, "batch_first": True}
+    reference = nn.MultiheadAttention(24, 4, **sizes, dtype=torch.float64)
+    ours = MultiHeadAttention(24, 4, key_dim=10, value_dim=14, qkv_bias=bias, output_bias=bias).double()
+    projections = ours.query_proj, ours.key_proj, ours.value_proj
+    reference.q_proj_weight, reference.k_proj_weight, reference.v_proj_weight = (each.weight for each in projections)
+    reference.out_proj = ours.output_proj
+    if bias:
+        reference.in_proj_bias = nn.Parameter(torch.cat([each.bias for each in projections]))
+    inputs = random(2, 5, 24), random(2, 5, 10), random(2, 5, 14)
     mask = {"nothing": None, "future": causal_mask(5), "padding": padding_mask(torch.tensor([3, 5]), 5)}[masked]
 
     def pytorch(*inputs):  # its masks say where *not* to look
@@ -126,7 +118,7 @@ def test_multi_head_attention_equals_pytorchs(dtype, tolerance, bias, masked):
         options = {"is_causal": True} if masked == "future" else {"mask": mask}
         options["need_weights"] = need_weights
         actual = values_and_gradients(lambda *x, options=options: ours(*x, **options)[0], inputs)
-        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
+        torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
