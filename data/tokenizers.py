@@ -195,7 +195,7 @@ class Tokenizer:
             content = json.loads(content)
             special = {token["content"]: token["id"] for token in content["added_tokens"]}
             vocab = content["model"]["vocab"].items()
-            ranks = {bytes(map(_BYTES.get, token)): rank for token, rank in vocab if token not in special}
+            ranks = {token.translate(_READ).encode("latin-1"): rank for token, rank in vocab if token not in special}
             steps = content["pre_tokenizer"].get("pretokenizers")
             pattern = steps[0]["pattern"]["Regex"] if steps else GPT2_PATTERN
             tokenizer = cls("bpe" if content["model"]["merges"] else "bytes", pattern, ranks, special)
@@ -294,12 +294,11 @@ def _what_counts(content: dict) -> dict:
     return counts
 
 
+# Of the bytes as Latin-1, GPT-2 writes those that cannot be printed as the characters from U+0100 on.
+_WRITTEN = {byte: 256 + number for number, byte in enumerate([*range(33), *range(127, 161), 173])}
+_READ = {character: byte for byte, character in _WRITTEN.items()}
+
+
 def bytes_to_unicode(token: bytes) -> str:
-    """GPT-2's way to write bytes: a printable one as itself, the others as the characters from U+0100 on."""
-    return "".join(_CHARACTERS[byte] for byte in token)
-
-
-_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_CHARACTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}
-_BYTES = {character: byte for byte, character in _CHARACTERS.items()}
+    """A token as vocabularies of Hugging Face's write it."""
+    return token.decode("latin-1").translate(_WRITTEN)
