@@ -37,7 +37,7 @@ def test_a_run_is_trained_resumed_and_used(options, train, small_text):
     assert train("--resume=runs/run", "--trainer.max_steps=4") == 0
     if DEVICE.type != "cpu":
         assert read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))["random_states"][0][DEVICE.type] is not None
-    assert not generate.main(["--max_new_tokens=20", "--num_samples=2", "--top_k=5"])
+    assert not generate.main(["--max_new_tokens=20", "--num_samples=2", "--top_k=5", "--top_p=0.9", "--min_p=0.1"])
     assert not evaluate.main([f"--data.files={small_text}", "--split=validation"])
     assert not inspect_attention.main(["--prompt=the model", "--output=page.html"])
     glass = open_run("runs/run", device=DEVICE)
