@@ -2,8 +2,6 @@
 
 import torch
 
-from model.attention import CausalSelfAttention
-
 
 def random(*shape, dtype=torch.float64):
     return torch.randn(*shape, dtype=dtype, requires_grad=True)
@@ -39,19 +37,3 @@ def distances(scores):
 ALIBI = with_scores(distances)
 LEAK = with_scores(lambda scores: scores, seen_ahead=99)
 UNIFORM = with_scores(lambda scores: scores.where(scores.isinf(), 0.0))  # the mean of the visible values
-
-
-def maps_of_attend(replace) -> list[torch.Tensor]:
-    """What `attend` gives for the identity, which are its weights (B, H, T, S), at each of its calls from now on.
-
-    `replace` is monkeypatch.setattr.
-    """
-    maps, attend = [], CausalSelfAttention.attend
-
-    def watched(self, q, k, v, mask=None):
-        S = k.shape[-2]
-        maps.append(attend(self, q, k, torch.eye(S).expand(*k.shape[:-1], S), mask))
-        return attend(self, q, k, v, mask)
-
-    replace(CausalSelfAttention, "attend", watched)
-    return maps

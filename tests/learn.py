@@ -12,7 +12,7 @@ from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt
 from model.generation import generate
 from model.gpt import GPT
-from tests.attentions import maps_of_attend
+from model.inspection.maps import observed, weights_of
 from tests.small_runs import REPOSITORY, metrics
 from train import main
 
@@ -31,6 +31,13 @@ def repeated_rows(length: int = 24, rows: int = 256) -> torch.Tensor:
 
 
 @torch.no_grad()
+def watched(gpt: GPT, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The logits, and the weights (N, H, T, T) of each layer."""
+    maps: list[torch.Tensor] = []
+    with observed(gpt, lambda attend, q, k, v, _: maps.append(weights_of(attend, q, k, v))):
+        return gpt(tokens), maps
+
+
 def measured(path: str) -> dict[str, float]:
     """The loss in nats of a letter of each copy, and the weights of the best head on two places from the second copy.
 
@@ -39,9 +46,7 @@ def measured(path: str) -> dict[str, float]:
     gpt, _ = load_gpt(path)
     tokens, (rows, T) = repeated_rows(), repeated_rows().shape
     half, queries = T // 2, torch.arange(T // 2 + 1, T - 1)
-    with pytest.MonkeyPatch.context() as patch:
-        maps = maps_of_attend(patch.setattr)
-        logits = gpt(tokens[:, :-1])
+    logits, maps = watched(gpt, tokens[:, :-1])
     losses = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(rows, T - 1)
     best = [layer.mean(0)[:, queries] for layer in maps]  # (H, queries, T - 1) each
     return {
@@ -70,9 +75,7 @@ def test_heads_form_and_the_loss_of_repeated_letters_falls(seed, here, capsys):
 def best_weight(gpt: GPT, tokens: torch.Tensor, keys: torch.Tensor) -> float:
     """The weight of the best head on `keys` (N, T, T), a mean over the queries beyond the middle of tokens (N, T)."""
     queries = torch.arange(tokens.shape[1] // 2, tokens.shape[1])
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        maps = maps_of_attend(patch.setattr)
-        gpt(tokens)
+    _, maps = watched(gpt, tokens)
     weights = [(layer * keys[:, None]).sum(-1)[..., queries].mean((0, 2)) for layer in maps]  # (H,) each
     return torch.cat(weights).max().item()
 

@@ -57,17 +57,6 @@ class Checks:
     noise: float
     logits: float
 
-    @classmethod
-    def worst(cls, found: Sequence["Checks"]) -> "Checks":
-        """Of all that a model has read; NaN if one is."""
-        largest = {}
-        for name in ("fidelity", "causality", "noise", "logits"):
-            largest[name] = np.max([getattr(one, name) for one in found]).item()
-        by_layer = {}
-        for name in found[0].by_layer:
-            by_layer[name] = np.max([one.by_layer[name] for one in found], axis=0).tolist()
-        return replace(found[0], by_layer=by_layer, **largest)
-
     @property
     def problems(self) -> dict[str, str]:
         """What is out of bounds, a sentence without its end for each of "repeatable", "causal", "faithful" and

@@ -66,7 +66,9 @@ def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
 def parts_of(gpt: GPT) -> dict[str, Part]:
     """All parts by name, first the tables, then layer by layer."""
     everything = slice(None)
-    parts = {name: Part(table, everything, 0) for name, table in embedding_tables(gpt).items()}
+    parts = {}
+    for name, table in embedding_tables(gpt).items():
+        parts[name] = Part(table, everything, 0)
     for name, table in gpt.value_embeddings.items():
         parts[f"value embeddings {name}"] = Part(table, everything, int(name))
     for layer, block in enumerate(blocks_of(gpt)):
@@ -99,7 +101,10 @@ def part_means(gpt: GPT, texts: Texts) -> dict[str, Tensor]:
 
     with undisturbed(gpt), _watched(gpt, parts, keep):
         run(gpt, texts)
-    return {name: means[part.module][part.columns] for name, part in parts.items()}
+    given = {}
+    for name, part in parts.items():
+        given[name] = means[part.module][part.columns]
+    return given
 
 
 @contextmanager
@@ -256,12 +261,18 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 
 
 @contextmanager
-def hooked(inputs: Iterable[nn.Module], outputs: Iterable[nn.Module], see: See) -> Iterator[None]:
+def hooked(
+    inputs: Iterable[nn.Module],
+    outputs: Iterable[nn.Module],
+    see: See,
+) -> Iterator[None]:
     """Hands the argument of some modules, and the result of others, to `see`. A tensor that it returns takes their
     place."""
     with ExitStack() as hooks:
         for module in inputs:
-            hooks.callback(module.register_forward_pre_hook(lambda module, args: see(module, args[0])).remove)
+            hook = module.register_forward_pre_hook(lambda module, args: see(module, args[0]))
+            hooks.callback(hook.remove)
         for module in outputs:
-            hooks.callback(module.register_forward_hook(lambda module, _, result: see(module, result)).remove)
+            hook = module.register_forward_hook(lambda module, _, result: see(module, result))
+            hooks.callback(hook.remove)
         yield

@@ -148,29 +148,25 @@ class Reading:
         final one, in bits (Kullback-Leibler).
         """
         gpt = self.computed.gpt
-        residual = self.computed.residual
         final = self.computed.logits.log_softmax(-1)
         targets = F.pad(self.computed.ids[1:], (0, 1))[:, None]
-        parts = []
-        tokens = []
-        probabilities = []
-        divergences = []
-        for row, stream in enumerate(residual):
-            sublayer = "attention" if row % 2 else "feed-forward"
-            parts.append(f"{sublayer} {(row - 1) // 2}" if row else "embeddings")
+        names = ["embeddings"]
+        for layer in range(len(self.computed.heads)):
+            names += [f"attention {layer}", f"feed-forward {layer}"]
+        rows = []
+        for stream in self.computed.residual:
             with torch.no_grad(), undisturbed(gpt):
                 features = gpt.final_norm(stream.to(gpt.head.weight.device))
                 early = gpt.unembed(features).cpu().log_softmax(-1)
-            of_next = early.gather(-1, targets)[:, 0]
-            divergence = (final.exp() * (final - early)).sum(-1)
-            tokens.append(early.argmax(-1).tolist())
-            probabilities.append(of_next.exp())
-            divergences.append(divergence / math.log(2))
+            probability = early.gather(-1, targets)[:, 0].exp()
+            divergence = (final.exp() * (final - early)).sum(-1) / math.log(2)
+            rows.append((early.argmax(-1).tolist(), probability, divergence))
+        tokens, probabilities, divergences = zip(*rows, strict=True)
         probability = torch.stack(probabilities)
         probability[:, -1] = math.nan
         return {
-            "part": parts,
-            "token": tokens,
+            "part": names,
+            "token": list(tokens),
             "probability": probability,
             "divergence": torch.stack(divergences),
         }

@@ -45,7 +45,7 @@ FILES = (".npz", ".json")  # of a step
 class Snapshot:
     """What was measured at one step.
 
-    checks: the worst of its two readings. heads: what the heads do over many windows.
+    checks: of the reading of the text. heads: what the heads do over many windows.
     loss: nats per token on the windows, by "text" and "repeated". None at most steps, as the next.
     ablation: for the same, by the name of each part, how the loss changes without it: a `Change`, or its two numbers.
     readings: what is kept of each probe's. None if that is to be read from the recording's folder.
@@ -141,11 +141,10 @@ class Recording:
             words = f"look at the run's model with --checkpoint {folder.parent} --prompt TEXT, or train it again"
             raise Mistake(f"{folder} was recorded by another version of GlassGPT: {words}")
         with parsing(path):
-            probes, windows = (
-                {kind: Texts.from_json(kind, texts) for kind, texts in about[name].items()}
-                for name in ("probes", "windows")
-            )
-            recording = cls(probes, windows, str(about["tokenizer"]), name, folder)
+            texts = {}
+            for one in ("probes", "windows"):
+                texts[one] = {kind: Texts.from_json(kind, stored) for kind, stored in about[one].items()}
+            recording = cls(texts["probes"], texts["windows"], str(about["tokenizer"]), name, folder)
         for number, line in enumerate(content_of(scores).splitlines(), start=1):
             with parsing(f"{scores}, line {number}"):
                 recording.snapshots.append(Snapshot.from_json(json.loads(line)))
@@ -243,7 +242,10 @@ class Recording:
             text = path.read_bytes()
         with parsing(path, LEFT_OUT):
             figures = json.loads(text)
-            return {kind: Kept(probe.labels[0], maps[kind], figures[kind]) for kind, probe in self.probes.items()}
+            readings = {}
+            for kind, probe in self.probes.items():
+                readings[kind] = Kept(probe.labels[0], maps[kind], figures[kind])
+        return readings
 
     def append(self, snapshot: Snapshot) -> None:
         """Adds a snapshot, and removes those of the same step or later, which an earlier, longer run has left.
@@ -258,8 +260,11 @@ class Recording:
         if not (self.folder / "probe.json").exists():
             write_atomically(self.folder / "probe.json", _as_bytes(self.texts()))
         if snapshot.readings is not None:
-            maps: dict[str, Any] = {kind: one.maps.half().numpy() for kind, one in snapshot.readings.items()}
-            figures = {kind: one.figures for kind, one in snapshot.readings.items()}
+            maps: dict[str, Any] = {}
+            figures = {}
+            for kind, one in snapshot.readings.items():
+                maps[kind] = one.maps.half().numpy()
+                figures[kind] = one.figures
             with atomic_file(self.path(snapshot.step)) as file:
                 np.savez_compressed(file, **maps)
             write_atomically(self.path(snapshot.step, ".json"), _as_bytes(figures))
@@ -292,20 +297,19 @@ def take_snapshot(
         autocast: see `read`.
     """
     edits: Vectors = {}
-    readings = {} if text is None else {"text": text}
-    if text and text.position is None:
+    if text is None:
+        text = read(gpt, recording.probes["text"], autocast=autocast, label=label)
+    elif text.position is None:
         edits = text.replacing
-    for kind, probe in recording.probes.items():
-        if kind not in readings:
-            readings[kind] = read(gpt, probe, replacing=edits, autocast=autocast, label=label)
+    repeated = read(gpt, recording.probes["repeated"], replacing=edits, autocast=autocast, label=label)
     exact = in_float32(gpt)
     with replaced(exact, edits):
         heads = measure_heads(exact, recording.windows)
         loss = ablation = None
         if with_losses:
             loss, ablation = measure_losses(exact, recording.windows)
-    checks = Checks.worst([one.checks for one in readings.values()])
-    return Snapshot(step, checks, heads, loss, ablation, {kind: one.kept() for kind, one in readings.items()})
+    readings = {"text": text.kept(), "repeated": repeated.kept()}
+    return Snapshot(step, text.checks, heads, loss, ablation, readings)
 
 
 def _as_bytes(value: Any) -> bytes:

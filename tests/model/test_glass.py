@@ -46,20 +46,12 @@ def of(glass, **options):
     return recording_of([(glass, glass.read(TEXT, **options))])
 
 
-def test_what_a_person_types_works_as_written(glass):
+def test_a_run_has_its_kept_steps_what_was_recorded_and_pages_and_writes(glass):
     assert glass.steps == [4, 8] and glass.at(8).step == 8
     assert glass.at(glass.step).step == glass.step  # the best checkpoint is there by its step too
-    reading = glass.read(TEXT, without=["head 0.0"])
-    T = len(reading.ids)
-    assert "".join(reading.tokens) == TEXT[:T] and reading.maps.shape[2:] == (T, T)
-    (first, probability), *_ = reading.top(at=2)
-    expected = reading.logits[2].softmax(-1)
-    assert (first, probability) == (glass.tokenizer.label(expected.argmax().item()), expected.max().item())
-    assert set(glass.ablate(TEXT)) >= {"head 0.0", "feed-forward 0", "token embedding"}
-    assert glass.patch(TEXT, "which model", head=(1, 0), position=5).logits.shape == (T, 257)
-    assert len(glass.write("the ", max_new_tokens=5, temperature=0.8)) > 0
     assert glass.recorded.steps[-1] == 12
-    assert "<iframe" in reading._repr_html_() and "<iframe" in glass._repr_html_()
+    assert len(glass.write("the ", max_new_tokens=5, temperature=0.8)) > 0
+    assert "<iframe" in glass.read(TEXT)._repr_html_() and "<iframe" in glass._repr_html_()
 
 
 def test_readings_are_those_of_transformers(gpt2):
@@ -104,6 +96,8 @@ def test_a_patched_head_gives_what_it_gives_in_the_other_text_and_the_reading_ha
     torch.testing.assert_close(gpt2.patch(TEXT, TEXT, head=(0, 1), position=-1).logits, plain.logits)
     patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=-1)  # where the repeated probe is no longer
     assert gpt2.repeated_probe().length <= len(TEXT) and "<iframe" in patched._repr_html_()
+    with pytest.raises(Mistake, match="step 5"):
+        gpt2.at(5)
 
 
 def test_what_heads_do_in_an_edited_reading_is_told_of_the_edited_model(glass):
@@ -134,13 +128,9 @@ def test_a_page_of_a_reading_is_not_made_with_a_model_that_has_changed_since(run
 
 def test_token_ids_are_one_text_in_any_form(glass):
     ids = glass.tokenizer.encode(TEXT)
-    expected = glass.ablate(TEXT)
     for form in (ids, tuple(ids), torch.tensor(ids), np.array(ids), [torch.tensor(id) for id in ids]):
-        found = glass.ablate(form)
-        assert glass.read(form).ids.tolist() == ids and all(
-            found[part].rise == expected[part].rise for part in expected
-        )
-    assert [len(one.ids) for one in glass.read([np.array(ids), ids[:4], TEXT])] == [len(ids), 4, len(ids)]
+        assert glass.read(form).ids.tolist() == ids
+    assert glass.ablate(ids)["head 0.0"].rise == glass.ablate(TEXT)["head 0.0"].rise
     heads = ([1, 0], np.array([1, 0]), torch.tensor([1, 0]), (1, 0))
     first, *others = [glass.patch(TEXT, "which model", head=head, position=np.int64(5)).logits for head in heads]
     assert all(torch.equal(first, other) for other in others)
@@ -174,12 +164,10 @@ def test_a_reading_says_what_is_not_as_in_the_model(glass):
         (lambda glass: glass.read(""), "is no text of at least one token"),
         (lambda glass: glass.read([300]), "must lie in"),
         (lambda glass: glass.read([0.5]), r"\[0.5\] is no text of at least one token, nor its ids \(T,\)"),
-        (lambda glass: glass.read("the", without=["head 9.9"]), "no part 'head 9.9': it has"),
         (lambda glass: glass.read("the").attribution(of=-5), "of, .* must be a whole number from 0 to 256, not -5"),
         (lambda glass: glass.read("the").attribution(of=1.5), "of, .* must be a whole number .*, not 1.5"),
         (lambda glass: glass.read("the").attribution(99), "in this text, must be a whole number from -3 to 2, not 99"),
         (lambda glass: glass.read("the").top(at=None), "must be a whole number .*, not None"),
-        (lambda glass: glass.ablate([]), "at least one token"),
         (lambda glass: glass.ablate([5]), "at least two tokens"),
         (lambda glass: glass.patch("the", "the", head=(7, 0), position=0), "no part 'head 7.0': it has"),
         (lambda glass: glass.patch("the", "the", head=(0, 0), position=0, source=9), "source, .*, not 9"),
@@ -190,17 +178,12 @@ def test_a_mistake_gets_a_sentence(glass, ask, sentence):
         ask(glass)
 
 
-def test_a_model_of_hugging_face_has_no_steps(gpt2):
-    with pytest.raises(Mistake, match="step 5"):
-        gpt2.at(5)
-
-
 def test_a_list_of_texts_is_read_one_by_one_each_up_to_the_context_with_a_warning(glass, caplog):
     long = "the model reads a text and learns"
     assert "".join(glass.read(long).tokens) == long[-glass.gpt.config.context_length :]  # as when it writes
     assert "the model's context" in caplog.text
     without = glass.read("a text", without="head 0.0").loss  # one part needs no list
-    first, second = glass.read(["the model", "a text"], without=iter(["head 0.0"]))
+    first, second = glass.read([glass.tokenizer.encode("the model"), "a text"], without=iter(["head 0.0"]))
     assert "".join(first.tokens) == "the model" and second.loss == without != glass.read("a text").loss
 
 

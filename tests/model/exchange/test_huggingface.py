@@ -83,6 +83,8 @@ def test_an_exported_folder_computes_the_same_and_comes_back_bit_for_bit(class_n
     assert same_weights(imported, gpt) and not imported.training
     assert (imported.head.weight is imported.token_embedding.weight) == gpt.config.tie_embeddings
     assert imported.num_parameters() == gpt.num_parameters()
+    # torch.save keeps a transposed view, and a kernel may want rows that follow each other.
+    assert all(weight.is_contiguous() for weight in imported.state_dict().values())
     peer = loaded(folder)
     assert type(peer).__name__ == class_name
     tokens = torch.randint(260, (2, 40))
@@ -146,10 +148,8 @@ def test_padded_texts_have_the_logits_that_each_has_alone(exported, loaded):
     tokens, attends = torch.randint(260, (3, 20)), torch.zeros(3, 20, dtype=torch.long)
     for row, length in enumerate(lengths):
         attends[row, -length:] = 1
-    asked = {"use_cache": True, "cache_position": torch.arange(20), "past_key_values": None, "return_dict": True}
     with torch.no_grad():
         padded = peer(tokens, attention_mask=attends).logits
-        assert torch.equal(peer(tokens, attention_mask=attends, **asked).logits, padded)
         texts = [row[None, -length:] for row, length in zip(tokens, lengths, strict=True)]
         losses = [gpt.loss(text[:, :-1], text[:, 1:], reduction="sum") for text in texts]
         loss, logits = peer(tokens, attention_mask=attends, labels=tokens, return_dict=False)
@@ -197,17 +197,6 @@ def test_a_folder_of_shards_is_read_and_a_missing_one_is_named(transformers, tmp
     assert len(shards) > 1 and same_weights(from_huggingface(tmp_path / "model"), from_huggingface(peer))
     shards[1].unlink()
     refuse(tmp_path / "model", r"model .* is missing")
-
-
-def test_imported_weights_are_contiguous_and_take_no_more_room_than_they_need(exported, tmp_path):
-    """torch.save keeps a transposed view, and a kernel may want rows that follow each other."""
-    gpt = from_huggingface(exported()[1])
-    assert all(weight.is_contiguous() for weight in gpt.state_dict().values())
-    torch.save(gpt.state_dict(), tmp_path / "saved.pt")
-    saved = torch.load(tmp_path / "saved.pt", weights_only=True)
-    assert all(weight.is_contiguous() for weight in saved.values())
-    weights = 4 * gpt.num_parameters()
-    assert weights < (tmp_path / "saved.pt").stat().st_size < 1.2 * weights
 
 
 def test_half_precision_and_the_names_and_masks_of_the_published_files_are_read(tmp_path):

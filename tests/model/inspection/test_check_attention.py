@@ -96,13 +96,12 @@ class Kept(Layer):
 
 
 class OfPyTorch(nn.Module):
-    def __init__(self, invert=True, batch_first=True):
+    def __init__(self):
         super().__init__()
-        self.attention, self.invert = nn.MultiheadAttention(64, 4, batch_first=batch_first), invert
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
 
     def forward(self, x, mask):
-        mask = ~mask if self.invert else mask
-        return self.attention(x, x, x, attn_mask=mask if self.attention.batch_first else None)
+        return self.attention(x, x, x, attn_mask=~mask)
 
 
 def if_mask(q, k, v, mask=None):
@@ -156,8 +155,6 @@ WRONG = {
     "scale of the model": (lambda: written(scale=lambda q: (q.shape[1] * q.shape[-1]) ** -0.5), "model's width"),
     # What is seen, where no cause is found.
     "inverted": (lambda: written(lambda s, m: s.masked_fill(m, -math.inf)), "inverted"),
-    "PyTorch's mask": (lambda: OfPyTorch(invert=False), "to which it may attend"),
-    "batch second": (lambda: OfPyTorch(batch_first=False), "another text of the batch"),
     "heads attend to heads": (heads_for_tokens, "does not depend on token"),
     "the mask is not looked at": (
         lambda: lambda q, k, v, m: written()(q, k, v, CAUSAL(q.shape[-2])),
@@ -198,18 +195,6 @@ class OneHead(nn.Module):
         return written()(queries, keys, values, allowed)
 
 
-class Einsum(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.output = nn.Linear(64, 192, bias=False), nn.Linear(64, 64)
-
-    def forward(self, x, mask=None):
-        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, 16).unbind(2)
-        scores = torch.einsum("bthk,bshk->bhts", q, k) / 4
-        weights = scores if mask is None else scores.masked_fill(~mask, -math.inf)
-        return self.output(torch.einsum("bhts,bshk->bthk", weights.softmax(-1), v).flatten(2))
-
-
 def begins_with_zeros():
     layer = Layer()
     nn.init.zeros_(layer.output.weight)
@@ -222,8 +207,7 @@ RIGHT = {
     "PyTorch's in a module": OfPyTorch,
     "PyTorch's kernel": lambda: F.scaled_dot_product_attention,
     "a loop over heads": Loop,
-    "einsum": Einsum,
-    "float16": lambda: Einsum().half(),
+    "float16": lambda: Loop().half(),
     "computed in bfloat16": lambda: lambda q, k, v, m: written()(q.bfloat16(), k.bfloat16(), v.bfloat16(), m),
     "grouped heads": lambda: CausalSelfAttention(64, 4, num_kv_heads=2).bfloat16(),
     "the GPT's with a norm and a window": lambda: CausalSelfAttention(64, 4, qk_norm=True, window=3),

@@ -193,25 +193,13 @@ def test_a_pattern_that_one_half_cannot_show_may_form_in_the_other():
 
 
 @pytest.mark.parametrize("window", [1, 3, 8, 20, 99])
-def test_chance_is_uniform_attention_within_the_window_of_the_model(window):
-    """In plain loops; and heads that have learned nothing, whose queries and keys are 0, have formed no pattern."""
+def test_chance_is_what_heads_score_that_have_learned_nothing_and_they_have_formed_no_pattern(window):
+    """Their queries and keys are 0: every key within the window of the model gets the same."""
     gpt = random_gpt(replace(CONFIG, window=window))
     for block in gpt.blocks:
         torch.nn.init.zeros_(block.attention.qkv_proj.weight)
-    windows = {kind: replace(texts, attention_window=window) for kind, texts in WINDOWS.items()}
-    found = measure_heads(gpt, windows)
-    for name, score in heads.SCORES.items():
-        if score.keys:
-            means = []
-            texts = windows[score.probe]
-            for looked_at in score.keys(texts).expand(len(texts), -1, -1).tolist():
-                shares = []
-                for query in range(1, T):
-                    seen = range(max(0, query - window + 1), query + 1)
-                    hits = sum(looked_at[query][key] for key in seen)
-                    shares += [hits / len(seen)] if 0 < hits < len(seen) else []
-                means += [np.mean(shares)] if shares else []
-            assert found.uniform[name] == pytest.approx(np.mean(means) if means else 0, abs=1e-6), name
+    found = measure_heads(gpt, {kind: replace(texts, attention_window=window) for kind, texts in WINDOWS.items()})
+    for name in heads.SCORES:
         close(found.scores[name], np.full((2, 4), found.uniform[name]))
     assert found.uniform["entropy"] == pytest.approx(float(window > 1))
     assert not any(formed.any() for formed in found.formed.values())

@@ -188,7 +188,7 @@ def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(lengt
     monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
     snapshot = taken(make(CONFIG), probes)
     assert snapshot.checks.causality == 0 and "causal" in snapshot.checks.problems
-    largest = max(one.maps.triu(1).max().item() for one in snapshot.readings.values())
+    largest = snapshot.readings["text"].maps.triu(1).max().item()
     [sentence] = warnings(snapshot)
     assert all(part in sentence for part in ("layers 0 and 1 ", "future", f"{largest:.2g}"))
 
@@ -198,7 +198,7 @@ def test_weights_that_pages_cannot_show_are_told(monkeypatch):
     usual = CausalSelfAttention.attend
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: 1.5 * usual(*x) - 0.5 * UNIFORM(*x))
     snapshot = taken(random_gpt(CONFIG))
-    weights = torch.cat([one.maps.flatten() for one in snapshot.readings.values()])
+    weights = snapshot.readings["text"].maps
     [sentence] = warnings(snapshot)
     farthest = max(-weights.min().item(), weights.max().item() - 1)
     assert farthest > 0.1 and all(part in sentence for part in ("layers 0 and 1", f"{farthest:.2g}", "maps.csv"))

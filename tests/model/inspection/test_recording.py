@@ -183,18 +183,17 @@ PROBES = {"text": text_of(range(10)), "repeated": text_of([0] + 2 * [1, 2, 3, 4]
 @pytest.mark.parametrize(
     ("has_pattern", "formed"),
     [
-        ([False, False, True, True], 20),
-        ([True, False, True, True], 20),  # what is lost again did not form
-        ([True, True, True, False], None),
-        ([True, True, True, True], 0),
+        ([False, False, True, True], {"sink": 20}),
+        ([True, False, True, True], {"sink": 20}),  # what is lost again did not form
+        ([True, True, True, False], {}),
+        ([True, True, True, True], {"sink": 0}),
     ],
 )
 def test_a_head_has_formed_from_the_step_on_at_which_every_snapshot_has_the_pattern(has_pattern, formed):
-    recording = Recording(PROBES)
-    maps = {name: uniform_maps(probe.length)[None, None] for name, probe in PROBES.items()}
-    untrained = snapshot_of(maps, PROBES)
+    untrained = snapshot_of({name: uniform_maps(probe.length)[None, None] for name, probe in PROBES.items()}, PROBES)
+    snapshots = []
     for step, has in zip((0, 10, 20, 40), has_pattern, strict=True):
         patterns = untrained.heads.formed | {"sink": np.array([[has]])}
-        recording.append(replace(untrained, step=step, heads=replace(untrained.heads, formed=patterns)))
-    found = {score: heads["0.0"] for score, heads in recording.formation.items() if heads}
-    assert found == ({} if formed is None else {"sink": formed})
+        snapshots.append(replace(untrained, step=step, heads=replace(untrained.heads, formed=patterns)))
+    formation = Recording(PROBES, snapshots=snapshots).formation
+    assert {score: heads["0.0"] for score, heads in formation.items() if heads} == formed

@@ -34,18 +34,6 @@ def test_repeated_windows_have_several_periods_and_none_is_half_a_window(length)
     assert len(periods) == len(PERIODS) and max(periods) <= length / 2 - 2
 
 
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 1, 1, 2, 2, 2, 2]])])
-def test_a_query_sees_the_earlier_keys_of_its_document_within_the_window(window, documents):
-    texts = Texts.of(torch.zeros(2, 7), document_ids=documents, attention_window=window)
-    numbers = [[0] * 7] * 2 if documents is None else documents.tolist()
-    for row, of_row in enumerate(numbers):
-        for query in range(7):
-            seen = [k for k in range(query + 1) if of_row[k] == of_row[query] and query - k < (window or 99)]
-            assert texts.visible[row, query].nonzero().flatten().tolist() == seen
-            assert texts.begins[row, query] == (query == 0 or of_row[query] != of_row[query - 1])
-
-
 def test_pieces_and_json_are_the_same_texts():
     texts = Texts.of(torch.arange(15).view(5, 3), document_ids=torch.arange(15).view(5, 3) % 2, attention_window=2)
     pieces = [piece.to_json() for piece in texts.pieces(2 * 3)]
