@@ -14,7 +14,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -200,21 +199,15 @@ def contenders(options: argparse.Namespace) -> list[str]:
 
 def run(job: Job) -> Row:
     """What a new process measures; Mistake if it ends with status 2, for a mistake, RuntimeError if it fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.run(
-            [sys.executable, "-c", CONTENDER, json.dumps({**job, "folder": folder})],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        lines = process.stdout.strip().splitlines() or ["it wrote nothing"]
-        if process.returncode == 2:
-            raise Mistake(lines[-1])
-        if process.returncode:
-            print(*lines[-30:], sep="\n", file=sys.stderr)
-            raise RuntimeError(f"it ended with exit status {process.returncode}: {lines[-1]}")
-        return json.loads(Path(folder, "result.json").read_text())
+    command = [sys.executable, "-c", CONTENDER, json.dumps(job)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    said = process.stderr.strip().splitlines() or ["it wrote nothing"]
+    if process.returncode == 2:
+        raise Mistake(said[-1])
+    if process.returncode:
+        print(*said[-30:], sep="\n", file=sys.stderr)
+        raise RuntimeError(f"it ended with exit status {process.returncode}: {said[-1]}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def take_turns(jobs: Mapping[str, Job], options: argparse.Namespace) -> dict[str, list[Row]]:

@@ -10,6 +10,7 @@ With the stride that is the context length, the default, this is what training v
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import sys
@@ -31,10 +32,8 @@ if TYPE_CHECKING:
     from model.glass import Glass
 
 OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # options that say which text
-# Options of the data that only training has. The tokenizer is the model's.
-OF_TRAINING = {"tokenizer", "vocab_size", "context_length", "batch_size", "validation_batch_size"}
-OF_TRAINING |= {"repeat_fraction", "repeat_from", "repeat_until", "random_repeat_fraction"}
-OF_TRAINING |= {"seed", "num_workers", "num_threads", "cache_dir"}
+# Options of the data, besides those of a corpus, that a text to read has too; the others are of training.
+NOT_OF_TRAINING = {"corpus", "max_tokens", "document_masking", "corpus_options"}
 
 
 @exit_status("evaluate.py")
@@ -55,7 +54,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--split", choices=("validation", "train", "all"), help=words + "validation)")
     add("--batch_size", type=int, default=16, metavar="N", help="windows at once (default: 16)")
     add("--json", action="store_true", help="write the result as one line of JSON")
-    parser.add_class_arguments(TextDataModule, "data", skip=OF_TRAINING)
+    of_training = inspect.signature(TextDataModule).parameters.keys() - NOT_OF_TRAINING
+    parser.add_class_arguments(TextDataModule, "data", skip=of_training)
     typed = parse(parser, sys.argv[1:] if argv is None else argv)
 
     named = layered(parser, typed)

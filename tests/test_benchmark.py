@@ -72,8 +72,8 @@ def measure(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
 
     def run(job):
-        gpt2.main(json.dumps({**job, "folder": str(tmp_path)}))
-        return json.loads((tmp_path / "result.json").read_text())
+        gpt2.main(json.dumps(job))
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     monkeypatch.setattr(benchmark, "run", run)
 
@@ -129,22 +129,21 @@ def test_times_are_compared_round_by_round():
 
 
 def jobs(monkeypatch, **codes):
-    """A job for each contender that runs Python code, in which `folder` and `seed` are known."""
+    """A job for each contender that runs Python code, in which `seed` is known."""
     popen = subprocess.Popen
 
     def start(command, **options):
         if command[0] == "git":
             return popen(command, **options)
         job = json.loads(command[3])
-        begin = f"seed, folder = {job.get('seed')!r}, {job['folder']!r}"
-        return popen([sys.executable, "-c", f"{begin}\n{codes[job['function']]}"], **options)
+        return popen([sys.executable, "-c", f"seed = {job['seed']}\n{codes[job['function']]}"], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start)
     return {name: {"function": name} for name in codes}
 
 
-WORKS = "open(folder + '/result.json', 'w').write(str(seed))"
-DIES = "import os, signal; print('bad matrix', flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
+WORKS = "print('first'); print(seed)"
+DIES = "import os, signal; os.write(2, b'bad matrix'); os.kill(os.getpid(), signal.SIGSEGV)"
 
 
 def test_contenders_take_turns_and_a_peer_that_dies_is_left_out(monkeypatch, capsys):
@@ -156,10 +155,10 @@ def test_contenders_take_turns_and_a_peer_that_dies_is_left_out(monkeypatch, cap
 
 def test_nothing_is_compared_where_ours_fails_which_is_told(nanogpt, monkeypatch, capsys):
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="it ended with exit status 1: KeyError"):
-        jobs(patch, measure_step="print('first'); raise KeyError('lost')")
+        jobs(patch, measure_step="raise KeyError('lost')")
         benchmark.main(["train", nanogpt])
     assert "Traceback" in capsys.readouterr().err  # of the process
-    jobs(monkeypatch, measure_step="import sys; print('too few'); sys.exit(2)")
+    jobs(monkeypatch, measure_step="import sys; print('too few', file=sys.stderr); sys.exit(2)")
     status, _, error = call(benchmark.main, capsys, "train", nanogpt)
     assert status == 2 and error.endswith("benchmark.py: too few\n")
 
