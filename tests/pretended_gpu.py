@@ -5,9 +5,8 @@ A plugin of pytest, as it has to be there before PyTorch is imported:
     PRETENDED_GPU=cuda python -m pytest -p tests.pretended_gpu tests/on_a_gpu.py
 
 It raises where a real device would: for tensors of two devices in one operation, for `numpy()` of a tensor there, and
-for float64 on mps. It counts operations, each of which is at least one launch on a real device, how often a program
-waits for the device, and the bytes that it copies to the processor. It knows nothing of kernels, rounding, streams,
-random numbers or memory.
+for float64 on mps. It counts operations, each of which is at least one launch on a real device, and how often a program
+waits for the device. It knows nothing of kernels, rounding, streams, random numbers or memory.
 """
 
 import ctypes
@@ -46,7 +45,7 @@ COPIES = {"_to_copy", "copy_"}  # may read and write another device
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by indices of the processor too
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_consecutive"}
 
-counts: Counter[str] = Counter()  # "operations", "waits", and "bytes" that were copied to the processor
+counts: Counter[str] = Counter()  # "operations" and "waits"
 
 
 class OnDevice(torch.Tensor):
@@ -103,8 +102,6 @@ def compute(function, args, kwargs):
         check_devices(function, tensors)
     counts["waits"] += waits
     counts["operations"] += not function.is_view
-    if not stays:
-        counts["bytes"] += ours[0].inner.nbytes
     inner_args, inner_kwargs = tree_map_only(OnDevice, lambda x: x.inner, (args, kwargs))
     if wanted is not None:
         inner_kwargs |= {"device": torch.device("cpu")} | ({"pin_memory": False} if "pin_memory" in kwargs else {})

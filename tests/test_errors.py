@@ -114,7 +114,6 @@ OPTIONS = {
     "EarlyStopping": "monitor",
     "{class_path: mine_of_tests.InInit, init_args: {every: x}}": "every",
     "{class_path: EarlyStopping, init_args: {monitor: val/loss, mode: x}}": "mode",
-    "{class_path: ModelCheckpoint, init_args: {save_top_k: -7, monitor: val/loss}}": "save_top_k",
 }
 
 

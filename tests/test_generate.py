@@ -15,18 +15,6 @@ from model.generation import generate
 from scripts.generate import Text, main
 from tests import programs
 from tests.command_lines import call, refused, tells
-from tests.gpts import hand_made_gpt, save_checkpoint
-
-
-@torch.no_grad()
-def save_favourite(folder, favourite):
-    """A run folder with a model over bytes, which continues each token of `favourite` with the next of them."""
-    gpt, (token, _) = hand_made_gpt(layers=1, parts=2)
-    gpt.head.weight.zero_()
-    for before, after in zip(favourite, favourite[1:] + favourite[:1], strict=True):
-        gpt.head.weight[after, token] = gpt.token_embedding.weight[before, token]
-    save_checkpoint(folder / "checkpoints" / "best.ckpt", gpt)
-    return folder
 
 
 def test_the_seed_repeats_the_text_and_samples_differ(run_dir, capsys):
@@ -116,17 +104,15 @@ def test_bfloat16_writes_what_the_model_in_bfloat16_does(run_dir, capsys):
     assert call(main, capsys, *options, "--dtype", "bfloat16")[1] == byte_level().decode(expected.tolist()) + "\n"
 
 
-def test_a_text_ends_where_the_model_ends_it_or_before_a_stop(tmp_path, capsys):
-    ending = save_favourite(tmp_path / "ending", [*b"ab", 256])
-    assert call(main, capsys, "--checkpoint", ending, "--temperature", 0, "--prompt", "a")[1] == "ab\n"
-    run_dir = save_favourite(tmp_path / "run", b"abcde.\n")
-    options = ("--checkpoint", run_dir, "--greedy", "--prompt", "ab", "--max_new_tokens", 9)
-    status, out, err = call(main, capsys, *options, "--stop", "e.", "--stop", "zz")
-    assert (status, out) == (0, "abcd\n") and "--stop" not in err and "4 tokens in" in err
-    status, out, err = call(main, capsys, *options, "--stop", "zz")
-    assert (status, out) == (0, "abcde.\nabcd\n") and "--stop" in err
-    err = call(main, capsys, *options, "--stop", "zz", "--num_samples", 2)[2]
-    assert "--stop" in err and "2 of 2" in err
+def test_a_text_ends_before_a_stop_and_one_that_does_not_come_is_named(run_dir, capsys):
+    options = ("--checkpoint", run_dir, "--greedy", "--prompt=ab", "--max_new_tokens", 9)
+    _, whole, _ = call(main, capsys, *options)
+    written = whole.removeprefix("ab").removesuffix("\n")
+    stop = written[3:5]
+    status, out, err = call(main, capsys, *options, f"--stop={stop}", "--stop=zz")
+    assert (status, out) == (0, f"ab{written.partition(stop)[0]}\n") and "--stop" not in err
+    status, out, err = call(main, capsys, *options, "--stop=zz", "--num_samples", 2)
+    assert status == 0 and out.count(whole) == 2 and tells(err, "--stop 2 of 2 18 tokens")
 
 
 def test_as_a_program_it_imports_nothing_that_only_training_needs(run_dir):

@@ -265,7 +265,6 @@ def test_two_runs_with_one_name(small_options, trained, here, how):
 KILLS = {
     "wandb while the run trains": (GPTModule, "training_step", partial(kill_child, b"wandb-core", 1), 6),
     "wandb while it ends": (wandb.sdk.wandb_run.Run, "finish", partial(kill_child, b"wandb-core", 1)),
-    "wandb whose folder is a file": (wandb, "init", lambda **_: (RUN / "wandb").write_text("a file")),
 }
 
 
@@ -277,7 +276,7 @@ def before(what: str) -> None:
 def test_weights_and_biases_fails(small_options, trained, here, when):
     """The run does not."""
     written = programs.run(*TRAIN, *small_options, "--wandb=offline", before=programs.calling(before, when))
-    assert "Traceback" not in written and ("killed" in written or "Weights & Biases failed" in written), written
+    assert "Traceback" not in written and "killed" in written, written
     assert_same_run(trained(), RUN)
 
 
