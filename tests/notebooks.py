@@ -19,6 +19,10 @@ def code_cells(notebook: dict) -> list[dict]:
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
+def text_of(outputs: list[dict]) -> str:
+    return "".join("".join(one.get("text", [])) for one in outputs)
+
+
 def run(notebook: dict) -> list[list[dict]]:
     """The outputs of each cell of code: text and pictures in their order. The notebook stays as it is."""
     matplotlib.use("agg")

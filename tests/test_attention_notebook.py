@@ -6,14 +6,10 @@ import re
 import pytest
 
 from model.attention import CausalSelfAttention
-from tests.notebooks import code_cells, run
+from tests.notebooks import code_cells, run, text_of
 from tests.small_runs import REPOSITORY
 
 NUMBER = re.compile(r"\d+\.?\d*(?:e[+-]\d+)?")
-
-
-def text_of(outputs):
-    return "".join("".join(one.get("text", [])) for one in outputs)
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ A GPT adds to one vector for each token, the residual stream: first the embeddin
 feed-forward makes of the sum so far (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"). The
 logits are read from the last sum. A reading holds every sum, every part that was added, and the attention maps.
 
-The maps are measured by `maps.read_maps`, as the model runs. All else is measured without autocast and in float32 at
-least, so that rounding does not blur it.
+The maps, queries, keys and values are those of `maps.read_maps`, as the model runs. All else is measured without
+autocast and in float32 at least, so that rounding does not blur it.
 
 Column t is the position that reads token t and predicts token t + 1.
 
@@ -72,8 +72,8 @@ class Computed:
 class Reading:
     """What a model made of one text at one moment: no later change of the model changes it.
 
-    Its tensors are on the CPU, in float32, or in float64 if the model is. They are the caller's own: what is written on
-    them changes nothing that is told of the text.
+    Its tensors are on the CPU and in float32; residual and heads in float64 if the model is. They are the caller's own:
+    what is written on them changes nothing that is told of the text.
 
     ids: (T,), int64. tokens: T texts.
     maps: (L, H, T, T), how much each query takes of each key's value; maps[5, 2] is head 5.2. TransformerLens calls it

@@ -22,9 +22,7 @@ T = len(TOKENS)
 REPLACED = {
     "the layer's own": CausalSelfAttention.attend,
     "ALiBi": ALIBI,
-    "a sliding window": with_scores(lambda scores: scores.masked_fill(~torch.ones(T, T).bool().triu(-4), -math.inf)),
     "a sink": with_scores(lambda scores: F.pad(scores, (0, 1), value=0.3)),  # a further key without value
-    "a leak": LEAK,
     "a leak of a single token": with_scores(lambda scores: scores, seen_ahead=1),
 }
 FAMILIES = [("the layer's own", "grouped heads"), ("the layer's own", "window")]
