@@ -88,7 +88,6 @@ class TextDataModule(lightning.LightningDataModule):
         options = CorpusOptions(**corpus_options)
         check_range("data.max_tokens", max_tokens, 2)
         check_range("data.vocab_size", vocab_size, 257, 2**32 - 1)  # rustbpe's sizes have 32 bits
-        check_range("data.context_length", context_length, 1)
         check_range("data.batch_size", batch_size, 1)
         check_range("data.validation_batch_size", validation_batch_size, 1)
         check_range("data.num_workers", num_workers, 0)

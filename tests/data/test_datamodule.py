@@ -15,7 +15,7 @@ from tests import programs
 
 TRAINER = {"global_rank": 0, "world_size": 1, "global_step": 0, "accumulate_grad_batches": 1, "overfit_batches": 0.0}
 TRAINER["strategy"] = SimpleNamespace(root_device=torch.device("cpu"))
-AT_LEAST_ONE = dict.fromkeys(["context_length", "batch_size", "validation_batch_size", "num_threads"], 1)
+AT_LEAST_ONE = dict.fromkeys(["batch_size", "validation_batch_size", "num_threads"], 1)
 TEXT = "".join(f"Line {number} of a small book, é.\n" + "\n" * (number % 5 == 0) for number in range(3000))
 
 

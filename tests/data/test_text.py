@@ -138,12 +138,13 @@ def write_table(path: Path, rows: list[dict] = ROWS) -> None:
         *itertools.product(["rows.parquet", "rows.arrow"], [""]),  # which are compressed inside
     ],
 )
-def test_tables_are_one_document_a_row(here, table: str, compression: str):
-    name = table + compression
+def test_tables_are_one_document_a_row_and_read_without_the_network(here, monkeypatch, table: str, compression: str):
+    name, asked = table + compression, []
+    monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host) or [])
     write_table(Path(table))
     write_packed(name, Path(table).read_bytes())
     whole = [row["text"] for row in ROWS]
-    assert documents(table_passages(name)) == whole
+    assert documents(table_passages(name)) == whole and not asked
     tail = documents(table_passages(name, share=(0.0, 0.1)))
     assert sorted(tail + documents(table_passages(name, share=(0.1, 1.0)))) == sorted(whole)
     assert 30 < len(tail) < 90
@@ -154,13 +155,6 @@ def test_tables_are_one_document_a_row(here, table: str, compression: str):
     else:
         with pytest.raises(Mistake, match=r"'year' .*int.* row 0"):
             list(table_passages(name, "year"))
-
-
-def test_a_local_table_is_read_without_the_network(here, monkeypatch):
-    asked = []
-    monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host) or [])
-    write_table(Path("rows.arrow"))
-    assert list(table_passages("rows.arrow")) and not asked
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("a.TSV", "\t"), ("a.tsv.csv", ","), ("a.CSV.gz", ",")])

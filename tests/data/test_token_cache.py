@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +27,6 @@ from tests.watching import before_call
 TOKENIZER = tokenizers.byte_level()
 END = TOKENIZER.end_of_text
 DOCUMENTS = [f"document {number} é\n" * (1 + number % 7) for number in range(300)]
-
-
-def stream_of(documents: list[str]) -> list[int]:
-    tokens = [END]
-    for document in documents:
-        tokens += [*document.encode(), END]
-    return tokens
 
 
 def passages_of(documents: list[str]) -> list[Passage]:
@@ -68,9 +62,10 @@ def cache_of(cache_dir: str | None = "cache", tokenizer: str = "bpe", vocab_size
 @pytest.mark.parametrize(("batch_chars", "limits"), [(1, range(2, 60)), (500, (100, 3001, 7000, None))])
 def test_the_stream_is_the_text_cut_at_max_tokens(here, monkeypatch, batch_chars, limits, num_threads: int):
     monkeypatch.setattr(token_cache, "BATCH_CHARS", batch_chars)
+    whole = [END, *chain.from_iterable((*document.encode(), END) for document in DOCUMENTS)]
     for limit in limits:
         tokens = write(max_tokens=limit, num_threads=num_threads)
-        expected = stream_of(DOCUMENTS)[:limit]
+        expected = whole[:limit]
         assert stream(tokens) == np.fromfile("train.bin", dtype=np.uint16).tolist() == expected
         assert tokens.num_bytes == sum(token != END for token in expected)
 
