@@ -180,10 +180,10 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
 
 
 def reached(result: Row, target: float) -> Row:
-    """With the first evaluation at which the loss is `target` or less. Raises Mistake if there is none."""
+    """With the first evaluation at which the loss is `target` or less. Raises Mistake if there is none, as ours may."""
     lowest = lowest_loss(result)
     if lowest > target:
-        raise Mistake(f"the loss of the peer, {target:.3f}, was not reached: the lowest is {lowest:.3f}")
+        raise Mistake(f"ours did not reach {target:.3f} nats, the peer's lowest loss: its own is {lowest:.3f}")
     first = next(point for point in result["curve"] if point["loss"] <= target)
     about = {"target": target, "lowest_loss": lowest, "steps_to_target": first["step"]}
     return {"seconds": first["seconds"], **about, **result}

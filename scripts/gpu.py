@@ -25,11 +25,10 @@ from model.gpt import GPT, GPTConfig
 from model.kernels import has_fast_bfloat16
 from model.runs.results import read_metrics
 from model.training.optimizer import OptimizerConfig, build_optimizer
-from scripts.benchmark import LARGE, SMALL, commit
+from scripts.benchmark import LARGE, ROOT, SMALL, commit
 from scripts.benchmarks.gpt2 import clock
 from scripts.parser import Parser, choose_device
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 300  # seconds of a check
 LINES = 20  # of a check that failed
 TEXT = "def main(argv):\n    for i in range(10):\n        print(i)\n"
