@@ -94,13 +94,8 @@ def main(argv: list[str] | None = None) -> None:
         time = f"{row['seconds']:,.2f} s" if "seconds" in row else f"{row['milliseconds_per_step']:,.2f} ms"
         print(f"{row['work']:44} {row['contender']:16} {time:>13} {row['times_faster']:>7,.2f} times ours")
     print()
-    result = {
-        "benchmark": options.benchmark,
-        "machine": machines[0],
-        "commit": commit(),
-        "rows": rows,
-    }
-    print(json.dumps(result))
+    about = {"benchmark": options.benchmark, "machine": machines[0], "commit": commit()}
+    print(json.dumps(about | {"rows": rows}))
 
 
 def checkout(folder: str) -> str:

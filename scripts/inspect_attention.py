@@ -143,12 +143,11 @@ def of_prompt(options: argparse.Namespace) -> Shown:
     from model.pages.describe import shortened
     from model.pages.page import run_page
 
-    prompt = prompt_text(options.prompt)
-    checkpoints = [Run.open(options.run).at(step) for step in options.steps] if options.steps else [options.run]
-    opened = [open_run(checkpoint) for checkpoint in checkpoints]
-    tokenizer, tokens = opened[0].tokenizer, opened[0].encode(prompt)
+    glass = open_run(options.run)
+    tokenizer, tokens = glass.tokenizer, glass.encode(prompt_text(options.prompt))
     if len(tokens) < 2:
         raise Mistake("a prompt must be at least 2 tokens long, so that there is a next one; this one is 1")
+    opened = [glass.at(step) for step in options.steps] if options.steps else [glass]
     recording = recording_of([(glass, glass.read(tokens)) for glass in opened])
     models = [(glass.step or 0, glass.gpt) for glass in opened]
     text = shortened(" ".join(tokenizer.decode(tokens.tolist()).split()), TITLE_CHARS)
