@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from model.mistakes import listed
 from model.pages.blocks import evenly
 
 Rows = Sequence[Mapping[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
@@ -54,7 +55,8 @@ def story(rows: Rows, config: Mapping) -> str:
     """What this is and how long it trained on what, in sentences for someone who has never seen the project."""
     gpt = config.get("model", {}).get("gpt")
     size = f" of {_count(gpt['num_layers'], 'layer')} with {_count(gpt['num_heads'], 'head')} each" if gpt else ""
-    told = f"A GPT{size} learns to predict the next token of {_text_in_words(config.get('data', {}))}."
+    data = config.get("data", {})
+    told = f"A GPT{size} learns to predict the next token of {_text_in_words(data)}.{_repeats_in_words(data)}"
     read = column_points(rows, "tokens")
     if not read:
         return told
@@ -75,9 +77,22 @@ def _text_in_words(data: Mapping) -> str:
         text = ", ".join(files) if isinstance(files, list) else files
     else:
         text = CORPORA.get(corpus, f"the corpus {corpus}") if corpus else "a text"
-    if data.get("repeat_fraction") or data.get("random_repeat_fraction"):
-        text += ", of which some windows repeat themselves"
     return text
+
+
+def _repeats_in_words(data: Mapping) -> str:
+    """A sentence on the windows that repeat themselves, from the options of the data; nothing if none do."""
+    told = []
+    windows = data.get("batch_size") or 1  # of a step
+    first, last = data.get("repeat_from") or 0, data.get("repeat_until")
+    if share := data.get("repeat_fraction"):
+        steps = (
+            f"from step {first // windows} on" if last is None else f"in steps {first // windows} to {last // windows}"
+        )
+        told.append(f"{share:.0%} of its windows repeat their text {steps}")
+    if share := data.get("random_repeat_fraction"):
+        told.append(f"{share:.1%} repeat random tokens")
+    return f" So that heads form early, {listed(told)}." if told else ""
 
 
 def facts(rows: Rows) -> list[tuple[str, str, str]]:

@@ -39,8 +39,12 @@ TOLD = [
     ({"data": {"corpus": "files", "files": ["a.txt", "b.txt"]}}, "a.txt, b.txt"),
     ({"data": {"corpus": "stdlib", "dataset": "some/set"}}, "some/set"),
     ({"data": {"corpus": "another"}}, "another"),
-    ({"data": {"repeat_fraction": 0.25}}, "some windows repeat themselves"),
-    ({"data": {"random_repeat_fraction": 0.015}}, "some windows repeat themselves"),
+    ({"data": {"repeat_fraction": 0.25}}, "25% of its windows repeat their text from step 0 on."),
+    (
+        {"data": {"batch_size": 16, "repeat_fraction": 0.2, "repeat_from": 2880, "repeat_until": 8640}},
+        "20% of its windows repeat their text in steps 180 to 540.",
+    ),
+    ({"data": {"random_repeat_fraction": 0.015}}, "1.5% repeat random tokens."),
 ]
 
 
