@@ -84,11 +84,10 @@ def _repeats_in_words(data: Mapping) -> str:
     """A sentence on the windows that repeat themselves, from the options of the data; nothing if none do."""
     told = []
     windows = data.get("batch_size") or 1  # of a step
-    first, last = data.get("repeat_from") or 0, data.get("repeat_until")
+    first = (data.get("repeat_from") or 0) // windows
+    last = data.get("repeat_until")
+    steps = f"from step {first} on" if last is None else f"in steps {first} to {last // windows}"
     if share := data.get("repeat_fraction"):
-        steps = (
-            f"from step {first // windows} on" if last is None else f"in steps {first // windows} to {last // windows}"
-        )
         told.append(f"{share:.0%} of its windows repeat their text {steps}")
     if share := data.get("random_repeat_fraction"):
         told.append(f"{share:.1%} repeat random tokens")
