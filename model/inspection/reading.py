@@ -149,18 +149,19 @@ class Reading:
         """
         gpt = self.computed.gpt
         final = self.computed.logits.log_softmax(-1)
+        likely = final.exp()
         targets = F.pad(self.computed.ids[1:], (0, 1))[:, None]
         names = ["embeddings"]
         for layer in range(len(self.computed.heads)):
             names += [f"attention {layer}", f"feed-forward {layer}"]
         rows = []
-        for stream in self.computed.residual:
-            with torch.no_grad(), undisturbed(gpt):
+        with torch.no_grad(), undisturbed(gpt):
+            for stream in self.computed.residual:
                 features = gpt.final_norm(stream.to(gpt.head.weight.device))
                 early = gpt.unembed(features).cpu().log_softmax(-1)
-            probability = early.gather(-1, targets)[:, 0].exp()
-            divergence = (final.exp() * (final - early)).sum(-1) / math.log(2)
-            rows.append((early.argmax(-1).tolist(), probability, divergence))
+                probability = early.gather(-1, targets)[:, 0].exp()
+                divergence = (likely * (final - early)).sum(-1) / math.log(2)
+                rows.append((early.argmax(-1).tolist(), probability, divergence))
         tokens, probabilities, divergences = zip(*rows, strict=True)
         probability = torch.stack(probabilities)
         probability[:, -1] = math.nan
