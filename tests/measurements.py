@@ -9,7 +9,7 @@ import torch
 from model.inspection.heads import HeadTable, figures_of, table_of
 from model.inspection.maps import Checks
 from model.inspection.parts import Change
-from model.inspection.reading import DIGITS, Kept, as_json
+from model.inspection.reading import DIGITS, RecordedReading, as_json
 from model.inspection.recording import Recording, Snapshot
 from model.inspection.texts import Texts, repeated_tokens
 from tests.gpts import TOKENS
@@ -57,7 +57,9 @@ def snapshot_of(maps, probes, step=0, checks=None, figures=None, **measured) -> 
     good = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0, "noise": 0.0, "logits": 1.0}
     readings = {}
     for kind, probe in probes.items():
-        readings[kind] = Kept(probe.labels[0], torch.as_tensor(maps[kind]).float(), (figures or {}).get(kind))
+        readings[kind] = RecordedReading(
+            probe.labels[0], torch.as_tensor(maps[kind]).float(), (figures or {}).get(kind)
+        )
     trust = Checks(by_layer=by_layer, **good | (checks or {}))
     return Snapshot(step, trust, heads, readings=readings, **measured)
 

@@ -121,7 +121,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     safetensors = optional_package("safetensors.torch")
     folder = Path(folder)
     check_vocabulary(gpt, tokenizer)
-    if folder.exists():
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise Mistake(f"{folder} exists already: name a new folder")
     as_gpt2 = is_gpt2(gpt.config)
     options = gpt2_options(gpt.config) if as_gpt2 else OUR_OPTIONS | {"gpt": asdict(gpt.config)}

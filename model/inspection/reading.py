@@ -43,7 +43,7 @@ DIGITS = ".4g"  # 4 significant digits, of the figures that a recording keeps
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class RecordedReading:
     """What a recording keeps of a reading, and a page draws: T tokens, maps (L, H, T, T), see `Reading.figures`."""
 
     tokens: list[str]
@@ -277,8 +277,8 @@ class Reading:
         }
         return as_json(told, DIGITS)
 
-    def kept(self) -> Kept:
-        return Kept(self.tokens, self.maps, self.figures)
+    def recorded(self) -> RecordedReading:
+        return RecordedReading(self.tokens, self.maps, self.figures)
 
     def is_of(self, gpt: GPT) -> bool:
         """Whether the model still has the weights with which this was read."""

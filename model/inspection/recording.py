@@ -31,7 +31,7 @@ from model.gpt import GPT
 from model.inspection.heads import SCORES, HeadTable, measure_heads
 from model.inspection.maps import Checks
 from model.inspection.parts import Vectors, in_float32, measure_losses, replaced
-from model.inspection.reading import Kept, Reading, as_json, read
+from model.inspection.reading import Reading, RecordedReading, as_json, read
 from model.inspection.texts import Label, Texts
 from model.mistakes import Mistake, file_errors, parsing
 
@@ -48,7 +48,7 @@ class Snapshot:
     checks: of the reading of the text. heads: what the heads do over many windows.
     loss: nats per token on the windows, by "text" and "repeated". None at most steps, as the next.
     ablation: for the same, by the name of each part, how the loss changes without it: a `Change`, or its two numbers.
-    readings: what is kept of each probe's. None if that is to be read from the recording's folder.
+    readings: of each probe what is recorded. None if that is to be read from the recording's folder.
     """
 
     step: int
@@ -56,7 +56,7 @@ class Snapshot:
     heads: HeadTable
     loss: dict[str, float] | None = None
     ablation: Mapping[str, Mapping[str, Sequence[float]]] | None = None
-    readings: Mapping[str, Kept] | None = None
+    readings: Mapping[str, RecordedReading] | None = None
 
     @property
     def scores(self) -> dict[str, np.ndarray]:
@@ -227,7 +227,7 @@ class Recording:
         """Each probe's maps at a step, (L, H, T, T). Raises as `readings`."""
         return {kind: one.maps.numpy() for kind, one in self.readings(step).items()}
 
-    def readings(self, step: int) -> Mapping[str, Kept]:
+    def readings(self, step: int) -> Mapping[str, RecordedReading]:
         """What the model made of each probe at a step. Raises a `Mistake` if a file has been removed or is damaged."""
         snapshot = self.at(step)
         if snapshot.readings is not None:
@@ -237,6 +237,10 @@ class Recording:
             content = io.BytesIO(path.read_bytes())
         with parsing(path, LEFT_OUT), np.load(content) as file:
             maps = {kind: torch.from_numpy(file[kind]).float() for kind in self.probes}
+            for kind, probe in self.probes.items():
+                shape = (*snapshot.shape, probe.length, probe.length)
+                if maps[kind].shape != shape:
+                    raise ValueError(f"its {kind} maps are {tuple(maps[kind].shape)}, not {shape}")
         path = self.path(step, ".json")
         with file_errors(path):
             text = path.read_bytes()
@@ -244,7 +248,7 @@ class Recording:
             figures = json.loads(text)
             readings = {}
             for kind, probe in self.probes.items():
-                readings[kind] = Kept(probe.labels[0], maps[kind], figures[kind])
+                readings[kind] = RecordedReading(probe.labels[0], maps[kind], figures[kind])
         return readings
 
     def append(self, snapshot: Snapshot) -> None:
@@ -308,7 +312,7 @@ def take_snapshot(
         loss = ablation = None
         if with_losses:
             loss, ablation = measure_losses(exact, recording.windows)
-    readings = {"text": text.kept(), "repeated": repeated.kept()}
+    readings = {"text": text.recorded(), "repeated": repeated.recorded()}
     return Snapshot(step, text.checks, heads, loss, ablation, readings)
 
 

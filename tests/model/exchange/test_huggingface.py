@@ -291,6 +291,8 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
     (tmp_path / "taken" / "file").touch()
     with pytest.raises(Mistake, match="taken exists already"):
         to_huggingface(gpt, tmp_path / "taken")
+    (tmp_path / "empty").mkdir()
+    to_huggingface(gpt, tmp_path / "empty")
     with pytest.raises(ValueError, match=r"257 .*256"):
         to_huggingface(gpt_of({**GPT2, "vocab_size": 256}), tmp_path / "new", byte_level())
 

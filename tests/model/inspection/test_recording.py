@@ -149,6 +149,14 @@ def test_damaged_files_are_named(recorded, name, damage):
         Recording.open(recorded).readings(0)
 
 
+def test_maps_of_another_text_are_no_maps_of_this_one(recorded):
+    with np.load(recorded / "step_00000000.npz") as file:
+        maps = {kind: of_probe[:, :, :-1, :-1] for kind, of_probe in file.items()}
+    np.savez_compressed(recorded / "step_00000000.npz", **maps)
+    with pytest.raises(Mistake, match=r"step_00000000.npz.*damaged"):
+        Recording.open(recorded).readings(0)
+
+
 def test_a_folder_of_another_version_is_told_to_be_one(recorded):
     about = json.loads((recorded / "probe.json").read_text())
     del about["version"]
