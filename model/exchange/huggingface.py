@@ -116,7 +116,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     A folder in GPT-2's format tells nothing of a network that was changed, such as another `attend`; one of our own
     class brings the network's source.
 
-    Raises a `Mistake` if there is something at `folder` already, or the tokenizer has more tokens than the model.
+    Raises a `Mistake` if `folder` holds something already, or the tokenizer has more tokens than the model.
     """
     safetensors = optional_package("safetensors.torch")
     folder = Path(folder)
@@ -136,7 +136,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
         files |= tokenizer.huggingface_files(gpt.config.context_length)
     try:
         with file_errors(folder):
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
                 text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
                 (folder / name).write_text(text, encoding="utf-8")
