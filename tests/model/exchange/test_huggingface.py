@@ -302,7 +302,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(Mistake, match="No space"):
         to_huggingface(gpt, tmp_path / "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "taken"]
 
 
 def test_a_missing_package_is_asked_for_in_one_sentence(tmp_path, monkeypatch):
