@@ -67,6 +67,10 @@ class TokenStore:
         # Loader processes open the file again: a pickled memory map would carry its whole content.
         return TokenStore, astuple(self)
 
+    def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """Windows of `length` tokens from each of `starts` (B,), as int64 (B, length): faster than one by one."""
+        return self._tokens[starts[:, None] + np.arange(length)].astype(np.int64)
+
     def read(self, start: int, length: int) -> np.ndarray:
         """Tokens `start` to `start + length`, or to the end of the split, as int64."""
         return self._tokens[start : start + length].astype(np.int64)

@@ -111,7 +111,7 @@ class TrainingWindows(IterableDataset):
         length, vocabulary = self.sampler.context_length + 1, np.array(self.vocabulary)
         for batch in _own_turns(itertools.count()):
             numbers = self.first_window + batch * self.batch_size + np.array(self.rows)
-            windows = np.stack([self.tokens.read(start, length) for start in self.sampler.starts(numbers)])
+            windows = self.tokens.gather(self.sampler.starts(numbers), length)
             random_periods = self.sampler.periods(numbers, self.repeats.random_fraction)
             for place in np.flatnonzero(random_periods < length):
                 drawn = self.sampler.draw(numbers[place], vocabulary)

@@ -85,6 +85,8 @@ def test_any_part_is_read_also_by_a_loader_process_which_opens_the_file_itself(h
     tokens = write(["text " * 100_000])
     part = tokens.read(499_999, 99)  # or to the end
     assert part.dtype == np.int64 and part.tolist() == [ord("t"), ord(" "), END]
+    windows = tokens.gather(np.array([499_999, 0]), 3)
+    assert windows.dtype == np.int64 and windows.tolist() == [part.tolist(), [END, *b"te"]]
     pickled = pickle.dumps(tokens)
     assert len(pickled) < 2000
     assert stream(pickle.loads(pickled)) == stream(tokens)

@@ -78,7 +78,7 @@ def test_short_windows_have_short_periods(context_length: int, allowed: set[int]
     assert set(periods.tolist()) == allowed
 
 
-TEXT = SimpleNamespace(read=lambda start, length: np.arange(1000 + start, 1000 + start + length))
+TEXT = SimpleNamespace(gather=lambda starts, length: 1000 + starts[:, None] + np.arange(length))
 
 
 def training_windows(repeats: Repeats, first: int = 0, rows: range = range(8)) -> np.ndarray:
