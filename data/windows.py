@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -192,6 +193,7 @@ def _mix_array(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
+@lru_cache  # every batch of an epoch asks for the same
 def _mix(value: int) -> int:
     golden_gamma = 0x9E3779B97F4A7C15
     return int(_mix_array(np.array([(value + golden_gamma) % 2**64], dtype=np.uint64))[0])
