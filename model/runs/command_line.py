@@ -161,7 +161,7 @@ def explanation(error: Exception, run: Run) -> str | None:
         return str(cause)
     if is_out_of_memory(error):
         said = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
-    elif isinstance(error, ConnectionError) or "DataLoader worker (pid" in str(error):  # of one that is gone
+    elif isinstance(error, ConnectionResetError) or "DataLoader worker (pid" in str(error):  # of one that is gone
         said = "a process that loads data has ended, often for want of memory: lower data.num_workers"
     else:
         return None
