@@ -1,6 +1,6 @@
 """Attention maps as pictures (PNG, SVG, PDF), drawn by matplotlib without a display.
 
-Import this only to draw: matplotlib takes a second. Weights and scores may be arrays or tensors on the CPU.
+Import this only to draw: matplotlib takes a second. Weights may be an array or a tensor on the CPU.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -149,17 +149,10 @@ def maps_figure(
 def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
     """Maps (L, H, T, T) as bare pixels, uint8 (height, width, 3), layers down and heads across.
 
-    The colours are those of `maps_figure`. Without text this takes a hundredth of the time.
+    The colours are those of `maps_figure`, each weight is a square, and there are about PIXELS on the longer side.
+    Without text this takes a hundredth of the time.
     """
-    return score_pixels(np.sqrt(_mosaic(weights)))
-
-
-def score_pixels(scores: ArrayLike) -> np.ndarray:
-    """Values (height, width) in [0, 1], such as a score of every head (L, H), as uint8 (height', width', 3).
-
-    NaN is grey, and each value a square, about PIXELS in all on the longer side.
-    """
-    values = np.asarray(scores, dtype=np.float32)
+    values = np.sqrt(_mosaic(weights))
     pixels = _colour_map()(values, bytes=True)[..., :3]
     zoom = max(1, PIXELS // max(values.shape))
     return pixels.repeat(zoom, axis=0).repeat(zoom, axis=1)

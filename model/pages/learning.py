@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from model.mistakes import listed
-from model.pages.blocks import evenly
 
 Rows = Sequence[Mapping[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
 Points = list[tuple[float, float]]  # (step, value)
@@ -49,6 +50,12 @@ def learning(rows: Rows, samples: Sequence[dict], config_text: str, config: Mapp
         "samples": evenly(samples, MAX_SAMPLES),
         "config": config_text,
     }
+
+
+def evenly(items: Sequence, count: int) -> list:
+    """At most `count` of the items, evenly spaced, including the first and the last."""
+    places = np.linspace(0, len(items) - 1, min(count, len(items)))
+    return [items[place] for place in places.round().astype(int)]
 
 
 def story(rows: Rows, config: Mapping) -> str:

@@ -2,26 +2,46 @@
 
 It tells how the run learned, shows the recorded maps at each step, and holds the weights of a few steps, with which the
 browser runs the model on what a person types. While a run goes on it is written again and again, without weights.
+
+The page holds the lower triangles of the maps, one byte 255 sqrt(p) a weight, which is within 0.004 of a weight from 0
+to 1; of others the page says that it shows them as 0 or 1 (see `Checks`). Weights above the diagonal are left out: a
+causal model has none, and of another the page says that it looks into the future. Each step has a block for the maps of
+each text, one for what was predicted and why (see `Reading.figures`), and one for what each head does.
+
+Shapes: L layers, H heads, T tokens.
 """
 
+import base64
+import gzip
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from torch import Tensor
 
 from model.inspection.experiments import Effect, try_all
 from model.inspection.heads import SCORES, threshold
 from model.inspection.maps import Checks
 from model.inspection.parts import ERRORS
-from model.inspection.recording import Recording, take_snapshot
+from model.inspection.recording import Recording, Snapshot, take_snapshot
 from model.mistakes import Mistake
 from model.pages import template
-from model.pages.blocks import compressed, evenly, pack_steps
 from model.pages.describe import describe_heads, first_formed, opening_view
+from model.pages.learning import evenly
 from model.pages.weights import Models, Packed, pack
 
 MAX_MAP_BYTES = 25_000_000  # of the recorded maps and what was measured beside them
+MAX_STEPS = 100  # whose maps the page shows: more than one looks at, and each takes time to pack
 MAX_CURVE_POINTS = 300
+
+Blocks = dict[int, list[str]]  # by step the elements of its maps, and of what they tell
+
+# Of the steps in the last page of a recording, as long as that lives: of a run that goes on, a page packs only what is
+# new. It takes as many bytes as that page.
+_packed_steps: WeakKeyDictionary[Snapshot, list[str]] = WeakKeyDictionary()
 
 
 def run_page(
@@ -72,12 +92,11 @@ def run_page(
     if recording and recording.mapped:
         blocks, left_out = pack_steps(recording, MAX_MAP_BYTES, held)
         data["run"] = _about(recording, blocks, held)
-        packed: list[str] = []  # before the weights, so that a page that is cut there still shows the maps
-        for step, texts in blocks.items():
+        maps: list[str] = []  # before the weights, so that a page that is cut there still shows them
+        for step, of_step in blocks.items():
             described = describe_heads(recording.at(step), effects if [step] == held[-1:] else ())
-            names = [f"block-{kind}-{step}" for kind in (*recording.probes, "details", "descriptions")]
-            packed += map(template.json_element, names, [*texts, compressed(described)])
-        elements = packed + elements
+            maps += [*of_step, _block(f"descriptions-{step}", template.to_json(described).encode())]
+        elements = maps + elements
         notes += [*left_out, *recording.problems.values()]
     return template.fill(data | {"notes": notes}, elements)
 
@@ -115,6 +134,63 @@ def _packed(
         except Mistake as mistake:
             reason = str(mistake)
     return None, [f"One cannot type to this model here: {reason}."]
+
+
+def pack_steps(
+    recording: Recording,
+    room: int,
+    wanted: Collection[int] = (),
+) -> tuple[Blocks, list[str]]:
+    """The steps that `room` bytes hold, and a note if steps were left out.
+
+    They are left out evenly, but never the first, the last, or those that are `wanted`.
+
+    Raises a `Mistake` if even these do not fit.
+    """
+    steps = recording.mapped
+    asked = [step for step in steps if step in wanted]
+    count = MAX_STEPS
+    while True:
+        kept = {*evenly(steps, count), *asked}
+        blocks = {step: _step_blocks(recording, step) for step in sorted(kept)}
+        size = sum(len(block) for of_step in blocks.values() for block in of_step)
+        if size <= room:
+            break
+        count = count * room // size
+        if count < 2:
+            length = max(probe.length for probe in recording.probes.values())
+            raise Mistake(f"maps of {length} tokens do not fit into a page: take a shorter text, or a .csv")
+    for snapshot in recording.snapshots:
+        if snapshot.step not in blocks:
+            _packed_steps.pop(snapshot, None)
+    left_out = len(kept) < len(steps)
+    return blocks, [f"To stay small, this page shows {len(kept)} of {len(steps)} recorded steps."] if left_out else []
+
+
+def _step_blocks(recording: Recording, step: int) -> list[str]:
+    """The maps of each text at a step, and what was predicted and why."""
+    snapshot = recording.at(step)
+    if snapshot not in _packed_steps:
+        readings = recording.readings(step)
+        told = template.to_json({kind: reading.figures for kind, reading in readings.items()})
+        _packed_steps[snapshot] = [
+            *(_block(f"{kind}-{step}", _triangles(reading.maps)) for kind, reading in readings.items()),
+            _block(f"details-{step}", told.encode()),
+        ]
+    return _packed_steps[snapshot]
+
+
+def _triangles(maps: Tensor) -> bytes:
+    rows, columns = np.tril_indices(maps.shape[-1])
+    weights = maps.numpy()[:, :, rows, columns]
+    values = 255 * np.sqrt(np.nan_to_num(weights).clip(0, 1))
+    return np.rint(values).astype(np.uint8).tobytes()
+
+
+def _block(name: str, content: bytes) -> str:
+    # Without a time stamp, so that the same snapshots make the same page.
+    packed = gzip.compress(content, 6, mtime=0)
+    return template.text_element(f"block-{name}", base64.b64encode(packed).decode())
 
 
 def _about(

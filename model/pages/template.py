@@ -70,11 +70,18 @@ def fill(data: Mapping[str, Any], elements: Iterable[str]) -> str:
     )
 
 
+def to_json(value: object) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
 def json_element(name: str, value: object) -> str:
-    """`value` as JSON in an element that the browser does not parse, even if it holds megabytes."""
-    # Without any "<", no text can end the element or open a comment.
-    content = json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return f'<script type="application/json" id="{name}">{content}</script>'
+    """`value` as JSON, in which without any "<" no text can end the element or open a comment."""
+    return text_element(name, to_json(value).replace("<", "\\u003c"))
+
+
+def text_element(name: str, text: str) -> str:
+    """An element that the browser does not parse, even if it holds megabytes."""
+    return f'<script type="text/plain" id="{name}">{text}</script>'
 
 
 @cache
@@ -100,7 +107,8 @@ def _program(entry: str) -> str:
             workers += WORKER.findall(source)
     urls |= {name: _with_imports(name) for name in workers}
     import_map = json.dumps({"imports": urls})
-    return f'<script type="importmap">{import_map}</script>\n<script type="module">import "{entry}";</script>'
+    start = f'<script type="module" blocking="render">import "{entry}";</script>'
+    return f'<script type="importmap">{import_map}</script>\n{start}'
 
 
 @cache

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.gpt import GPT, NGRAM_FACTORS
-from model.inspection.parts import blocks_of, part_means, run, undisturbed
+from model.inspection.parts import blocks_of, part_means, parts_of, run, undisturbed
 from model.inspection.texts import Texts
 from model.mistakes import Mistake
 from model.pages import template
@@ -55,7 +55,7 @@ class Packed:
 
     def elements(self) -> list[str]:
         """The HTML elements "manifest" and "weights-0", "weights-1", ..."""
-        texts = (f'<script type="text/plain" id="weights-{i}">{text}</script>' for i, text in enumerate(self.blocks))
+        texts = [template.text_element(f"weights-{i}", text) for i, text in enumerate(self.blocks)]
         return [template.json_element("manifest", self.manifest), *texts]
 
 
@@ -75,9 +75,10 @@ def pack(
         windows: texts over which parts are averaged; the probe if None.
 
     Returns:
-        The blocks, the models, and a manifest of: config; tokenizer; steps; kind, of the matrices; bytes, of a block;
-        tensors and means, lists of {name, shape, kind, start}; reference, one of these; and parity, with the probe, the
-        positions that the reference has logits of, and for each snapshot the bits a token that rounding costs.
+        The blocks, the models, and a manifest of: config; tokenizer; parameters, of each part; steps; kind, of the
+        matrices; bytes, of a block; tensors and means, lists of {name, shape, kind, start}; reference, one of these;
+        and parity, with the probe, the positions that the reference has logits of, and for each snapshot the bits a
+        token that rounding costs.
 
     Raises a Mistake if the snapshots are of different configs or have diverged, if the model's attention is not the
     standard one, which the page computes, or the smallest kind takes more than MAX_BYTES.
@@ -115,6 +116,7 @@ def pack(
     manifest = {
         "config": asdict(config) | {"ngram_factors": NGRAM_FACTORS, "document_start": document_start},
         "tokenizer": stored_tokenizer | {"tokens": base64.b64encode(stored_tokenizer["tokens"]).decode()},
+        "parameters": _parameters(exact),
         "steps": [step for step, _ in snapshots],
         "kind": kind,
         "bytes": len(content),
@@ -124,6 +126,19 @@ def pack(
         "parity": {"probe": probe.tokens[0].tolist(), "positions": positions, "bits": bits},
     }
     return Packed(manifest, blocks, models)
+
+
+def _parameters(gpt: GPT) -> dict[str, int]:
+    """How many numbers each part was trained to have; a head has its share of the attention."""
+    counts = {}
+    for name, part in parts_of(gpt).items():
+        module = part.module
+        heads = 1
+        if name.startswith("head "):
+            module = gpt.get_submodule(f"blocks.{part.layer}.attention")
+            heads = gpt.config.num_heads
+        counts[name] = sum(weight.numel() for weight in module.parameters()) // heads
+    return counts
 
 
 def _append(

@@ -44,7 +44,6 @@ function endChanges() {
 }
 
 const toggleCompare = () => change({ other: state.other === null ? 0 : null });
-
 const goBySteps = (by) => change({ at: clamp(state.at + by, LAST) });
 const goByHeads = (by) => change({ head: clamp(state.head + by, thumbs.length - 1), part: null });
 

@@ -1,6 +1,6 @@
 // Finds and makes elements. Text from outside is only ever set as text, never parsed as markup.
 
-import { codePoint, cut, decimal, HIDDEN } from "browser/words.js";
+import { codePoint, cut, HIDDEN } from "browser/words.js";
 
 export const $ = (id) => document.getElementById(id);
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -46,15 +46,6 @@ export function track(shares, tick) {
 export function tableHead(titles) {
   const cells = titles.map((title) => element("th", { scope: "col" }, title));
   return element("thead", {}, element("tr", {}, ...cells));
-}
-
-// A change and what it leads to, such as "rises by 2.76" in bold and " to 4.67". Two numbers and not three, because
-// rounded ones need not add up.
-export function changeTo(before, after) {
-  const size = decimal(Math.abs(after - before));
-  const stays = Number(size) === 0;
-  const verb = stays ? "stays" : `${after > before ? "rises" : "falls"} by ${size}`;
-  return [element("b", { textContent: verb }), ` ${stays ? "at" : "to"} ${decimal(after)}`];
 }
 
 // A text as one span a token, each with its position in data-index. Line ends stay line ends, and get a visible sign.

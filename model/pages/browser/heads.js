@@ -5,9 +5,8 @@ import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import {
-  ALL_HEADS, formation, formedBetween, HEADS, headName, headPart, LAYERS, MARKED, RUN, SCORES, state,
+  ALL_HEADS, formation, formedBetween, HEADS, headName, headPart, LAYERS, MARKED, RUN, SCORES, shortName, state,
 } from "browser/state.js";
-import { engine } from "browser/typed-text.js";
 import { decimal } from "browser/words.js";
 
 // What the help says of a word: as a tooltip where the page uses it (dfn), and of a part beside the map.
@@ -30,41 +29,27 @@ Object.assign(state, { part: null }); // that is not a head and was chosen last
 const PARTS = Object.keys(RUN.snapshots.find(({ ablation }) => ablation)?.ablation.text ?? {});
 export const buttons = new Map(ALL_HEADS.map((head) => [headPart(head), thumbs[head]]));
 
-function buttonOf(part, textContent) {
-  const button = element("button", { className: "part", textContent, ariaLabel: part, title: meaningOf(part) ?? "" });
+function buttonOf(part) {
+  const [textContent, title] = [kindOf(part), meaningOf(part) ?? ""];
+  const button = element("button", { className: "part", textContent, ariaLabel: part, title });
   button.addEventListener("click", () => change({ part }));
   buttons.set(part, button);
   return button;
 }
 
-const SHORT = { "feed-forward": "FF", "value embeddings": "VE" };
 const tables = PARTS.filter((part) => !/\d$/.test(part));
 const blocks = [...Array(LAYERS).keys()].map((layer) => {
   const heads = element("span", { className: "heads" }, ...thumbs.slice(layer * HEADS, (layer + 1) * HEADS));
-  const of = (kind) => PARTS.filter((part) => part === `${kind} ${layer}`).map((part) => buttonOf(part, SHORT[kind]));
+  const of = (kind) => PARTS.filter((part) => part === `${kind} ${layer}`).map(buttonOf);
   const name = element("span", { className: "heading" }, word("block"), ` ${layer}`);
   const parts = [...of("value embeddings"), heads, ...of("feed-forward")];
   return element("span", { className: "block" }, name, element("span", {}, ...parts));
 });
-const stack = element("span", { className: "tables" }, ...tables.map((part) => buttonOf(part, part)));
 const arrow = (name, end) => element("span", {}, word(name), end);
+const stack = element("span", { className: "tables" }, ...tables.map(buttonOf));
 $("grid").append(arrow("token", "s →"), stack, arrow("stream", " →"), ...blocks, "→ next token");
 $("grid").style.setProperty("--blocks", LAYERS);
 $("grid").style.setProperty("--columns", HEADS <= 4 ? HEADS : Math.ceil(Math.sqrt(HEADS)));
-
-// How many numbers a part was trained to have, where the page holds the model: of a head its share of the attention.
-export function parametersOf(part) {
-  if (!engine) return null;
-  const [, layer] = part.match(/ (\d+)/) ?? [];
-  const count = (start) => engine.tensors.filter(({ name }) => name.startsWith(start))
-    .reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b), 0);
-  const names = {
-    "token embedding": "token_embedding", positions: "position_embedding", "n-gram tables": "ngram_embedding",
-    "value embeddings": `value_embeddings.${layer}.`, "feed-forward": `blocks.${layer}.feed_forward.`,
-  };
-  if (kindOf(part) in names) return count(names[kindOf(part)]);
-  return Math.round(count(`blocks.${layer}.attention.`) / HEADS);
-}
 
 addView(function drawHeads() {
   const [side] = shown.sides;
@@ -82,7 +67,7 @@ addView(function drawHeads() {
     canvas.getContext("2d").putImageData(image, 0, 0);
     bar.style.width = `${100 * scores[head]}%`;
     const formed = MARKED.filter((one) => formation(one, head) <= side.snapshot.step);
-    marks.replaceChildren(...told[head].map(markOf));
+    marks.replaceChildren(shortName(head), ...told[head].map(markOf));
     const since = formed.map((one) => `${SCORES[one].label} formed ${formedBetween(formation(one, head))}`);
     button.ariaLabel = [headName(head), `${label} ${decimal(scores[head])}`, ...since].join(", ");
   }

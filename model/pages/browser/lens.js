@@ -5,7 +5,7 @@ import { createCells, element } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
 import { decimal, percent, quote, visible } from "browser/words.js";
 
-export function lensCell({ lens, tokens, sublayers, labels }, row, token) {
+function lensCell({ lens, tokens, sublayers, labels }, row, token) {
   const [probability, divergence] = [lens.probability[row][token], lens.divergence[row][token]];
   const text = tokens[lens.token[row][token]] ?? null;
   const next = labels[token + 1];

@@ -9,15 +9,13 @@ const LABEL_PITCH = 10; // pixels from one label to the next, below which they w
 const FONT = [8, 11]; // pixels, of labels that are close together and of the others
 export const PAD = 6; // above a map, where the first label is taller than its row
 
-// ---- weights: lower triangles of 255 sqrt(p), one head after another
-
+// Weights are lower triangles of 255 sqrt(p), one head after another.
 export const ofHead = (weights, head, length) =>
   weights.subarray(head * triangle(length), (head + 1) * triangle(length));
 export const byteAt = (map, query, key) => (key > query ? 0 : map[triangle(query) + key]);
 export const weightAt = (map, query, key) => (byteAt(map, query, key) / 255) ** 2;
 
-// ---- colours, as numbers for the Uint32Array of an ImageData
-
+// Colours, as numbers for the Uint32Array of an ImageData.
 function ramp(stops, count) {
   const channels = stops.map((stop) => [1, 3, 5].map((i) => parseInt(stop.slice(i, i + 2), 16)));
   return Uint32Array.from({ length: count }, (_, i) => {
@@ -44,8 +42,6 @@ export function isDark(colour) {
   const [r, g, b] = channelsOf(colour).map((one) => (one / 255) ** 2.2);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b < 0.18;
 }
-
-// ---- one map: token axes and squares
 
 export function fitCanvas(canvas, width, height) {
   const [wide, high] = [Math.round(width * devicePixelRatio), Math.round(height * devicePixelRatio)];

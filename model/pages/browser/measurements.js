@@ -1,13 +1,12 @@
 // The views of what a snapshot measured beside its maps: surprise, lens and attribution. Their modules know nothing of
 // the page; this one gives them what is shown.
 
-import { badge, nextInWords, partsOf, sum } from "browser/attribution.js";
 import { $, element } from "browser/elements.js";
 import { buttons, word } from "browser/heads.js";
 import { createLens } from "browser/lens.js";
+import { badge, expectation, measuredOf, nextInWords, partsOf, sum } from "browser/measured.js";
 import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
 import { partName } from "browser/scores.js";
-import { expectation, measuredOf } from "browser/surprise.js";
 import { quote, signed } from "browser/words.js";
 
 function drawSurprise() {

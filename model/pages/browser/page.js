@@ -32,8 +32,6 @@ const BROWSERS = $("browsers").textContent; // that can show this page
 const tell = (...sentences) => $("notes").replaceChildren(
   ...[...data.notes, ...sentences].filter(Boolean).map((textContent) => element("p", { textContent })));
 
-// ---- whether the maps can be trusted: badges in the header
-
 const BADGES = [
   ["fidelity", "faithful", "maps verified", "maps are not what the model computes"],
   ["causality", "causal", "cannot see the future", "the future leaks"],
@@ -69,8 +67,6 @@ async function drawParity() {
   const stored = `weights are stored as ${engine.kind} to be small, which costs ${decimal(bits, 4)} bits a token`;
   showBadge("parity", good, words, `${figures}; ${stored}`);
 }
-
-// ---- the model, if the page holds it
 
 // What the file holds of it: { manifest, texts: the weights of each snapshot in base64 }; null if it is cut.
 function model() {

@@ -66,6 +66,8 @@ async function fillMatrix() {
   table.style.setProperty("--columns", both.length);
   $("patch-all").textContent = "cancel";
   $("patch-note").textContent = "The page can be used meanwhile; a change of a text stops this.";
+  drawMatrix();
+  $("patch").scrollIntoView({ block: "nearest" });
   const onValue = (row) => {
     mine.rows.push(row);
     drawMatrix();

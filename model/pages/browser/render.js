@@ -7,10 +7,9 @@ import { readRecorded } from "browser/recorded.js";
 import {
   addOption, data, holdsWeights, keepView, mapped, nearest, restore, save, state, textNumber, TEXTS,
 } from "browser/state.js";
-import { measuredOf } from "browser/surprise.js";
+import { measuredOf } from "browser/measured.js";
 import { engine, readTyped } from "browser/typed-text.js";
 
-// Starts the page.
 export function start() {
   restore();
   addEventListener("hashchange", () => (restore(), render()));

@@ -3,7 +3,7 @@
 // mean, with its standard error over the windows; measured at the steps whose weights were kept.
 
 import { $, button, element, tableHead, track } from "browser/elements.js";
-import { buttons, markOf, meaningOf, parametersOf } from "browser/heads.js";
+import { buttons, markOf, meaningOf } from "browser/heads.js";
 import { addView, change, shown, stepButton } from "browser/render.js";
 import { data, formation, formedBetween, headName, headNumber, headPart, mapped, RUN, SCORES } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
@@ -50,7 +50,7 @@ function tellPart(part) {
   const measured = shown.snapshot.ablation ?? RUN.snapshots.findLast(({ ablation }) => ablation)?.ablation;
   const losses = Object.entries(KINDS).filter(([kind]) => measured?.[kind][part])
     .map(([kind, where]) => `${where} ${inWords(measured[kind][part])}`);
-  const size = parametersOf(part);
+  const size = engine?.parameters[part];
   $("part").className = headNumber(part.replace("head ", "")) === undefined ? "first" : "note";
   $("part").replaceChildren(element("b", {}, part), [
     `: ${meaningOf(part) ?? ""}`,
@@ -82,7 +82,7 @@ addView(function drawTable() {
   const row = (part) => element("tr", {},
     element("th", { scope: "row" }, partName(part)),
     ...Object.keys(KINDS).map((kind) => cell(ablation[kind][part])),
-    ...(engine ? [element("td", {}, parametersOf(part).toLocaleString("en"))] : []));
+    ...(engine ? [element("td", {}, engine.parameters[part].toLocaleString("en"))] : []));
   const head = tableHead(["without", ...Object.values(KINDS), ...(engine ? ["parameters"] : [])]);
   $("ablations").replaceChildren(head, element("tbody", {}, ...ranked.map(row)));
 });

@@ -85,8 +85,13 @@ export const holdAddress = (hold) => (isHeld = hold);
 export function save(how = "replaceState") {
   if (!mapped.length || isHeld) return;
   const written = fields.map(({ name, write }) => [name, write()]).filter(([, value]) => value !== null);
+  keepInHistory(null, `#${new URLSearchParams(written)}`, how);
+}
+
+// What the page has in `history.state` when it is loaded again.
+export function keepInHistory(found, address = "", how = "replaceState") {
   try {
-    history[how](null, "", `#${new URLSearchParams(written)}`);
+    history[how](found && { ...history.state, ...found }, "", address);
   } catch {
     // A frame without an address of its own cannot keep the state there.
   }

@@ -1,13 +1,13 @@
 // Parts of the model that a person switches off on its picture, and what the model is then worse at.
 
 import { keys } from "browser/controls.js";
-import { $, changeTo, element } from "browser/elements.js";
+import { $, element } from "browser/elements.js";
 import { buttons } from "browser/heads.js";
 import { addChoices, addView, change, shown } from "browser/render.js";
 import { addField, headPart, state } from "browser/state.js";
-import { lossOf } from "browser/surprise.js";
+import { lossOf } from "browser/measured.js";
 import { engine } from "browser/typed-text.js";
-import { decimal, largestFirst, listed, quote } from "browser/words.js";
+import { decimal, largestFirst, listed, quote, signed } from "browser/words.js";
 
 const WORST = 5; // tokens that are listed
 
@@ -37,8 +37,9 @@ addView(function drawDamage() {
   const rises = after.map((bits, place) => bits - before[place]);
   const worse = largestFirst(rises).filter((place) => place + 1 < labels.length && rises[place] > 0.05);
   const then = worse.length ? "These tokens surprise it more:" : "";
-  const effect = [...changeTo(lossOf(whole), lossOf(measured)), " nats per token. ", then];
-  $("loss-now").replaceChildren(`Without ${listed(off)}: the loss of this text `, ...effect);
+  const [lossBefore, loss] = [lossOf(whole), lossOf(measured)];
+  $("loss-now").replaceChildren(`Without ${listed(off)} the loss of this text changes by `,
+    element("b", {}, signed(loss - lossBefore)), ` to ${decimal(loss)} nats per token. ${then}`);
   $("worse").replaceChildren(...worse.slice(0, WORST).map((place) => {
     const token = place + 1;
     const button = element("button", { textContent: quote(labels[token]), onclick: () => change({ token }) });

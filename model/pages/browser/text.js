@@ -8,7 +8,7 @@ import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown, stepButton,
 } from "browser/render.js";
 import { addField, holdsWeights, keepView, mapped, save, state, stepOf, TEXTS } from "browser/state.js";
-import { depth, lossOf } from "browser/surprise.js";
+import { depth, lossOf } from "browser/measured.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { decimal, isOdd, visible } from "browser/words.js";
 
@@ -154,8 +154,6 @@ function aboutTyped(typed) {
   ];
 }
 
-// ---- what a person types
-
 function showEnd() {
   $("editor").scrollTop = $("editor").scrollHeight;
   showsEnd = true;
@@ -217,8 +215,6 @@ addField("typed", () => (engine ? state.typed : null), (text) => {
   box.value = text;
   state.typed = box.value; // where all line breaks are alike
 });
-
-// ---- which token is chosen or pointed at
 
 // Scrolls the text, and never the page, to a token if there is one.
 function reveal(span) {

@@ -33,9 +33,6 @@ let isShown = false; // whether the stop is
 const since = (head) => formation("previous_token", head);
 const previousTokenHeads = (at) => ALL_HEADS.filter((head) => since(head) <= stepOf(at));
 
-// A head's number explained, where it is used first.
-const named = (head) => `${headPart(head)} (${headName(head)}, both counted from 0)`;
-
 const tokenStop = (calm) => ({
   thing: "editor",
   patch: calm,
@@ -53,8 +50,9 @@ function previousStop(calm) {
   const clear = [...labels.keys()].filter((query) => query && given(query) > 0.5);
   if (!clear.length) return [];
   const token = clear[clear.length >> 1]; // one in the middle
-  const tell = `This is ${named(head)}, which reads the token before: in the framed row ${quote(labels[token])} ` +
-    `gives ${percent(given(token))} of its attention to ${quote(labels[token - 1])}.`;
+  const gives = `gives ${percent(given(token))} of its attention to ${quote(labels[token - 1])}`;
+  const tell = `This is ${headPart(head)} (${headName(head)}, both counted from 0), which reads the token before: in ` +
+    `the framed row ${quote(labels[token])} ${gives}.`;
   return [{ thing: "stage", patch: { ...calm, head, token }, tell }];
 }
 
@@ -182,9 +180,9 @@ async function visit(next) {
   while (mine === turn && !isDrawn()) await new Promise(requestAnimationFrame);
   if (mine !== turn) return;
   isShown = true;
-  highlight(thing);
-  $("tour-says").textContent = tell;
+  $("tour-says").textContent = tell; // which gives the card its height
   $("tour-place").textContent = `${number + 1} of ${stops.length}`;
+  highlight(thing);
   back.disabled = number === 0;
   forward.textContent = number === stops.length - 1 ? "done" : "next";
   forward.focus({ preventScroll: true });

@@ -11,8 +11,6 @@ export const useEngine = (started) => (engine = started);
 
 Object.assign(state, { typed: "", off: [], otherText: "" });
 
-// ---- text -> tokens
-
 const encoded = recent(KEPT); // by text
 
 // The tokens that the model reads: the last that its context holds; for an empty text the one that begins a document.
@@ -23,9 +21,8 @@ export const tokensOf = (text) => encoded(text, () => {
   return { text, tokens, labels: tokens.map(label), all: all.length, window };
 });
 
-// ---- tokens -> what the model makes of them
-
 const known = recent(KEPT); // { answer } by question
+const kept = (...question) => known(JSON.stringify(question), () => ({ answer: null }));
 let current = null; // the frame
 let leaving = null; // the AbortController of what was asked for it
 
@@ -34,20 +31,20 @@ export const ask = (name, request) => engine.ask(name, request, { signal: leavin
 
 // `at`: a step that has weights, by its place on the slider. Answers are kept, so that going back costs nothing.
 async function reading(at, { tokens }, { off = [], text = "A", details = false } = {}) {
-  const kept = known(JSON.stringify([at, tokens, off]), () => ({ answer: null }));
-  if (kept.answer && (kept.answer.deep || !details)) return kept.answer;
+  const found = kept(at, tokens, off);
+  if (found.answer && (found.answer.deep || !details)) return found.answer;
   const answer = await ask("read", { snapshot: mapped[at].weights, tokens, off, text, details });
   if (!answer) return undefined;
   const { top, lens } = answer.details.probes.text;
   const named = new Set([...top, ...(lens?.token ?? [])].flat());
   answer.details.tokens = Object.fromEntries([...named].map((id) => [id, engine.tokenizer.label(id)]));
-  return (kept.answer = { ...answer, deep: details });
+  return (found.answer = { ...answer, deep: details });
 }
 
 // What comes after a token, of all tokens in the vocabulary.
 async function logitsAfter(at, { tokens }, off, token) {
-  const kept = known(JSON.stringify([at, tokens, off, token]), () => ({ answer: null }));
-  return (kept.answer ??= await ask("logits", { snapshot: mapped[at].weights, tokens, off, token }));
+  return (kept(at, tokens, off, token).answer ??=
+    await ask("logits", { snapshot: mapped[at].weights, tokens, off, token }));
 }
 
 // What `render` shows of a frame's text, as readRecorded, and what the views of it need: the reading of the model as it
@@ -62,7 +59,7 @@ export async function readTyped(frame, at) {
   const { off } = frame;
   const intact = await reading(at, typed);
   const now = await reading(at, typed, { off });
-  const b = frame.otherText && tokensOf(frame.otherText);
+  const b = frame.otherText ? tokensOf(frame.otherText) : null;
   const other = b && { typed: b, next: (await reading(at, b, { text: "B" })).next };
   const token = Math.min(frame.token ?? Infinity, typed.tokens.length - 1);
   const logits = await logitsAfter(at, typed, off, token);

@@ -4,8 +4,8 @@
 // when it was written (see page.html) before it does anything else.
 
 import { $, element } from "browser/elements.js";
-import { rendered } from "browser/render.js";
-import { data, LAST, save, state } from "browser/state.js";
+import { change, rendered } from "browser/render.js";
+import { data, keepInHistory, LAST, save, state } from "browser/state.js";
 
 const EVERY = 4000; // milliseconds
 const PATIENCE = [120, 4]; // seconds, and times longer than the page before: then the run may have died
@@ -26,14 +26,12 @@ function tell() {
     : `Training: this page is ${inWords(age)} old, and follows by itself.`;
 }
 
-// Shows the newer page. Who was at the last step will be at the newer one's; who reads the help or the configuration
-// is not interrupted.
+// Shows the newer page. It begins as this one is; who was at the last step then goes to the newer one's. Who reads the
+// help or the configuration is not interrupted.
 function renew() {
   if ($("manual").open || $("config").checkVisibility()) return;
   save();
-  const fields = new URLSearchParams(location.hash.slice(1));
-  if (state.at === LAST) fields.delete("step");
-  history.replaceState({ scroll: scrollY }, "", `#${fields}`);
+  keepInHistory({ scroll: scrollY, follows: state.at === LAST });
   location.reload();
 }
 
@@ -47,8 +45,9 @@ export function watch() {
   if (!going) return;
   const draw = () => ($("status").textContent = tell());
   draw();
-  const { scroll } = history.state ?? {};
+  const { scroll, follows } = history.state ?? {};
   if (scroll) rendered.then(() => scrollTo(0, scroll));
+  if (follows) rendered.then(() => change({ at: LAST }));
   if (going !== "running") return;
   addEventListener("message", ({ data: found, source }) => {
     if (source === frame?.contentWindow && Number(found?.written) > written) renew();

@@ -31,9 +31,9 @@ def settle(page) -> None:
     page.evaluate(SETTLED)
 
 
-def click(target) -> None:
-    target.click()
-    settle(target.page)
+def click(page, selector: str) -> None:
+    page.click(selector)
+    settle(page)
 
 
 def press(target, *keys: str) -> None:
@@ -44,14 +44,15 @@ def press(target, *keys: str) -> None:
     settle(page)
 
 
-def put(target, value) -> None:
+def put(page, selector: str, value) -> None:
     """Into an input, all at once and even if it is no text."""
-    target.evaluate("(input, value) => { input.value = value; input.dispatchEvent(new Event('input')) }", value)
-    settle(target.page)
+    set_value = "(input, value) => { input.value = value; input.dispatchEvent(new Event('input')) }"
+    page.eval_on_selector(selector, set_value, value)
+    settle(page)
 
 
 def slide(page, at: int, which="#slide-a") -> None:
-    put(page.locator(f"{which} input").first, at)
+    put(page, f"{which} input", at)
 
 
 def colours(elements) -> list[list[float]]:

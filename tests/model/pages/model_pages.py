@@ -40,9 +40,14 @@ def windows(*texts: str) -> dict[str, Texts]:
     }
 
 
+def recording_of(*texts: str) -> Recording:
+    """Of no step yet. It reads the first of these texts and is measured on all."""
+    probes = {kind: of.pieces(1)[0] for kind, of in windows(*texts).items()}
+    return Recording(probes, windows(*texts), name="tiny")
+
+
 @functools.cache
 def page_of(*gpts: GPT, texts: tuple[str, ...] = (OPENING,)) -> str:
-    """The page of GPTs at steps 0, 8 and so on, which reads the first of these texts and is measured on all."""
-    probes = {kind: of.pieces(1)[0] for kind, of in windows(*texts).items()}
+    """The page of GPTs at steps 0, 8 and so on."""
     models = [(8 * i, gpt) for i, gpt in enumerate(gpts)]
-    return run_page("tiny", Recording(probes, windows(*texts), name="tiny"), models=models, tokenizer=TOKENIZER)
+    return run_page("tiny", recording_of(*texts), models=models, tokenizer=TOKENIZER)

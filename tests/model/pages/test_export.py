@@ -88,8 +88,3 @@ def test_the_same_snapshots_make_the_same_file(suffix, run, tmp_path):
     for name in ("one", "two"):
         images.draw_maps(run, tmp_path / f"{name}{suffix}", None, [(0, 0)])
     assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"two{suffix}").read_bytes()
-
-
-def test_a_probe_of_one_token_is_one_square():
-    [image] = images.maps_figure(np.ones((1, 1, 1, 1)), [[(0, 0)]], ["a"], "").axes[0].images
-    assert image.get_array().shape == (1, 1)

@@ -8,14 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
-from model.pages.blocks import MAX_STEPS, evenly, pack_steps
 from model.pages.describe import describe_heads, opening_view
-from model.pages.page import run_page
+from model.pages.page import pack_steps, run_page
 from tests.html_pages import HOSTILE, Page
 from tests.measurements import learned_recording, write_recording
 
@@ -105,40 +102,15 @@ def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports(
     assert imported | {"browser/page.js"} == set(sources)
 
 
-def test_both_colour_maps_change_lightness_steadily():
-    colours = read(HISTORY).data["colours"]
-    for theme, direction in (("light", -1), ("dark", 1)):
-        rgb = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in colours[theme]["weights"]])
-        assert (direction * np.diff(rgb @ [0.2126, 0.7152, 0.0722]) > 0).all()
-
-
-def test_of_a_page_that_would_be_too_large_steps_are_left_out_and_it_says_so(monkeypatch):
+def test_of_a_page_that_would_be_too_large_steps_are_left_out_evenly_and_it_says_so():
     history = learned_recording(2, 3, 40, steps=range(0, 1000, 50))
-    blocks, _ = pack_steps(history, 10**9)
-    room = int(0.6 * sum(len(text) for texts in blocks.values() for text in texts))
-    monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", room)
-    page = read(history)
-    run, (said,) = page.data["run"], page.data["notes"]
-    assert sum(len(text) for name, text in page.scripts.items() if name.startswith("block-")) <= 1.1 * room
-    shown = [shown["step"] for shown in run["snapshots"] if shown["mapped"]]
-    assert len(run["snapshots"]) == 20 and 8 <= len(shown) < 13 and (shown[0], shown[-1]) == (0, 950)
-    assert re.search(rf"shows {len(shown)} of 20 recorded steps\.$", said)
-    check_maps(page, history)
-
-
-@given(st.integers(1, 2000), st.integers(2, 60))
-def test_what_is_thinned_is_spaced_evenly_and_keeps_both_ends(length, count):
-    chosen = evenly(range(length), count)
-    assert len(chosen) == min(count, length) and (chosen[0], chosen[-1]) == (0, length - 1)
-    gaps = np.diff(chosen)
-    assert (gaps > 0).all() and np.ptp(gaps[:1].tolist() + gaps.tolist() or [0]) <= 1
-
-
-def test_a_page_has_a_bounded_number_of_steps_and_always_those_that_are_wanted():
-    history = learned_recording(1, 1, 4, steps=range(250), induction=False)
-    blocks, (note,) = pack_steps(history, 10**9, wanted=[3, 201])
-    assert MAX_STEPS <= len(blocks) <= MAX_STEPS + 2 and {0, 3, 201, 249} <= blocks.keys()
-    assert f"shows {len(blocks)} of 250 recorded steps" in note
+    of_all, notes = pack_steps(history, 10**9)
+    assert len(of_all) == 20 and not notes
+    room = int(0.6 * sum(len(text) for texts in of_all.values() for text in texts))
+    blocks, (said,) = pack_steps(history, room, wanted=[150])
+    assert sum(len(text) for texts in blocks.values() for text in texts) <= room
+    assert 8 <= len(blocks) <= 12 and {0, 150, 950} <= blocks.keys() and max(np.diff([*blocks])) <= 150
+    assert f"shows {len(blocks)} of 20 recorded steps" in said
 
 
 def test_a_size_into_which_nothing_fits_is_refused(monkeypatch):

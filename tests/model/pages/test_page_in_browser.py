@@ -61,9 +61,9 @@ def test_the_badges_are_green_or_red_and_the_manual_has_the_figures(open_page):
     page = open_page(snapshot_steps(causality=0.25, fidelity=0.5))
     assert page.locator("#fidelity.bad, #causality.bad").count() == 2
     page.keyboard.press("?")
-    assert all(told in page.locator("#manual").inner_text() for told in ("2.5e−1 in float32", "5.0e−1 in float32"))
+    assert all(told in page.inner_text("#manual") for told in ("2.5e−1 in float32", "5.0e−1 in float32"))
     diverged = open_page(snapshot_steps(causality=math.nan, fidelity=math.nan))
-    assert "not a number" in diverged.locator("#fidelity.bad").get_attribute("aria-label")
+    assert "not a number" in diverged.get_attribute("#fidelity.bad", "aria-label")
 
 
 def test_a_square_has_the_colour_of_its_weight_and_tells_it_when_pointed_at(open_page):
@@ -76,7 +76,7 @@ def test_a_square_has_the_colour_of_its_weight_and_tells_it_when_pointed_at(open
     np.testing.assert_allclose(drawn, inks(np.sqrt([recorded[square] for square in squares])), atol=0.03)
     for query, key in squares:
         point_at(page, query, key)
-        shown = page.locator("#readout").inner_text()
+        shown = page.inner_text("#readout")
         if key > query:
             assert "later" in shown and not shares(shown)
             continue
@@ -99,12 +99,12 @@ def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_
     check(weights[11], 11)
     point_at(page, 13, 6)
     check(weights[13], 13)
-    assert page.locator("#tokens .pointed").get_attribute("data-index") == "6"
+    assert page.get_attribute("#tokens .pointed", "data-index") == "6"
     page.mouse.move(0, 0)
     check(weights[3], 3)
     assert address(page)["token"] == "3"
 
-    click(spans.nth(11))
+    click(page, "#tokens span >> nth=11")
     page.mouse.move(0, 0)
     press(page, "Escape")
     assert (shades(page) == 1).all()
@@ -112,11 +112,11 @@ def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_
 
 def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page):
     page = open_page(HISTORY)
-    page.locator("#curves").select_option("induction")
-    page.get_by_label("layer 1, head 1").click()
-    page.get_by_role("button", name="repeated", exact=True).click()
-    page.get_by_role("button", name="compare").click()
-    page.locator("#tokens span").nth(4).click()
+    page.select_option("#curves", "induction")
+    page.click("[aria-label^='layer 1, head 1']")
+    page.click("#probes >> text=repeated")
+    page.click("#compare")
+    page.click("#tokens span >> nth=4")
     slide(page, 3)
     slide(page, 5, "#slide-b")
     kept = address(page)
@@ -126,11 +126,11 @@ def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page
     pictures = "all => all.map((canvas) => canvas.toDataURL())"
     maps = [one.locator("#panes canvas:not(.over)").evaluate_all(pictures) for one in (page, again)]
     assert len(maps[0]) == 2 and maps[0] == maps[1] and (shades(again) == shades(page)).all()
-    assert again.locator("#reading").inner_text() == page.locator("#reading").inner_text()
+    assert again.inner_text("#reading") == page.inner_text("#reading")
     assert again.locator("#grid").inner_html() == page.locator("#grid").inner_html()
     for invalid in ("step=999999&head=9.9&token=77&probe=none&scale=x&run=5&against=3.x", "%%%", "=&=&step="):
         page = open_page(HISTORY, hash_=f"#{invalid}")
-        assert page.locator("#slide-a output").inner_text() == "step 32", invalid
+        assert page.inner_text("#slide-a output") == "step 32", invalid
 
 
 def test_two_snapshots_are_shown_side_by_side_until_all_is_as_trained(open_page):
@@ -143,12 +143,12 @@ def test_two_snapshots_are_shown_side_by_side_until_all_is_as_trained(open_page)
     for pane in range(2):
         point_at(page, 9, 8, pane)
         expected = [maps["text"][0, 0, 9, 8] for maps in (a, b)]
-        np.testing.assert_allclose(shares(page.locator("#readout").inner_text()), expected, atol=0.006)
+        np.testing.assert_allclose(shares(page.inner_text("#readout")), expected, atol=0.006)
     slide(page, 4, "#slide-b")
-    assert [page.locator(f"#slide-{side} output").inner_text() for side in "ab"] == ["step 32", "step 8"]
-    assert "step 8" in page.locator("#changed").inner_text()
-    click(page.locator("#as-trained"))
-    assert page.locator("#changed").is_hidden() and page.locator(".pane").count() == 1
+    assert [page.inner_text(f"#slide-{side} output") for side in "ab"] == ["step 32", "step 8"]
+    assert "step 8" in page.inner_text("#changed")
+    click(page, "#as-trained")
+    assert page.is_hidden("#changed") and page.locator(".pane").count() == 1
 
 
 def test_heads_are_marked_from_the_step_at_which_they_formed_and_have_a_bar_of_a_score(open_page):
@@ -157,13 +157,13 @@ def test_heads_are_marked_from_the_step_at_which_they_formed_and_have_a_bar_of_a
     assert formed in STEPS[1:-1]
     before = STEPS[STEPS.index(formed) - 1]
     told = f"previous token: head 0.0 formed between steps {before} and {formed}"
-    click(page.locator("#flags").get_by_role("button", name=told))
+    click(page, f"#flags [aria-label='{told}']")
     assert address(page)["step"] == str(formed) and address(page)["head"] == "0.0"
     for at, step in enumerate(STEPS):
         slide(page, at)
         assert ("P" in marks.inner_text()) == (step >= formed)
     for score in heads.SCORES:
-        page.locator("#curves").select_option(score)
+        page.select_option("#curves", score)
         settle(page)
         flat = HISTORY.snapshots[-1].scores[score].ravel().tolist()
         bars = page.locator(".thumb > i").evaluate_all("all => all.map((one) => parseFloat(one.style.width) / 100)")
@@ -194,14 +194,14 @@ def test_everything_can_be_done_with_the_keyboard(open_page):
     kept = address(page)
     assert (kept["head"], kept["probe"]) == ("0.1", "repeated")
     page.locator("#panes .over").press("ArrowUp")
-    assert page.locator("#readout").inner_text() == page.locator("#live").inner_text() != ""
+    assert page.inner_text("#readout") == page.inner_text("#live") != ""
     page.keyboard.press("Escape")
     press(page.locator("#tokens"), "ArrowLeft")
     assert address(page)["token"] == "18" and address(page)["step"] == "16"
     page = open_page(HISTORY, hash_="#probe=repeated&head=0.2")
     press(page, "p")
-    assert page.locator("#tokens .chosen").get_attribute("data-index") == "18"  # the last whose next one is known
-    assert page.locator("#reading").inner_text().startswith("Reading “\u2068····")  # LABELS[18]
+    assert page.get_attribute("#tokens .chosen", "data-index") == "18"  # the last whose next one is known
+    assert page.inner_text("#reading").startswith("Reading “\u2068····")  # LABELS[18]
 
 
 def test_no_meaning_is_in_a_tooltip_alone_and_the_manual_explains_every_score(open_page):
@@ -240,7 +240,7 @@ def test_what_belongs_together_is_in_view_together_and_the_layout_holds_at_every
     assert page.evaluate("scrollY") > 100
     (stage,), (kept,) = boxes(page, "#stage"), boxes(page, "#kept-in-sight")
     assert kept[1] == 0 and kept[3] <= stage[1] < 260  # the model and the map stay while the page scrolls
-    click(page.locator("#compare"))
+    click(page, "#compare")
     for width in (390, 1280, 2200):
         resize(page, width, 900)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -313,12 +313,12 @@ def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_cont
         for behind in (style("body", "backgroundColor"), style("#stage", "backgroundColor")):
             assert contrast(style(button, "borderTopColor"), behind) >= 3
     for head in range(6):
-        click(page.locator(".thumb").nth(head))
+        click(page, f".thumb >> nth={head}")
         for back, ink in page.locator("#tokens span[style*=background]").evaluate_all(
             "spans => spans.map((s) => getComputedStyle(s)).map((s) => [s.backgroundColor, s.color])"
         ):
             assert back == "rgba(0, 0, 0, 0)" or contrast(back, ink) >= 4
-    click(page.locator("#theme"))
+    click(page, "#theme")
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "dark")
 
 
@@ -332,7 +332,7 @@ def test_a_run_that_is_watched_follows_with_what_was_chosen_and_says_how_it_ende
     write(4, "running")
     page = open_file(path)
     settle(page)
-    page.get_by_label("layer 1, head 1").click()
+    page.click("[aria-label^='layer 1, head 1']")
     slide(page, 2)
     page.evaluate("scrollTo(0, 300)")
     page.evaluate("window.isOld = true")
@@ -343,23 +343,41 @@ def test_a_run_that_is_watched_follows_with_what_was_chosen_and_says_how_it_ende
     settle(page)
     kept = address(page)
     assert (kept["head"], kept["step"]) == ("1.1", "2")  # whoever looks at an earlier step stays there
-    assert page.locator("#slide-a input").get_attribute("max") == "4"
+    assert page.get_attribute("#slide-a input", "max") == "4"
     assert page.evaluate("scrollY") == pytest.approx(300, abs=30)
     slide(page, 4)
-    click(page.locator("#help"))
+    click(page, "#help")
     write(6, "ended")
     page.wait_for_timeout(5000)
-    assert page.locator("#manual").is_visible()  # whoever reads it is not interrupted
+    assert page.is_visible("#manual")  # whoever reads it is not interrupted
     page.keyboard.press("Escape")
     page.locator("#status", has_text="ended").wait_for()
     settle(page)
-    assert page.locator("#slide-a output").inner_text() == "step 16" and "head=1.1" in page.url  # the last one follows
+    assert page.inner_text("#slide-a output") == "step 16" and "head=1.1" in page.url  # the last one follows
     write(6, "interrupted")
     assert "train.py --resume" in open_file(path).locator("#status").inner_text()
     text = run_page("a run", HISTORY, state="running", gap=100)
     early = float(re.search(r'"written":([\d.]+)', text)[1]) - 500
     path.write_text(re.sub(r'"written":[\d.]+', f'"written":{early}', text))
     assert "died" in open_file(path).locator("#status").inner_text()
+
+
+DRAWN_AT = """new MutationObserver((_, observer) => {
+  if (document.documentElement.dataset.drawn === undefined) return;
+  window.drawnAt = performance.now();
+  observer.disconnect();
+}).observe(document, { subtree: true, attributes: true })"""
+
+
+def test_a_reload_paints_nothing_before_what_was_shown_is_drawn(open_page):
+    page = open_page(run_page("a run", HISTORY, state="running"), hash_="#step=4&head=1.1", script=DRAWN_AT)
+    page.reload()
+    settle(page)
+    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
+    assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime >= drawnAt")
+    assert page.inner_text("#slide-a output") == "step 4" and page.inner_text("#sentences").startswith(
+        "Layer 1, head 1"
+    )
 
 
 def test_while_a_run_goes_on_a_head_is_named_from_the_second_step_at_which_it_follows_a_pattern(open_file):
@@ -376,9 +394,9 @@ def test_a_run_that_has_just_begun_has_a_page_without_maps(open_file):
     learning = {"story": "It has just begun.", "facts": [], "charts": [curves], "samples": [], "config": ""}
     page = open_file(run_page("a run", learning=learning, state="running"))
     page.locator("#curve path").wait_for(state="attached")
-    assert page.locator("#story").inner_text() == "It has just begun." and page.locator("#main").is_hidden()
-    page.locator("#theme").click()
-    assert page.locator("html").get_attribute("data-theme") == "dark"
+    assert page.inner_text("#story") == "It has just begun." and page.is_hidden("#main")
+    page.click("#theme")
+    assert page.get_attribute("html", "data-theme") == "dark"
 
 
 def test_two_readings_in_one_notebook_do_not_disturb_each_other(run_dir, open_file):

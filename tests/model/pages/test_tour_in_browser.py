@@ -4,13 +4,11 @@ import re
 from urllib.parse import parse_qs
 
 import pytest
-import torch
 
 from model.gpt import GPT
-from model.inspection.parts import part_means, replaced
 from tests.gpts import induction_gpt, random_gpt
 from tests.model.pages.browsing import click, in_page, press, settle, unnamed
-from tests.model.pages.model_pages import LETTERS, TOKENIZER, page_of, windows
+from tests.model.pages.model_pages import LETTERS, page_of
 
 pytestmark = pytest.mark.slow
 
@@ -32,61 +30,47 @@ def told(page) -> tuple[str, str, str]:
     """Where the tour is, what it says, and what is highlighted."""
     settle(page)
     (toured,) = page.locator(".toured").evaluate_all("all => all.map(({ id }) => id)")
-    return page.locator("#tour-place").inner_text(), page.locator("#tour-says").inner_text(), toured
+    return page.inner_text("#tour-place"), page.inner_text("#tour-says"), toured
 
 
-@torch.no_grad()
 def test_the_tour_shows_six_things_of_this_model_and_leaves_the_page_as_it_was(first_visit):
-    untrained = GPT(GPT_.config).eval()
-    page = first_visit(untrained, GPT_)
+    page = first_visit(GPT(GPT_.config).eval(), GPT_)
     effects = in_page(page, "state", "data.experiments.effects")
-    trial = next(one["trial"] for one in effects if one["title"] == "A made-up word, twice")
-    answer, mean = trial["answer"], part_means(GPT_, windows(*LETTERS)["text"])["head 1.2"]
-    with replaced(GPT_, {"head 1.2": mean}):
-        without = GPT_(torch.tensor([TOKENIZER.encode(trial["text"])]))[0, -1].softmax(-1)
-    after = without[TOKENIZER.encode(answer)[0]].item()
-    left = percent(after) if after >= 0.0005 else "<0.1%"
+    answer = next(one["trial"]["answer"] for one in effects if one["title"] == "A made-up word, twice")
     expected = [
-        ("1 of 6", "editor", "64"),
-        ("2 of 6", "stage", "head 0.1 100%"),
-        ("3 of 6", "stage", f"head 1.2 “{answer}” 100%"),
-        ("4 of 6", "coming", f"head 1.2 “{answer}” 100% {left}"),
-        ("5 of 6", "square", f"head 0.1 head 1.2 “{answer}” 100%"),
-        ("6 of 6", "coming", f"step 0 “{answer}” 100% head 1.2 head 0.1 steps 0 and 8"),
+        ("editor", "64"),
+        ("stage", "head 0.1 100%"),
+        ("stage", f"head 1.2 “{answer}” 100%"),
+        ("coming", f"head 1.2 “{answer}” 100%"),
+        ("square", f"head 0.1 head 1.2 “{answer}” 100%"),
+        ("coming", f"step 0 “{answer}” 100% head 1.2 head 0.1 steps 0 and 8"),
     ]
-    for forward in (True, False):
-        for where, what, parts in expected if forward else expected[-2::-1]:
-            if (where, forward) != ("1 of 6", True):
-                page.keyboard.press("ArrowRight" if forward else "ArrowLeft")
-                page.locator("#tour-place", has_text=where).wait_for()
-            assert told(page)[::2] == (where, what)
-            sentence = re.sub("[\u2068\u2069]", "", told(page)[1])
-            assert all(part in sentence for part in parts.split()), sentence
-            assert sentence.count(". ") == 0  # it is one
-    first = told(page)
-    click(page.locator(".thumb").nth(3))  # what a person does meanwhile is shown, and the tour says so
-    assert told(page)[1] != first[1] and in_page(page, "render", "shown.head") == 3
-    for key, where in (("ArrowRight", "2 of 6"), ("ArrowLeft", "1 of 6")):
+    for number, (what, parts) in enumerate(expected, 1):
+        if number > 1:
+            page.keyboard.press("ArrowRight")
+        page.locator("#tour-place", has_text=f"{number} of 6").wait_for()
+        _, sentence, toured = told(page)
+        sentence = re.sub("[\u2068\u2069]", "", sentence)
+        assert toured == what and all(part in sentence for part in parts.split()), sentence
+        assert sentence.count(". ") == 0  # it is one
+    last = told(page)
+    click(page, ".thumb >> nth=3")  # what a person does meanwhile is shown, and the tour says so
+    assert told(page)[1] != last[1] and in_page(page, "render", "shown.head") == 3
+    for key, where in (("ArrowLeft", "5 of 6"), ("ArrowRight", "6 of 6")):
         press(page.locator("#tour button").nth(1), key)
         page.locator("#tour-place", has_text=where).wait_for()
-    assert told(page) == first
-    for _ in expected:
-        page.keyboard.press("Enter")  # on "next", which has the focus, and at last "done"
-        settle(page)
-    assert page.locator("#tour").is_hidden() and page.locator(".toured").count() == 0
+    assert told(page) == last
+    press(page, "Enter")  # on "done", which has the focus
+    assert page.is_hidden("#tour") and page.is_hidden(".toured")
     kept = parse_qs(page.url.partition("#")[2])  # what the person did, and all else as it was
     assert kept["head"] == ["0.3"] and kept["typed"] == [in_page(page, "state", "data.text")] and "off" not in kept
     page.reload()
     settle(page)
-    assert page.locator("#tour").is_hidden()
-    click(page.locator("#tour-start"))
+    assert page.is_hidden("#tour")
+    click(page, "#tour-start")
     assert told(page)[0] == "1 of 6" and not unnamed(page, "all.filter((one) => one.closest('#tour'))")
     page.keyboard.press("Escape")
-    assert page.locator("#tour").is_hidden()
-
-
-def typed_in(page) -> str:
-    return page.locator("#box").input_value()
+    assert page.is_hidden("#tour")
 
 
 def test_a_link_to_a_view_is_shown_and_kept_and_the_tour_only_offered(open_page):
@@ -94,50 +78,46 @@ def test_a_link_to_a_view_is_shown_and_kept_and_the_tour_only_offered(open_page)
     link = "#typed=abcabc&off=head+0.1&step=8"
     page = open_page(page_of(GPT(GPT_.config).eval(), GPT_, texts=LETTERS), script="", hash_=link)
     for _ in range(2):
-        assert page.locator("#tour").is_hidden() and page.locator("#tour-start").is_visible()
-        assert typed_in(page) == "abcabc" and page.url.endswith(link)
+        assert page.is_hidden("#tour") and page.is_visible("#tour-start")
+        assert page.input_value("#box") == "abcabc" and page.url.endswith(link)
         assert in_page(page, "render", "shown.off") == ["head 0.1"]
         page.reload()
         settle(page)
-    click(page.locator("#tour-start"))
-    assert told(page)[0] == "1 of 6" and typed_in(page) != "abcabc"
+    click(page, "#tour-start")
+    assert told(page)[0] == "1 of 6" and page.input_value("#box") != "abcabc"
     page.reload()  # in the middle of the tour
     settle(page)
-    assert typed_in(page) == "abcabc" and page.url.endswith(link)
+    assert page.input_value("#box") == "abcabc" and page.url.endswith(link)
 
 
 def test_what_is_typed_while_the_tour_runs_stays_when_it_goes_on_or_ends(first_visit):
     page = first_visit(GPT(GPT_.config).eval(), GPT_)
     opening = in_page(page, "state", "data.text")
     assert told(page)[0] == "1 of 6"
-    page.locator("#box").fill("my own words")
-    click(page.locator("#tour button", has_text="next"))
-    assert told(page)[0] == "2 of 6" and typed_in(page) == opening
-    click(page.locator("#tour button", has_text="skip"))
-    assert typed_in(page) == "my own words" and "typed=my+own+words" in page.url
+    page.fill("#box", "my own words")
+    click(page, "#tour button >> text=next")
+    assert told(page)[0] == "2 of 6" and page.input_value("#box") == opening
+    click(page, "#tour button >> text=skip")
+    assert page.input_value("#box") == "my own words" and "typed=my+own+words" in page.url
     page.locator("#box").press("Control+z")  # back to the text before it, and to it again
     settle(page)
-    assert typed_in(page) == opening
+    assert page.input_value("#box") == opening
     page.go_back()
     settle(page)
-    assert typed_in(page) == "my own words"
-    click(page.locator("#tour-start"))
-    assert typed_in(page) == opening
-    page.locator("#box").fill("others")
-    click(page.locator(".thumb").nth(3))
-    click(page.locator("#tour button", has_text="skip"))
-    assert typed_in(page) == "others" and in_page(page, "render", "shown.head") == 3
+    assert page.input_value("#box") == "my own words"
+    click(page, "#tour-start")
+    assert page.input_value("#box") == opening
+    page.fill("#box", "others")
+    click(page, ".thumb >> nth=3")
+    click(page, "#tour button >> text=skip")
+    assert page.input_value("#box") == "others" and in_page(page, "render", "shown.head") == 3
     # Even what is written while the tour goes on.
-    click(page.locator("#tour-start"))
-    page.locator("#write").click()
-    page.locator("#tour button", has_text="next").click()
+    click(page, "#tour-start")
+    page.click("#write")
+    page.click("#tour button >> text=next")
     page.locator("#tour-place", has_text="2 of 6").wait_for()
     settle(page)
-    assert typed_in(page) == opening
-
-
-def percent(share: float) -> str:
-    return "0%" if share < 0.0005 else f"{100 * share:.1f}%" if share < 0.0995 else f"{share:.0%}"
+    assert page.input_value("#box") == opening
 
 
 def test_what_a_model_cannot_do_has_no_stop(first_visit):
@@ -147,11 +127,11 @@ def test_what_a_model_cannot_do_has_no_stop(first_visit):
 
 def test_where_nothing_may_be_kept_the_tour_begins_from_its_button_only(first_visit):
     page = first_visit(GPT_, script=STORAGE, width=400)
-    assert page.locator("#tour").is_hidden()
-    click(page.locator("#tour-start"))
+    assert page.is_hidden("#tour")
+    click(page, "#tour-start")
     assert told(page)[0] == "1 of 5"  # of one step alone
     for _ in range(5):
         box = page.locator("#tour").bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 400
-        click(page.locator("#tour button").nth(1))
-    assert page.locator("#tour").is_hidden()
+        click(page, "#tour button >> nth=1")
+    assert page.is_hidden("#tour")

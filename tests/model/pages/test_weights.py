@@ -7,20 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from data.tokenizers import byte_level
 from model.attention import CausalSelfAttention
 from model.gpt import GPTConfig
-from model.inspection.parts import part_means
-from model.inspection.recording import Recording, take_snapshot
-from model.inspection.texts import Texts, repeated_windows
+from model.inspection.recording import take_snapshot
+from model.inspection.texts import Texts
 from model.mistakes import Mistake
 from model.pages import weights
 from model.pages.page import run_page
 from tests.attentions import with_scores
-from tests.gpts import CONFIGS, MODERN, TOKENS, random_gpt, repeating_gpt
+from tests.gpts import MODERN, TOKENS, random_gpt, repeating_gpt
 from tests.html_pages import Page
+from tests.model.pages.model_pages import LETTERS, OPENING, TOKENIZER, plain_gpt, recording_of
 
-TOKENIZER = byte_level()
 PROBE = Texts.of(TOKENS)
 
 
@@ -47,14 +45,6 @@ def test_the_packed_model_stays_as_it_was_whatever_its_type():
     packed = weights.pack([(0, gpt)], TOKENIZER, PROBE)
     assert packed.manifest["parity"]["bits"] == [0.0]  # nothing is rounded
     assert gpt.training and all(torch.equal(weight, before[name]) for name, weight in gpt.state_dict().items())
-
-
-def test_every_part_has_a_mean_and_a_tied_head_is_stored_once():
-    gpt = random_gpt(replace(CONFIGS["tables"], tie_embeddings=True, position="learned"))
-    manifest = weights.pack([(0, gpt)], TOKENIZER, PROBE).manifest
-    tensors, means = ([tensor["name"] for tensor in manifest[kind]] for kind in ("tensors", "means"))
-    assert tensors == [name for name, _ in gpt.named_parameters()] and "head.weight" not in tensors
-    assert means == list(part_means(gpt, PROBE))
 
 
 def test_a_model_that_is_too_large_is_refused_with_its_size(monkeypatch):
@@ -84,45 +74,28 @@ def test_a_weight_may_be_a_single_number():
     assert weights.pack([(0, gpt)], TOKENIZER, PROBE).blocks
 
 
-def recording_of(models) -> Recording:
-    """Of random letters, in which repetitions come about by chance."""
-    tokenizer, length, letters = byte_level(), models[0][1].config.context_length, range(97, 123)
-    windows = {
-        "text": Texts.of(list(letters), tokenizer.label),
-        "repeated": Texts.of(repeated_windows(letters, length), tokenizer.label, kind="repeated"),
-    }
-    recording = Recording({kind: texts.pieces(1)[0] for kind, texts in windows.items()}, windows, name="tiny")
-    for step, model in models:
-        recording.append(take_snapshot(model, step, recording))
-    return recording
-
-
-def test_a_page_holds_the_weights_of_some_steps_measures_what_was_not_recorded_there_and_says_when_heads_formed():
-    gpt, tokenizer = repeating_gpt(), byte_level()
+def test_a_page_holds_the_weights_of_some_steps_and_measures_what_was_not_recorded_there():
+    gpt, recording = repeating_gpt(), recording_of(*LETTERS)
     untrained = random_gpt(gpt.config)
-    recording = recording_of([(0, untrained), (3, gpt), (8, gpt)])
-    page = Page(run_page("tiny", recording, models=[(0, untrained), (5, gpt), (8, gpt)], tokenizer=tokenizer))
-    run = page.data["run"]
-    assert run["formation"]["induction"] == {"0.1": 3} and run["opening"]["head"] == 1
-    held = {shown["step"]: shown.get("weights") for shown in run["snapshots"]}
+    for step, model in ((0, untrained), (3, gpt), (8, gpt)):
+        recording.append(take_snapshot(model, step, recording))
+    page = Page(run_page("tiny", recording, models=[(0, untrained), (5, gpt), (8, gpt)], tokenizer=TOKENIZER))
+    snapshots = page.data["run"]["snapshots"]
+    held = {shown["step"]: shown.get("weights") for shown in snapshots}
     assert held == {0: 0, 3: None, 5: 1, 8: 2} and page.json("manifest")["steps"] == [0, 5, 8]
-    assert [bool(shown["ablation"]) for shown in run["snapshots"]] == [True, False, True, True]
-    assert page.data["text"] == tokenizer.decode(recording.probes["text"].tokens[0].tolist())
+    assert [bool(shown["ablation"]) for shown in snapshots] == [True, False, True, True]
+    assert page.data["text"] == LETTERS[0]
     assert page.data["experiments"]["effects"]
 
 
-def test_the_page_of_a_model_that_cannot_be_in_it_says_so_and_has_everything_else(monkeypatch):
-    gpt, diverged = (random_gpt(repeating_gpt().config) for _ in range(2))
-    diverged.head.weight.data[3, 4] = math.nan
-    recording = recording_of([(0, gpt), (5, diverged)])
-    for models, limit, said in (
-        ([(0, gpt)], 1000, "and the limit is 0 MB"),
-        ([(0, gpt), (5, diverged)], weights.MAX_BYTES, "at step 5 has diverged"),
-    ):
-        monkeypatch.setattr(weights, "MAX_BYTES", limit)
-        page = Page(run_page("tiny", recording, models=models, tokenizer=byte_level()))
-        (note,) = [note for note in page.data["notes"] if note.startswith("One cannot type")]
-        assert said in note and "text" not in page.data and "manifest" not in page.scripts
-        assert page.data["run"]["snapshots"][0]["mapped"]
-        # Nor is anything measured for it: of a model too large for a page that takes hours on a processor.
-        assert not any(shown["ablation"] for shown in page.data["run"]["snapshots"])
+def test_the_page_of_a_model_that_cannot_be_in_it_says_so_and_has_what_was_recorded(monkeypatch):
+    monkeypatch.setattr(weights, "MAX_BYTES", 1000)
+    gpt, recording = plain_gpt(3), recording_of(OPENING)
+    recording.append(take_snapshot(gpt, 0, recording))
+    page = Page(run_page("tiny", recording, models=[(0, gpt)], tokenizer=TOKENIZER))
+    (note,) = page.data["notes"]
+    assert note.startswith("One cannot type") and "and the limit is 0 MB" in note
+    assert "text" not in page.data and "manifest" not in page.scripts
+    # Nor is anything measured for it: of a model too large for a page that takes hours on a processor.
+    (shown,) = page.data["run"]["snapshots"]
+    assert shown["mapped"] and not shown["ablation"]

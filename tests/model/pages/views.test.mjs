@@ -4,10 +4,10 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { load } from "./modules.mjs";
 
-const [attribution, chart, words] = await Promise.all(["attribution", "chart", "words"].map(load));
+const [measured, chart, words] = await Promise.all(["measured", "chart", "words"].map(load));
 
 test("the badge is good up to the rounding of float32", () => {
-  assert.deepEqual([2e-7, 2e-5, null].map((error) => attribution.badge(error).good), [true, false, false]);
+  assert.deepEqual([2e-7, 2e-5, null].map((error) => measured.badge(error).good), [true, false, false]);
 });
 
 test("signs are shown unless a number rounds to nothing", () => {
