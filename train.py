@@ -19,9 +19,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from data.datamodule import TextDataModule
 from model.kernels import keep_freed_memory
-from model.mistakes import Mistake
+from model.mistakes import Mistake, exit_status
 from model.runs.command_line import Options, as_list, explanation, quiet, read_options
-from model.runs.exit_status import exit_status
 from model.runs.metrics import CSVLogger
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress, ending, say

@@ -20,8 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.mistakes import Mistake, check_range, file_errors
-from model.runs.exit_status import exit_status
+from model.mistakes import Mistake, check_range, exit_status, file_errors
 from scripts.parser import Parser
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.mistakes import Mistake, check_range
-from model.runs.exit_status import exit_status
+from model.mistakes import Mistake, check_range, exit_status
 from model.runs.run import CONFIG
 from scripts.parser import DEFAULTS, add_model_options, choose_device
 

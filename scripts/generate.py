@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.mistakes import Mistake, check_range, is_out_of_memory
-from model.runs.exit_status import exit_status
+from model.mistakes import Mistake, check_range, exit_status, is_out_of_memory
 from scripts.parser import Parser, add_model_options, choose_device, prompt_text
 
 if TYPE_CHECKING:

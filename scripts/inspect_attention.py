@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.mistakes import Mistake
-from model.runs.exit_status import exit_status
+from model.mistakes import Mistake, exit_status
 from model.runs.run import ATTENTION, HEAD_SCORES, REPORT, Run
 from scripts.parser import Parser, prompt_text
 

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.mistakes import Mistake, file_errors
-from model.runs.exit_status import with_hint
+from model.mistakes import Mistake, file_errors, with_hint
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
 
-from model.mistakes import Missing, Mistake, check_range
-from model.runs.exit_status import exit_status
+from model.mistakes import Missing, Mistake, check_range, exit_status
 from scripts.generate import write_text
 from scripts.parser import Parser, prompt_text
 

@@ -14,7 +14,7 @@ from tests import programs
 from tests.command_lines import tells
 from train import main
 
-# What a person types, and names and figures of the answer. runs/test_exit_status.py has more of what is no option.
+# What a person types, and names and figures of the answer. model/test_mistakes.py has more of what is no option.
 MISTAKES = {
     "--model.gpt.num_layer=3": "--model.gpt.num_layer=3",
     "--model.gpt.context_length=100000": "context_length",

@@ -10,8 +10,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from model.files import content_of
-from model.mistakes import Mistake, parsing
-from model.runs.exit_status import with_hint
+from model.mistakes import Mistake, parsing, with_hint
 
 # Groups of options, an outer one before those within.
 SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]

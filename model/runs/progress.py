@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
-from model.runs.exit_status import output_is_closed
+from model.mistakes import output_is_closed
 from model.runs.run import REPORT
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import model.mistakes
-from model.runs.exit_status import exit_status, sentence
+from model.mistakes import exit_status, sentence
 from tests import programs
 
 
@@ -54,7 +54,7 @@ def test_a_sentence_that_quotes_a_file_is_cut():
 )
 def test_a_closed_standard_output_is_no_error(body, status):
     """Such as in `python scripts/generate.py | head -1`."""
-    source = "import sys\nfrom model.runs.exit_status import Mistake, exit_status\n"
+    source = "import sys\nfrom model.mistakes import Mistake, exit_status\n"
     source += f"@exit_status('x')\ndef main():\n    {body}\n"
     source += "status = main()\nsys.stderr.write(f'status {status}')"
     program = programs.start("-c", source, stderr=subprocess.PIPE)
