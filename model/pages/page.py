@@ -24,7 +24,6 @@ from torch import Tensor
 
 from model.inspection.experiments import Effect, try_all
 from model.inspection.heads import SCORES, threshold
-from model.inspection.maps import Checks
 from model.inspection.parts import ERRORS
 from model.inspection.recording import Recording, Snapshot, take_snapshot
 from model.mistakes import Mistake
@@ -36,8 +35,6 @@ from model.pages.weights import Models, Packed, pack
 MAX_MAP_BYTES = 25_000_000  # of the recorded maps and what was measured beside them
 MAX_STEPS = 100  # whose maps the page shows: more than one looks at, and each takes time to pack
 MAX_CURVE_POINTS = 300
-
-Blocks = dict[int, list[str]]  # by step the elements of its maps, and of what they tell
 
 # Of the steps in the last page of a recording, as long as that lives: of a run that goes on, a page packs only what is
 # new. It takes as many bytes as that page.
@@ -64,7 +61,11 @@ def run_page(
         tokenizer: of the models, one of `data.tokenizers`.
         state: of a run, "running", "interrupted" or "ended"; gap: the seconds since the page before this one.
     """
-    data = legend(title) | {
+    data: dict[str, Any] = {
+        "title": title,
+        "scores": _scores(),
+        "errors": ERRORS,
+        "colours": template.PALETTES,
         "learning": learning,
         "experiments": None,
         "run": None,
@@ -87,8 +88,12 @@ def run_page(
             gpt, means = model.models[-1]
             effects, tried = try_all(gpt, tokenizer, recording.windows["text"], means)
             data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}
-            data["text"] = _longest_document(recording.probes["text"].tokens[0].tolist(), tokenizer)
-            elements = model.elements()
+            # No one can type the token that ends a document.
+            documents = tokenizer.decode(recording.probes["text"].tokens[0].tolist())
+            data["text"] = max(documents.split(tokenizer.label(tokenizer.end_of_text)), key=len)
+            elements = [template.json_element("manifest", model.manifest)]
+            for number, weights in enumerate(model.blocks):
+                elements.append(template.text_element(f"weights-{number}", weights))
     if recording and recording.mapped:
         blocks, left_out = pack_steps(recording, MAX_MAP_BYTES, held)
         data["run"] = _about(recording, blocks, held)
@@ -140,19 +145,18 @@ def pack_steps(
     recording: Recording,
     room: int,
     wanted: Collection[int] = (),
-) -> tuple[Blocks, list[str]]:
-    """The steps that `room` bytes hold, and a note if steps were left out.
+) -> tuple[dict[int, list[str]], list[str]]:
+    """The blocks of the steps that `room` bytes hold, by step, and a note if steps were left out.
 
     They are left out evenly, but never the first, the last, or those that are `wanted`.
 
     Raises a `Mistake` if even these do not fit.
     """
     steps = recording.mapped
-    asked = [step for step in steps if step in wanted]
     count = MAX_STEPS
     while True:
-        kept = {*evenly(steps, count), *asked}
-        blocks = {step: _step_blocks(recording, step) for step in sorted(kept)}
+        kept = sorted({*evenly(steps, count), *wanted})
+        blocks = {step: _step_blocks(recording, step) for step in kept}
         size = sum(len(block) for of_step in blocks.values() for block in of_step)
         if size <= room:
             break
@@ -163,8 +167,9 @@ def pack_steps(
     for snapshot in recording.snapshots:
         if snapshot.step not in blocks:
             _packed_steps.pop(snapshot, None)
-    left_out = len(kept) < len(steps)
-    return blocks, [f"To stay small, this page shows {len(kept)} of {len(steps)} recorded steps."] if left_out else []
+    if kept == steps:
+        return blocks, []
+    return blocks, [f"To stay small, this page shows {len(kept)} of {len(steps)} recorded steps."]
 
 
 def _step_blocks(recording: Recording, step: int) -> list[str]:
@@ -207,7 +212,10 @@ def _about(
     snapshots = []
     for one in recording.snapshots:
         if one.step in points:
-            told = one.to_json() | _verdicts(one.checks) | {"mapped": one.step in mapped}
+            told = one.to_json() | {"mapped": one.step in mapped}
+            # Of a model that is random none holds: the others judge noise then.
+            for name in ("repeatable", "causal", "faithful"):
+                told[name] = not one.checks.problems.keys() & {name, "repeatable"}
             if one.step in held:
                 told["weights"] = held.index(one.step)
             snapshots.append(told)
@@ -226,31 +234,10 @@ def _about(
     }
 
 
-def _verdicts(checks: Checks) -> dict[str, bool]:
-    """Which of them hold. Of a model that is random none does: the others judge noise then."""
-    wrong = checks.problems
-    return {name: not wrong.keys() & {name, "repeatable"} for name in ("repeatable", "causal", "faithful")}
-
-
-def _longest_document(tokens: Sequence[int], tokenizer: Any) -> str:
-    """The text that is typed when the page opens: no one can type the token that ends a document."""
-    end_of_text = tokenizer.label(tokenizer.end_of_text)
-    return max(tokenizer.decode(tokens).split(end_of_text), key=len)
-
-
-def legend(title: str) -> dict[str, Any]:
-    """Title, colours, what the scores mean, and from how many standard errors on a change of the loss is clear."""
-    scores = {
-        name: {
-            "label": name.replace("_", " "),
-            "letter": score.letter or name[0].upper(),
-            **{field: getattr(score, field) for field in ("meaning", "glossary", "probe", "is_pattern")},
-        }
-        for name, score in SCORES.items()
-    }
+def _scores() -> dict[str, Any]:
+    """What the scores are called and mean, by name."""
     return {
-        "title": title,
-        "scores": scores,
-        "errors": ERRORS,
-        "colours": template.PALETTES,
+        name: {"label": name.replace("_", " "), "letter": score.letter or name[0].upper()}
+        | {field: getattr(score, field) for field in ("meaning", "glossary", "probe", "is_pattern")}
+        for name, score in SCORES.items()
     }

@@ -31,7 +31,6 @@ from model.gpt import GPT, NGRAM_FACTORS
 from model.inspection.parts import blocks_of, part_means, parts_of, run, undisturbed
 from model.inspection.texts import Texts
 from model.mistakes import Mistake
-from model.pages import template
 
 MAX_BYTES = 40_000_000  # of the weights in a page, which may hold several snapshots
 MAX_REFERENCE = 2**13  # logits that are kept to check the page's own, 32 KiB a snapshot
@@ -52,11 +51,6 @@ class Packed:
     manifest: dict[str, Any]
     blocks: list[str]
     models: list[tuple[GPT, dict[str, Tensor]]]
-
-    def elements(self) -> list[str]:
-        """The HTML elements "manifest" and "weights-0", "weights-1", ..."""
-        texts = [template.text_element(f"weights-{i}", text) for i, text in enumerate(self.blocks)]
-        return [template.json_element("manifest", self.manifest), *texts]
 
 
 def pack(
@@ -132,12 +126,10 @@ def _parameters(gpt: GPT) -> dict[str, int]:
     """How many numbers each part was trained to have; a head has its share of the attention."""
     counts = {}
     for name, part in parts_of(gpt).items():
-        module = part.module
-        heads = 1
-        if name.startswith("head "):
-            module = gpt.get_submodule(f"blocks.{part.layer}.attention")
-            heads = gpt.config.num_heads
-        counts[name] = sum(weight.numel() for weight in module.parameters()) // heads
+        is_head = name.startswith("head ")
+        module = gpt.get_submodule(f"blocks.{part.layer}.attention") if is_head else part.module
+        count = sum(weight.numel() for weight in module.parameters())
+        counts[name] = count // gpt.config.num_heads if is_head else count
     return counts
 
 

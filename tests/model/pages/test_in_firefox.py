@@ -51,12 +51,11 @@ class Firefox:
         return self("WebDriver:ExecuteAsyncScript", script=script, args=[])["value"]
 
 
-@pytest.fixture
-def firefox(tmp_path):
+@pytest.fixture(scope="module")
+def firefox(tmp_path_factory):
     if FIREFOX is None:
         pytest.skip("Firefox is not installed")
-    profile = tmp_path / "profile"
-    profile.mkdir()
+    profile = tmp_path_factory.mktemp("profile")
     lines = (f"user_pref({json.dumps(name)}, {json.dumps(value)});\n" for name, value in OPTIONS.items())
     (profile / "user.js").write_text("".join(lines))
     command = [FIREFOX, "--headless", "--marionette", "--no-remote", "--profile", str(profile)]
