@@ -5,8 +5,8 @@ changed file or option means another folder, and an unchanged one is opened with
 deleted at any time.
 
 train.bin and validation.bin hold the tokens of the splits, bare uint16 or uint32 by vocabulary. tokens.json holds the
-tokenizer, and the size of each split. It is written last: without it, or with a split of another size or a later date,
-a folder counts as empty and is made again.
+tokenizer, and the size of each split. It is written last: a folder without it, or with a split that has another size or
+is newer than it, counts as empty and is made again.
 """
 
 import base64

@@ -149,6 +149,9 @@ def fused_attention(
     enable_gqa: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.scaled_dot_product_attention`, computed in the way that is fastest here."""
+    is_slow = q.is_cpu and q.dtype == torch.bfloat16
+    if is_slow and mask is not None and mask.is_floating_point():
+        mask = mask.float()  # as q, k and v below
     attend = partial(
         F.scaled_dot_product_attention,
         attn_mask=mask,
@@ -157,7 +160,7 @@ def fused_attention(
         scale=scale,
         enable_gqa=enable_gqa,
     )
-    if not (q.is_cpu and q.dtype == torch.bfloat16):
+    if not is_slow:
         return attend(q, k, v)
     plain = is_causal and mask is None and scale is None and not dropout_p
     if plain and q.shape == k.shape == v.shape and 1 < q.shape[-2] <= MAX_SHORT_LENGTH:

@@ -33,7 +33,7 @@ from model.inspection.parts import Change, Vectors, changes, losses_without_each
 from model.inspection.reading import Reading, place_in, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
-from model.mistakes import Mistake, parsing
+from model.mistakes import Missing, Mistake, parsing
 from model.pages.page import run_page
 from model.runs.run import ATTENTION, RUNS, Run
 
@@ -151,14 +151,17 @@ class Glass:
         Raises a `Mistake` if nothing was.
         """
         if self.run is None:
-            raise Mistake(f"{self.source} is no run: nothing was recorded while it was trained")
+            raise Missing(f"{self.source} is no run: nothing was recorded while it was trained")
         return Recording.open(self.run / ATTENTION, self.name)
 
     def recorded_or_none(self) -> Recording | None:
-        """`recorded`, or None where nothing was: a missing or damaged recording is not needed to read a text."""
+        """`recorded`, or None where nothing was. Of a damaged one it warns: it is not needed to read a text."""
         try:
             return self.recorded
-        except Mistake:
+        except Missing:
+            return None
+        except Mistake as error:
+            log.warning("What was recorded in training is left out: %s", error)
             return None
 
     def read(
@@ -310,12 +313,13 @@ class Glass:
         """
         tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
         prompts = torch.tensor([tokens], device=self.device).repeat(num_texts, 1)
-        options["generator"] = None if seed is None else torch.Generator(self.device).manual_seed(seed)
-        return stream(self.gpt, prompts, max_new_tokens, stop_token=self.tokenizer.end_of_text, **options)
+        generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
+        options = {"generator": generator, "stop_token": self.tokenizer.end_of_text, **options}
+        return stream(self.gpt, prompts, max_new_tokens, **options)
 
-    def write(self, prompt: str = "", max_new_tokens: int = 50, **options: Any) -> str:
-        """Continues a prompt and returns the new text; options as in `stream`, such as seed and temperature."""
-        written = torch.cat([*self.stream(prompt, max_new_tokens, **options)])
+    def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
+        """Continues a prompt and returns the new text: a single one, with the other options of `stream`."""
+        written = torch.cat([*self.stream(prompt, max_new_tokens, num_texts=1, seed=seed, **options)])
         return self.tokenizer.decode(written.tolist()).split(END_OF_TEXT)[0]
 
     def means(self, tokens: Tensor) -> dict[str, Tensor]:
@@ -351,11 +355,11 @@ class Glass:
 
 
 def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
-    """What a page or a picture shows of one text that models have read, in the order of their steps.
+    """A recording of one text, with a snapshot of each model that read it, in the order of their steps.
 
-    What a model loses without a part is told as it was recorded at that step, on many texts and not on this one.
+    What a model loses without a part is what training recorded at that step, on many texts and not on this one.
 
-    Raises a `Mistake` if a model has changed since then: what its heads do would be told of another one.
+    Raises a `Mistake` if the weights of a model have changed since it read the text.
     """
     first, text = read_by[0]
     probes = {"text": first.texts(text.ids), "repeated": first.repeated_probe()}

@@ -49,7 +49,7 @@ class GPTConfig:
         activation: "relu2" (squared ReLU, arXiv:2109.08668), "swiglu" (gated, arXiv:2002.05202; one more matrix),
             "gelu" (its tanh approximation, as in GPT-2; three times slower on a processor) or "gelu_exact"
             (arXiv:1606.08415).
-        bias: whether linear layers and LayerNorms have biases.
+        bias: whether linear layers, but for the head, and LayerNorms have biases.
         tie_embeddings: the head's matrix is the embedding's (arXiv:1608.05859).
         qk_norm: normalise queries and keys before their product (arXiv:2302.05442).
         window: how many positions back a query sees, itself included; null means all.
@@ -90,21 +90,21 @@ class GPTConfig:
     init: Literal["scaled", "gpt2"] = "scaled"
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_choices(self, "model.gpt.")
         sizes = ("context_length", "num_layers", "num_heads", "embed_dim", "vocab_size", "num_kv_heads")
         for name in (*sizes, "feed_forward_dim", "window", "ngram_buckets"):
-            check_range(name, getattr(self, name), 1)
+            check_range(f"model.gpt.{name}", getattr(self, name), 1)
         self.ngram_sizes = sorted(set(self.ngram_sizes))
         for size in self.ngram_sizes:
-            check_range("ngram_sizes", size, 2, len(NGRAM_FACTORS))
-        check_range("logit_soft_cap", self.logit_soft_cap, 0, 1000, low_open=True)
-        check_range("dropout", self.dropout, 0, 1, high_open=True)
-        check_divides("num_heads", self.num_heads, "embed_dim", self.embed_dim)
+            check_range("model.gpt.ngram_sizes", size, 2, len(NGRAM_FACTORS))
+        check_range("model.gpt.logit_soft_cap", self.logit_soft_cap, 0, 1000, low_open=True)
+        check_range("model.gpt.dropout", self.dropout, 0, 1, high_open=True)
+        check_divides("model.gpt.num_heads", self.num_heads, "embed_dim", self.embed_dim)
         if self.position == "rotary" and self.head_dim % 2:
             raise Mistake(f"rotary positions need an even head width: embed_dim / num_heads is {self.head_dim}")
         if self.num_kv_heads is None:
             self.num_kv_heads = self.num_heads
-        check_divides("num_kv_heads", self.num_kv_heads, "num_heads", self.num_heads)
+        check_divides("model.gpt.num_kv_heads", self.num_kv_heads, "num_heads", self.num_heads)
         if self.feed_forward_dim is None:
             is_gated = self.activation == "swiglu"
             self.feed_forward_dim = 8 * self.embed_dim // 3 if is_gated else 4 * self.embed_dim
@@ -240,7 +240,8 @@ class GPT(nn.Module):
     """A decoder-only transformer language model: tokens (B, T) -> logits (B, T, V).
 
     Raises:
-        Mistake: if the config has no vocab_size. ValueError: in forward, if a sequence is longer than context_length.
+        Mistake: if the config has no vocab_size.
+        ValueError: in forward, if a sequence is longer than context_length.
     """
 
     def __init__(self, config: GPTConfig) -> None:

@@ -28,8 +28,9 @@ from torch.autograd.function import once_differentiable
 def has_fast_bfloat16(device_type: str) -> bool:
     """Whether matrix products in bfloat16 are faster than in float32 on "cpu", "cuda" or another device.
 
-    True for CPUs with AMX (x86) or BF16 (Arm), for AMD's with AVX-512 BF16, and for NVIDIA GPUs from Ampere on. Intel's
-    with AVX-512 BF16 but without AMX, which a virtual machine may hide, multiply bfloat16 half as fast as float32.
+    True for CPUs with AMX (x86) or BF16 (Arm), for AMD's with AVX-512 BF16, and for NVIDIA GPUs from Ampere on. False
+    for Intel's without AMX, even with AVX-512 BF16: there bfloat16 is half as fast as float32. A virtual machine may
+    hide AMX.
     """
     if device_type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)

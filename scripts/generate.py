@@ -1,8 +1,7 @@
 """Continues a prompt with a trained GPT and writes the text as it is drawn. Everything it needs is in the checkpoint.
 
-The window slides: of a prompt longer than the model's context only the end is read, and a text that outgrows the
-context continues from the last half of it. A text ends early where the model ends its document. For many prompts, or
-for log-probabilities, use the model in Python: `model.open_run` and its `write`.
+Of a prompt longer than the model's context only the end is read. When the context is full, its last half is read again
+and writing goes on. A text ends early where the model ends its document. In Python, `model.open_run` writes too.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Share
 
 
 def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
-    """Every file once, by where it is, however many links and patterns name it."""
+    """The files that the patterns match, each once, even if several links or patterns lead to it."""
     found: dict[Path, Path] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         name = os.path.abspath(Path(pattern).expanduser())  # noqa: PTH100 (absolute() keeps a/../b)

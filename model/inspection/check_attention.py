@@ -1,8 +1,8 @@
 """Finds the mistake in an attention that somebody has written: `check_attention`.
 
 There are two kinds of answers. What is seen: which output moves when which token changes (by gradients), weights that
-do not add up to 1, inputs that change nothing. And the cause: the formula of model/multihead.py is computed with one
-mistake after the other, and a cause is named only where the figures are the same.
+do not add up to 1, inputs that change nothing. And the cause: the formula of model/multihead.py is computed with each
+known mistake in turn, one at a time, and a cause is named only where the figures are the same.
 
 Shapes: B batch, T length, D model width, H heads, K head width.
 """
@@ -185,9 +185,8 @@ def _problems(layer: nn.Module, x: Tensor) -> Iterator[str]:
         "in training output {} depends on token {}, as where dropout comes before the softmax": (
             hidden & ~moves & (in_training > EXACT)
         ),
-        "where all tokens are alike, output {} is not like the last: weights do not add up to 1, or heads are mixed": (
-            ((means - means[-1]).abs() > ROUGH).any(-1)
-        ),
+        "where all tokens are alike, output {} is not like the last: weights do not add up to 1 (as "
+        "with a sink, where that is meant), or heads are mixed": (((means - means[-1]).abs() > ROUGH).any(-1)),
     }
     for sentence, places in seen.items():
         for place in places.nonzero().tolist()[:1]:

@@ -146,7 +146,7 @@ class Material:
             yield word, word[:cut], word[cut]
 
     def written(self) -> Iterator[list[int]]:
-        """What the model writes after beginnings of the recorded text, always the likeliest token."""
+        """Token ids: beginnings of the recorded text, each continued by the model, always with the likeliest token."""
         beginnings = [piece[:BEGINNING] for piece in self.pieces[:MOST]]
         if beginnings and self.context > BEGINNING:
             prompts = torch.tensor(beginnings, device=self.gpt.token_embedding.weight.device)

@@ -152,7 +152,7 @@ SCORES = {
     "sink": Score(
         "text",
         "looks at the first token, which serves as a resting place",
-        "The weight on the first token, where heads put attention that they do not need, since it must add up to 1. "
+        "The weight on the first token, where heads put attention that they do not need, since a softmax adds up to 1. "
         "It matters because a high score says that the head rests at most tokens of this text.",
         _sink,
     ),

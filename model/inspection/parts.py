@@ -38,8 +38,8 @@ See = Callable[[nn.Module, Tensor], Tensor | None]  # gets a module and what it 
 class Part(NamedTuple):
     """Where what a part gives can be read and changed.
 
-    module, columns: for a head the output matrix of its layer, and the head's columns in its input. Of any other part
-    it is the result of the module that counts, all columns of it.
+    module, columns: a head is read from the input of its layer's output matrix, at these columns. Any other part is
+    read from the output of its module, all columns of it.
     layer: the block that it is in, 0 for a table that is read before all blocks.
     """
 
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 def blocks_of(gpt: GPT) -> list[Block]:
-    """The blocks of a model, with the type that an nn.ModuleList does not tell."""
+    """`gpt.blocks` with its type, for the type checker."""
     return cast(list[Block], list(gpt.blocks))
 
 
@@ -177,10 +177,10 @@ def losses_without_each(
     texts: Texts,
     means: Vectors,
 ) -> dict[str, Tensor]:
-    """The loss of each text, in nats per token, (N,) in float64: of the whole model, named "nothing", and without each
-    part in turn, which gives its mean instead.
+    """By name the loss of each text, in nats per token, (N,) in float64.
 
-    Of a text in which no next token counts (see `Texts.predicted`) it is NaN.
+    "nothing" is the whole model; under a part's name, that part gives its mean instead. NaN for a text in which no next
+    token counts, see `Texts.predicted`.
     """
     parts = parts_of(gpt)
     found: dict[str, list[Tensor]] = {name: [] for name in ["nothing", *means]}
@@ -225,7 +225,8 @@ def _begun_at(
 
 
 def run(gpt: GPT, texts: Texts) -> Tensor:
-    """The features (N, T, D) of texts, read with their documents. Raises ValueError for unknown ids."""
+    """One forward pass: the features (N, T, D) after the final norm; with document ids, attention stays within a
+    document. Raises ValueError for unknown ids."""
     tokens = gpt.known_ids(texts.tokens)
     documents = texts.document_ids
     if documents is not None:

@@ -33,7 +33,7 @@ from model.inspection.maps import Checks
 from model.inspection.parts import Vectors, in_float32, measure_losses, replaced
 from model.inspection.reading import Reading, RecordedReading, as_json, read
 from model.inspection.texts import Label, Texts
-from model.mistakes import Mistake, file_errors, parsing
+from model.mistakes import Missing, Mistake, file_errors, parsing
 
 VERSION = 3  # of the folder's files
 SCORE_DIGITS = ".5f"  # decimals in scores.jsonl
@@ -132,7 +132,7 @@ class Recording:
         path = folder / "probe.json"
         scores = folder / "scores.jsonl"
         if not path.is_file():
-            raise Mistake(f"{folder} holds no recorded maps: train with --attention.enabled true")
+            raise Missing(f"{folder} holds no recorded maps: train with --attention.enabled true")
         content = content_of(path)
         with parsing(path):
             about = json.loads(content)
@@ -188,7 +188,7 @@ class Recording:
 
     @property
     def mapped(self) -> list[int]:
-        """The steps that have readings: of others a person has removed the maps."""
+        """The steps whose maps are there; a person may have deleted the files of others."""
         found = []
         for one in self.snapshots:
             if one.readings or self.path(one.step).exists():

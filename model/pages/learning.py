@@ -116,7 +116,7 @@ def facts(rows: Rows) -> list[tuple[str, str, str]]:
 
 
 def training_seconds(rows: Rows) -> float:
-    """The time of the training steps, without validation: each row's new tokens at the speed of that row."""
+    """Seconds of the training steps, without validation: each row's new tokens by that row's tokens per second."""
     seconds = seen = 0.0
     for row in rows:
         if "tokens" in row:

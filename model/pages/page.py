@@ -111,7 +111,7 @@ def _with_steps(
     models: Models,
     tokenizer: Any,
 ) -> Recording:
-    """The recording, with what it lacks at the steps of the models."""
+    """The recording, with a snapshot measured now for each model's step that lacks maps or losses."""
     steps = {step for step, _ in models}
     there = {one.step: one for one in recording.snapshots if one.step not in steps or one.ablation}
     for step, gpt in models:

@@ -96,7 +96,7 @@ class AttentionMonitor:
     def record(self, trainer: Trainer, module: LightningModule, *, with_losses: bool) -> None:
         """Records the current step and logs its scores.
 
-        with_losses: measure what the model loses without each part, for a step whose weights are kept.
+        with_losses: measure what the model loses without each part, for the last step and those whose weights are kept.
         """
         if self.recording is None:
             return

@@ -45,7 +45,7 @@ class RunSequence(Checkpoint):
         self.metrics = TrainingMetrics()
         self.signals = StopSignals()
         self.best_loss = math.inf
-        self.step_before = 0  # the batch that is trained
+        self.step_before = 0  # of the batch that is trained
         self.resumed_random_state: dict[str, Any] | None = None
         self.is_running = False
 

@@ -89,7 +89,7 @@ def fast_precision(accelerator: str) -> str:
 
 
 def peak_flops(trainer: Trainer) -> float | None:
-    """Peak operations per second of all devices together, from their data sheets, for the run's precision.
+    """Peak operations per second at the run's precision, by the data sheets, of all devices together.
 
     None where it is unknown: for CPUs, for GPUs that are not in the table, and for float32 on tensor cores.
     """

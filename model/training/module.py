@@ -1,7 +1,8 @@
 """The LightningModule: what one training step and one validation pass do.
 
 For a step Lightning calls the optimizer's `step`, and this calls back: `training_step`, the backward pass,
-`on_before_optimizer_step`. Then the weights are updated, and last comes `RunSequence.on_train_batch_end`.
+`on_before_optimizer_step`. Then the weights are updated, and last comes `RunSequence.end_step`: from
+`on_train_batch_end`, or from `on_validation_end` where Lightning validates after the step.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ from model.training.schedule import ScheduleConfig, learning_rate_factor
 
 
 class GPTModule(LightningModule):
-    """Trains a GPT on batches of `tokens` and `targets` (B, T), and `document_ids` (B, T) where they are masked.
+    """Trains a GPT on batches of `tokens` and `targets` (B, T), and `document_ids` (B, T) if documents must not see
+    each other.
 
     The network is built in `configure_model`, once the tokenizer is known, and lives in `gpt`.
     """
@@ -106,7 +108,8 @@ class GPTModule(LightningModule):
         """What a batch's update makes smaller.
 
         `self.log("train/mine", value)` here makes a column of metrics.csv, and of every other logger: the value of the
-        last batch before a row, where train/loss is the mean of all batches since the row before.
+        last batch before a row, where train/loss is the mean of all batches since the row before. Gradients are there
+        in `on_before_optimizer_step`; that of n-gram tables is sparse on a processor.
         """
         return self.training_loss(**batch)
 

@@ -101,6 +101,16 @@ def test_only_short_causal_attention_leaves_pytorchs_kernel_which_gets_a_mask_on
     assert [(mask is not None, is_causal) for mask, is_causal in fused_calls] == calls
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_mask_of_numbers_is_added_to_the_scores_in_bfloat16_too(dtype):
+    """Such as the logit of a sink."""
+    q, k, v = torch.randn(3, 2, 4, 8, 16).to(dtype).unbind()
+    bias = torch.randn(8, 8).to(dtype)
+    expected = (q.double() @ k.double().mT / 4 + bias.double()).softmax(-1) @ v.double()
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(attention.fused_attention(q, k, v, bias).double(), expected, atol=tolerance, rtol=0)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("out_features", [1, 12, 13, 64])
 @pytest.mark.parametrize(
