@@ -66,8 +66,8 @@ def test_every_weight_is_drawn_in_its_colour_at_its_place(heads, run, tmp_path, 
     maps, [figure] = run.maps(4)["text"].astype(float), figures
     rows, columns = (LAYERS, HEADS) if heads is None else (1, len(heads))
     drawn = heads or list(np.ndindex(LAYERS, HEADS))
-    axes, pitch = figure.axes[0], SIZE + 1  # a pixel between two maps
-    [image] = axes.images
+    pitch = SIZE + 1  # a pixel between two maps
+    [image] = figure.axes[0].images
     picture = image.to_rgba(image.get_array())[..., :3]
     assert picture.shape[:2] == (rows * pitch - 1, columns * pitch - 1)
     inks = LinearSegmentedColormap.from_list("ink", images.COLOURS)
@@ -75,12 +75,9 @@ def test_every_weight_is_drawn_in_its_colour_at_its_place(heads, run, tmp_path, 
         expected = inks(np.sqrt(maps[head]))[..., :3]
         top, left = row * pitch, column * pitch
         np.testing.assert_allclose(picture[top : top + SIZE, left : left + SIZE], expected, atol=0.02)
-    left, right, bottom, top = image.get_extent()  # in pixels, downwards
-    assert axes.yaxis_inverted() and (bottom - top) / (right - left) == picture.shape[0] / picture.shape[1]
     texts = {text.get_text() for text in figure.findobj(Text)}
     names = {"head {}.{}".format(*head) for head in drawn}
     assert {"weight", "0.25", *map(images.legible, TOKENS), *names} <= texts
-    assert any("first" in text and "step 4" in text for text in texts)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])

@@ -1,6 +1,6 @@
 """What a page tells of a run's learning: its figures are those of the data it is given."""
 
-from model.pages.learning import learning, short, story
+from model.pages.learning import learning, story
 
 ROWS = [
     {"step": 0, "attention/sink/layer_0": 0.25},
@@ -58,7 +58,3 @@ def test_the_story_of_a_run_that_goes_on_says_how_far_it_is():
     config = {"model": {"gpt": {}}, "data": {}}
     for planned, told in ((100, "40 of 100 steps"), (40, "in 40 steps"), (-1, "in 40 steps")):
         assert told in story(ROWS, config | {"trainer": {"max_steps": planned}})
-
-
-def test_large_numbers_are_short():
-    assert [*map(short, (950.0, 51_340, 1_474_560, 2e9))] == ["950", "51.3k", "1.47M", "2B"]
