@@ -407,3 +407,17 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
     nowhere = open_page(page_of(untrained, texts=LETTERS))
     assert nowhere.locator("#tries button").count() == 0
     assert "A made-up word, twice (right on only 0 of 60 texts)" in nowhere.inner_text("#tries")
+
+
+def test_why_it_repeats_itself_is_measured_where_no_experiment_shows_it(open_page):
+    gpt = repeating_gpt()
+    text = page_of(GPT(gpt.config).eval(), gpt, texts=LETTERS)
+    text = text.replace('"tried":{', '"tried":{"Why does it repeat itself?":"of this",', 1)
+    page = open_page(text.replace('"induction":{}', '"induction":{"0.1":8}', 1))
+    click(page, "#tries button >> nth=-1")
+    told = page.locator("#experiment b", has_text="without head 0.1")
+    told.wait_for()
+    _, repeats, without = re.findall(r"[\d.]+(?=%|,)", told.inner_text())
+    assert float(repeats) > 60 > 20 > float(without) and "because of this" in page.inner_text("#experiment")
+    click(page, "#experiment button")
+    assert in_page(page, "render", "shown.off") == ["head 0.1"]
