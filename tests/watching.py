@@ -66,7 +66,7 @@ def signal_after(file: str, signum: int) -> None:
     stop = before_change(["runs"], send)
 
 
-def kill_child(named: bytes, patience: float, *_) -> None:
+def kill_child(named: bytes, patience: float, *_, **__) -> None:
     """Kills a process that this one has started whose command line holds these bytes. Linux only.
 
     Waits so many seconds for this process to notice, or until that ends the wait with an error.
