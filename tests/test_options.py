@@ -204,7 +204,7 @@ def test_every_option_of_a_script_is_explained(script, module, monkeypatch, caps
         assert re.search(rf"--{option}\b[^\n]*(\n\s+|\s\s+)\w", shown), option
 
 
-def shrunk(program, arguments, small_options):
+def shrunk(program, arguments, small_options, name):
     """The same command for a run of two steps, and a context of 16 bytes. What is said twice counts as said last."""
     arguments = ["runs/run" if part == "runs/NAME" else part for part in arguments]
     smaller = {"--prompt": "the", "--max_new_tokens": "5", "--stride": "8"}
@@ -213,7 +213,7 @@ def shrunk(program, arguments, small_options):
         return arguments
     if "--config" in arguments:
         del arguments[(given := arguments.index("--config")) : given + 2]
-    return [*small_options, *arguments, "--trainer.max_steps=2"]
+    return [*small_options, *arguments, "--trainer.max_steps=2", f"--name={name}"]
 
 
 @pytest.mark.slow
@@ -225,8 +225,8 @@ def test_every_command_of_the_readme_works(finished_run, small_options, small_te
     found = re.findall(r"(?:^|`)python ((?:train|scripts/\w+)\.py[^`\n]*)", text, re.MULTILINE)
     commands = dict.fromkeys(command.split("  #")[0].split(";")[0].strip() for command in found)  # without comments
     assert len(commands) >= 8
-    for command in commands:
+    for number, command in enumerate(commands):
         program, *arguments = shlex.split(command)
         main = importlib.import_module(program.removesuffix(".py").replace("/", ".")).main
-        status, _, said = call(main, capsys, *shrunk(program, arguments, small_options))
+        status, _, said = call(main, capsys, *shrunk(program, arguments, small_options, f"command-{number}"))
         assert status == 0, f"{command}\n{said}"
