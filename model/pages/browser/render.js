@@ -20,7 +20,7 @@ export function start() {
 // The state that is on the screen with what it shows: the `snapshot` and `labels` of the first side, `typing`: whether
 // it is what was typed, textName, and `sides`: what is looked at, and what it is compared with. A side is what was
 // read, and { name, label: the name before a sentence if there are two, when: its step in words, title: label and when,
-// at, snapshot, head, measured: see surprise.js }.
+// at, snapshot, head, measured: see measured.js }.
 export let shown = null;
 export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
 export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at

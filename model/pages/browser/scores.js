@@ -40,7 +40,7 @@ function formedIn(score) {
   return step < Infinity ? [`formed ${formedBetween(step)}`] : [];
 }
 
-// A change of the loss in words: whether it is more than chance explains, as losses.py judges it.
+// A change of the loss in words: whether it is more than chance explains, as parts.py judges it.
 const isClear = ([change, error]) => error !== null && Math.abs(change) > data.errors * error;
 const inWords = (found) =>
   (isClear(found) ? `${signed(found[0], 3)} ± ${decimal(found[1], 3)}` : "no clear effect");
