@@ -164,7 +164,7 @@ def _score(
     if total == 1:
         windows = ""
     repeats = " that repeat" if kind == "repeated" else ""
-    limits = f"(uniform attention: {uniform:.2f}; the name needs {threshold(uniform):.2f})"
+    limits = f"(uniform attention: {uniform:.2f}; it is called so from {threshold(uniform):.2f} on)"
     return f"{snapshot.scores[name][at]:.2f}{error} of its weight on {windows}{length} tokens{repeats} {limits}"
 
 

@@ -123,8 +123,8 @@ def pack(
 
 
 def _parameters(gpt: GPT) -> dict[str, int]:
-    """How many numbers each part was trained to have; a head has its share of the attention."""
-    counts = {}
+    """How many numbers the model, its last matrix and each part have; a head has its share of the attention."""
+    counts = {"model": gpt.num_parameters(), "next token": gpt.head.weight.numel()}
     for name, part in parts_of(gpt).items():
         is_head = name.startswith("head ")
         module = gpt.get_submodule(f"blocks.{part.layer}.attention") if is_head else part.module

@@ -75,13 +75,14 @@ addView(function drawNext() {
   const isLast = current() === labels.length - 1;
   $("coming-title").textContent = `Next after “${isLast ? "…" : ""}${visible(labels[current()], 8)}”`;
   const found = likeliestNext(sides);
+  $("next").classList.toggle("both", sides.length > 1);
+  $("next").replaceChildren(...found.map((one) => row(one, sides)));
   const rest = 1 - found.reduce((sum, { shares: [share] }) => sum + share, 0);
   $("coming-note").textContent = sides.length > 1 ? sides.map(({ title }) => title).join(", ") : [
     sides[0].off?.length && "mark: all on",
     typing && (temperature !== 1 || topK) && `at temperature ${temperature}${topK ? `, top ${topK}` : ""}`,
-    isLast ? typing && "click to write" : `token ${current()}; frame: the true one`,
+    isLast ? typing && "click to write" : `token ${current()}`,
+    $("next").querySelector(".true") && "frame: the true one",
     `others ${percent(Math.max(0, rest))}`,
   ].filter(Boolean).join("; ");
-  $("next").classList.toggle("both", sides.length > 1);
-  $("next").replaceChildren(...found.map((one) => row(one, sides)));
 });

@@ -4,7 +4,7 @@
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addView, change, shown } from "browser/render.js";
-import { data, LAST, SCORES, state, TEXTS } from "browser/state.js";
+import { data, LAST, PLAIN, SCORES, state, TEXTS } from "browser/state.js";
 import { listed, visible } from "browser/words.js";
 
 const openManual = () => $("manual").showModal();
@@ -29,7 +29,7 @@ addView(function drawSteps() {
 addView(function drawChanged() {
   const { typing, off, otherText, other, sides } = shown;
   const parts = [
-    typing && off.length && `Off, replaced by their mean: ${listed(off)}.`,
+    typing && off.length && `Switched off: ${listed(off)} (gives its average instead, the same at every token).`,
     typing && otherText && `Text B to patch from: “${visible(otherText, 30)}”.`,
     other !== null && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
   ].filter(Boolean);
@@ -40,19 +40,17 @@ addView(function drawChanged() {
 
 function endChanges() {
   $("other-text").value = "";
-  change({ off: [], otherText: "", other: null, target: null });
+  change({ off: [], otherText: "", other: null, target: null, ...PLAIN });
 }
 
 const toggleCompare = () => change({ other: state.other === null ? 0 : null });
-const goBySteps = (by) => change({ at: clamp(state.at + by, LAST) });
-const goByHeads = (by) => change({ head: clamp(state.head + by, thumbs.length - 1), part: null });
 
 // What each key does outside of a box; a view may add its own.
 export const keys = {
-  ArrowLeft: () => goBySteps(-1),
-  ArrowRight: () => goBySteps(1),
-  ArrowUp: () => goByHeads(-1),
-  ArrowDown: () => goByHeads(1),
+  ArrowLeft: () => change({ at: clamp(state.at - 1, LAST) }),
+  ArrowRight: () => change({ at: clamp(state.at + 1, LAST) }),
+  ArrowUp: () => change({ head: clamp(state.head - 1, thumbs.length - 1), part: null }),
+  ArrowDown: () => change({ head: clamp(state.head + 1, thumbs.length - 1), part: null }),
   c: () => LAST > 0 && toggleCompare(),
   p: () => change({ probe: (state.probe + 1) % TEXTS.length }),
   Escape: () => change({ token: null, square: null }),

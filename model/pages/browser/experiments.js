@@ -4,7 +4,7 @@
 import { $, button, closest, element } from "browser/elements.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { data, headName, headNumber, headPart, holdsWeights, mapped, RUN, state } from "browser/state.js";
+import { choosing, data, headNumber, headPart, holdsWeights, mapped, PLAIN, RUN, state } from "browser/state.js";
 import { box, keepText, showInBox } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { percent, quote } from "browser/words.js";
@@ -16,8 +16,6 @@ export const TRIED_AT = [...mapped.keys()].findLast(holdsWeights); // the step a
 // An experiment, and what the page has shown of its right tokens before the change and after it, by step.
 let chosen = null; // { effect, before, after }
 let answer = null; // to why it repeats itself, in nodes
-
-export const PLAIN = { temperature: 1, topK: null }; // the model's own probabilities
 
 // What is typed and switched off before the change and after it.
 const stages = ({ trial, off }) => [{ typed: trial.text, off: [] }, { typed: trial.changed, off }];
@@ -41,7 +39,7 @@ async function show(effect, stage) {
 const rightShare = ({ trial: { right } }) =>
   shown.sides[0].next.reduce((sum, [id, probability]) => sum + (right.includes(id) ? probability : 0), 0);
 
-const fromTo = ([before, after]) => `${percent(before)} → ${percent(after)}`;
+const fromTo = (pair) => pair.map((share) => (share ? percent(share) : "about 0%")).join(" → ");
 
 addView(function drawExperiment() {
   const { effect } = chosen ?? {};
@@ -67,11 +65,9 @@ function headOf({ head, weight, trial: { source }, texts: [, right] }) {
   if (!weight) return "";
   const [{ weights, labels }] = shown.sides;
   const number = headNumber(head);
-  const place = `Look at the last row of ${headPart(number)} (${headName(number)}) on the map`;
   const here = percent(weightAt(ofHead(weights, number, labels.length), labels.length - 1, source));
-  const gives = `it gives here ${here} of its attention, on average over ${right} texts ${whenTried()} ` +
-    `${percent(weight)}`;
-  return `${place}: to ${quote(labels[source])}, which tells what comes next, ${gives}.`;
+  return `Look at the last row of ${headPart(number)} on the map: to ${quote(labels[source])}, which tells what comes` +
+    ` next, it gives here ${here} of its attention, on average over ${right} texts ${whenTried()} ${percent(weight)}.`;
 }
 
 const lookAt = (effect) => [
@@ -85,9 +81,9 @@ function compare(effect) {
   const share = (pair) => element("b", {}, fromTo(pair));
   return [
     element("p", { id: "predicted" },
-      `Before → after the change, ${gets(effect)}: PyTorch, ${whenTried()}, `, share(effect.shares),
-      ` · this page, at step ${shown.snapshot.step}, `, share([chosen.before[shown.at], chosen.after[shown.at]]),
-      `; ${usually(effect)}.`),
+      `Before → after the change, ${gets(effect)} `, share(effect.shares), ` as predicted by PyTorch ${whenTried()}, `,
+      share([chosen.before[shown.at], chosen.after[shown.at]]), ` as measured here at step ${shown.snapshot.step}; `,
+      `${usually(effect)}.`),
     paragraph(`${effect.question} `, button("◀ undo the change", () => show(effect, 0))),
   ];
 }
@@ -97,28 +93,38 @@ const REPEATS = "Why does it repeat itself?";
 const [WRITTEN, IN_A_ROW, SHARP] = [400, 5, 0.5]; // tokens, and a temperature
 const copiers = Object.keys(RUN.formation.induction ?? {}).map((name) => `head ${name}`);
 
-// How much of what the model writes it wrote before.
-async function repeated(off) {
+// What the model writes after the text: how much of it stood there before, and the tokens, those marked.
+async function writeOn(off) {
   const written = [];
   const request = { snapshot: mapped[TRIED_AT].weights, tokens: tokensOf(box.value).tokens, off, count: WRITTEN };
   await engine.ask("write", { ...request, temperature: SHARP }, { onValue: (token) => written.push(token) });
-  const rows = written.slice(IN_A_ROW - 1).map((_, i) => String(written.slice(i, i + IN_A_ROW)));
-  return percent(1 - new Set(rows).size / rows.length);
+  const rows = written.map((_, i) => String(written.slice(Math.max(0, i + 1 - IN_A_ROW), i + 1)));
+  const repeats = rows.map((row, i) => rows.indexOf(row) < i);
+  const share = percent(repeats.filter(Boolean).length / (WRITTEN - IN_A_ROW + 1));
+  const label = engine.tokenizer.label;
+  return { share, nodes: written.map((token, i) => element(repeats[i] ? "mark" : "span", {}, label(token))) };
 }
 
 async function tellWhy() {
   await stopWriting();
   const copier = closest(copiers, (part) => -mapped[TRIED_AT].ablation.repeated[part][0]);
-  const found = `${await repeated([])} of it repeats, and without ${copier} ${await repeated([copier])}`;
+  const [whole, without] = [await writeOn([]), await writeOn([copier])];
   chosen = null;
+  const text = (name, { share, nodes }) =>
+    element("div", {}, element("b", {}, `${name}, ${share} repeats:`), element("pre", {}, ...nodes));
   answer = [
-    paragraph(element("b", {}, `Written at temperature ${SHARP}, ${found}`), ` (${IN_A_ROW} tokens in a row as ` +
-      `before, of ${WRITTEN} just written after your text). That head finds what followed the same token before ` +
-      "(induction), so what was written once is written again. What stops it: a higher temperature, or ",
-      button(`▶ switch ${copier} off`, () => change({ off: [copier], temperature: SHARP }))),
-    paragraph(`It is no experiment with a prediction here, because ${tried[REPEATS]}.`),
+    paragraph(`Just written after your text, ${WRITTEN} tokens twice at temperature ${SHARP}. Marked: at least ` +
+      `${IN_A_ROW} tokens in a row that it had written before. One pair of texts may be chance: press again for more.`),
+    element("div", { className: "both" }, text(`With ${copier}`, whole), text("Without it", without)),
+    paragraph("This head finds what followed the same token before (induction), so what was written once is written " +
+      "again. A higher temperature helps as well. ",
+      button(`▶ write in the box without ${copier}, at temperature ${SHARP}`, async () => {
+        await stopWriting();
+        change({ off: [copier], temperature: SHARP });
+        $("write").click();
+      })),
   ];
-  change({ at: TRIED_AT, head: headNumber(copier.replace("head ", "")), part: null, off: [] });
+  change({ at: TRIED_AT, ...choosing(copier), off: [] });
 }
 
 // A text of one's own ends an experiment, and what it changed.

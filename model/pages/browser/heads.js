@@ -37,6 +37,9 @@ function buttonOf(part) {
   return button;
 }
 
+// The help says nothing of parts that this model lacks.
+for (const term of $("words").querySelectorAll("[data-part]"))
+  term.hidden = term.nextElementSibling.hidden = !PARTS.some((part) => kindOf(part) === term.textContent);
 const tables = PARTS.filter((part) => !/\d$/.test(part));
 const blocks = [...Array(LAYERS).keys()].map((layer) => {
   const heads = element("span", { className: "heads" }, ...thumbs.slice(layer * HEADS, (layer + 1) * HEADS));
@@ -45,9 +48,9 @@ const blocks = [...Array(LAYERS).keys()].map((layer) => {
   const parts = [...of("value embeddings"), heads, ...of("feed-forward")];
   return element("span", { className: "block" }, name, element("span", {}, ...parts));
 });
-const arrow = (name, end) => element("span", {}, word(name), end);
-const stack = element("span", { className: "tables" }, ...tables.map(buttonOf));
-$("grid").append(arrow("token", "s →"), stack, arrow("stream", " →"), ...blocks, "→ next token");
+const flow = (...nodes) => element("span", {}, ...nodes);
+$("grid").append(flow(word("token"), "s →"), element("span", { className: "tables" }, ...tables.map(buttonOf)));
+$("grid").append(flow(word("stream"), " →"), ...blocks, flow("→ ", word("next token")));
 $("grid").style.setProperty("--blocks", LAYERS);
 $("grid").style.setProperty("--columns", HEADS <= 4 ? HEADS : Math.ceil(Math.sqrt(HEADS)));
 
@@ -75,7 +78,7 @@ addView(function drawHeads() {
   // Where not all of it has room, the chosen part is in sight.
   if (chosen !== inSight) $("grid").scrollLeft = buttons.get(chosen).offsetLeft - $("grid").clientWidth / 2;
   inSight = chosen;
-  for (const [part, button] of buttons) button.ariaPressed = part === chosen || part === headPart(side.head);
+  for (const [part, button] of buttons) button.ariaPressed = part === chosen;
 });
 
 export const markOf = (score) => element("b", {

@@ -28,8 +28,7 @@ addView(function drawStage() {
     const map = ofHead(weights, head, labels.length);
     drawMap(fitCanvas(canvas, geometry.wide, geometry.high), geometry, (...square) =>
       palette.weights[byteAt(map, ...square)]);
-    const keys = "arrow keys move the crosshair, enter chooses the token";
-    over.ariaLabel = `attention map, ${headName(head)}, ${when}; ${keys}`;
+    over.ariaLabel = `attention map, ${headName(head)}, ${when}; arrows move the crosshair, enter chooses the token`;
     return { name: sides[1] ? name : "", value: (...square) => weightAt(map, ...square), geometry, over };
   });
   drawHover();

@@ -105,9 +105,11 @@ $("curves").addEventListener("change", ({ target: { value } }) =>
 $("flags").append(...flags);
 $("learning").hidden = !$("curves").options.length;
 $("story").textContent = story;
-$("facts").append(...facts.map(([name, value, remark]) => element("div", {},
-  element("dt", {}, word(name)), element("dd", {}, element("b", {}, value), ` ${remark}`))));
-$("facts").hidden = !facts.length;
+export function addFact([name, value, remark]) {
+  const figure = element("dd", {}, element("b", {}, value), ` ${remark}`);
+  $("facts").append(element("div", {}, element("dt", {}, word(name)), figure));
+}
+facts.forEach(addFact);
 $("config").textContent = config;
 $("config").closest("details").hidden = !config;
 document.documentElement.style.setProperty("--axis-left", `${BOX.left}px`);

@@ -48,8 +48,7 @@ export function createLens(parent, choose) {
     const moved = view?.token !== chosen;
     view = next;
     if (!same) build();
-    const keys = "arrow keys move, enter chooses the token";
-    table.ariaLabel = `${name}: the likeliest next token after each sub-layer; ${keys}`;
+    table.ariaLabel = `${name}: the likeliest next token after each sub-layer; arrows move, enter chooses the token`;
     for (const [row, line] of cells.entries())
       for (const [token, cell] of line.entries()) {
         const { text, probability } = lensCell(measured, row, token);

@@ -1,7 +1,7 @@
 // The page of a run. Each of the first imports adds a view (see render.js).
 
 import "browser/controls.js";
-import "browser/learning.js";
+import { addFact } from "browser/learning.js";
 import "browser/heads.js";
 import "browser/large-map.js";
 import "browser/text.js";
@@ -87,6 +87,8 @@ async function startModel() {
   onWaiting(1);
   useEngine(await startEngine(held.manifest, held.texts, { onWaiting, onStop: () => tell(STOPPED) }));
   state.off = state.off.filter((part) => engine.parts.includes(part));
+  const [all, last] = ["model", "next token"].map((part) => engine.parameters[part].toLocaleString("en"));
+  addFact(["parameters", all, `of which ${last} in “→ next token”`]);
   addView(drawParity);
   render();
 }

@@ -97,8 +97,7 @@ async function draw() {
   // The last token; of a recorded text, the last whose true next token is known.
   if (token === undefined) next.token = Math.max(0, length - (next.typing ? 1 : 2));
   // A text that stands in for what was typed may be too short for its token.
-  const isMeant = next.probe === state.probe;
-  if (state.token === token && (isMeant || next.token !== null)) state.token = next.token;
+  if (state.token === token && (next.probe === state.probe || next.token !== null)) state.token = next.token;
   if (next.other !== null) next.sides.push(await side("B", next, next.other));
   if (next.square && (!next.typing || next.square.query >= length)) next.square = null;
   Object.assign(next, { snapshot: first.snapshot, labels: first.labels });

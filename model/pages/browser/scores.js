@@ -5,7 +5,7 @@
 import { $, button, element, tableHead, track } from "browser/elements.js";
 import { buttons, markOf, meaningOf } from "browser/heads.js";
 import { addView, change, shown, stepButton } from "browser/render.js";
-import { data, formation, formedBetween, headName, headNumber, headPart, mapped, RUN, SCORES } from "browser/state.js";
+import { choosing, data, formation, formedBetween, headName, headPart, mapped, RUN, SCORES } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 
@@ -47,15 +47,15 @@ const inWords = (found) =>
 
 // Of the part that is pointed at or was chosen last: what it is, its size, and what is lost without it.
 function tellPart(part) {
-  const measured = shown.snapshot.ablation ?? RUN.snapshots.findLast(({ ablation }) => ablation)?.ablation;
-  const losses = Object.entries(KINDS).filter(([kind]) => measured?.[kind][part])
-    .map(([kind, where]) => `${where} ${inWords(measured[kind][part])}`);
+  const { step, ablation } = [...RUN.snapshots, shown.snapshot].findLast((one) => one.ablation) ?? {};
+  const losses = Object.entries(KINDS).filter(([kind]) => ablation?.[kind][part])
+    .map(([kind, where]) => `${where} ${inWords(ablation[kind][part])}`);
   const size = engine?.parameters[part];
-  $("part").className = headNumber(part.replace("head ", "")) === undefined ? "first" : "note";
+  $("part").className = choosing(part).part ? "first" : "note";
   $("part").replaceChildren(element("b", {}, part), [
     `: ${meaningOf(part) ?? ""}`,
     size && `${size.toLocaleString("en")} parameters.`,
-    losses.length && `Change of the loss without it, nats per token: ${losses.join(", ")}.`,
+    losses.length && `Change of the loss without it, nats per token, at step ${step}: ${losses.join(", ")}.`,
   ].filter(Boolean).join(" "));
 }
 const tellChosen = () => tellPart(shown.part ?? headPart(shown.head));
@@ -68,10 +68,9 @@ for (const [part, pointed] of buttons)
 // All parts, those first without which the loss is most; of two steps, the first.
 addView(function drawTable() {
   const { ablation } = shown.snapshot;
-  const there = RUN.snapshots.filter((snapshot) => snapshot.ablation).map(({ step }) => step);
-  $("ablation").hidden = !there.length;
+  $("ablation").hidden = !RUN.snapshots.some((snapshot) => snapshot.ablation);
   $("ablations").hidden = !ablation;
-  const jumps = mapped.filter(({ step }) => there.includes(step)).map(({ step }) => stepButton(step));
+  const jumps = mapped.filter((snapshot) => snapshot.ablation).map(({ step }) => stepButton(step));
   const [{ windows }] = RUN.snapshots;
   const on = `Measured on ${windows.text[0]} windows of text and ${windows.repeated[0]} that repeat, at `;
   $("measured-at").replaceChildren(on, ...jumps, ablation ? "" : `, not at step ${shown.snapshot.step}`);
@@ -90,8 +89,6 @@ addView(function drawTable() {
 // A part's name as a button that chooses it, where it is one of the picture.
 export function partName(part) {
   if (!buttons.has(part)) return part;
-  const head = headNumber(part.replace(/^head /, ""));
-  const ariaPressed = head === undefined ? part === shown.part : head === shown.head;
-  const chosen = head === undefined ? { part } : { head, part: null };
-  return Object.assign(button(part, () => change(chosen)), { ariaPressed, title: meaningOf(part) });
+  const ariaPressed = part === (shown.part ?? headPart(shown.head));
+  return Object.assign(button(part, () => change(choosing(part))), { ariaPressed, title: meaningOf(part) });
 }

@@ -6,13 +6,12 @@ import { headName, headPart } from "browser/state.js";
 import { weightsOf } from "browser/text.js";
 import { largestFirst, readsInWords } from "browser/words.js";
 
-const OFF = "Off now, so nothing that it reads reaches the model. ";
-
 addView(function drawSays() {
   const { head, sides } = shown;
   const told = sides.map(({ label, descriptions }) => ({ label, ...descriptions.flat()[head] }));
   const name = headName(head).replace("l", "L");
-  const off = shown.typing && shown.off.includes(headPart(head)) ? OFF : "";
+  const isOff = shown.typing && shown.off.includes(headPart(head));
+  const off = isOff ? "Off now, so nothing that it reads reaches the model. " : "";
   $("sentences").replaceChildren(...told.map(({ label, sentence }) =>
     element("p", {}, element("b", {}, `${label}${name}. `), off, sentence)));
   $("evidence").replaceChildren(...told.map(({ label, evidence }) =>
@@ -22,7 +21,8 @@ addView(function drawSays() {
 
 function drawReading() {
   const token = chosenToken();
-  const { labels } = shown;
+  const { labels, head } = shown;
+  const name = headPart(head).replace("h", "H");
   if (token === null) {
     $("reading").textContent = "Point at a token to see what it reads; click to keep it.";
     return;
@@ -31,7 +31,7 @@ function drawReading() {
   const square = { query: token, key: largestFirst(rows[0])[0] };
   const why = shown.typing && token ? button("what leads it there?", () => change({ token, square })) : "";
   $("reading").replaceChildren(...shown.sides.map(({ label }, i) =>
-    element("p", {}, `${label}${readsInWords(labels, token, rows[i])} `, i ? "" : why)));
+    element("p", {}, `${label}${readsInWords(name, labels, token, rows[i])} `, i ? "" : why)));
 }
 
 addFollower(drawReading);

@@ -35,8 +35,7 @@ function contents({ first, scores, weights, sources, pushes }, { query, key }, {
   const width = embed_dim / num_heads;
   const token = (i) => `${quote(labels[i])} (token ${i})`;
   const weight = weights[key - first];
-  const close = element("button", { textContent: "close", className: "push", onclick: () => change({ square: null }) });
-  const title = element("h3", { textContent: `How ${quote(labels[query])} comes to read ${quote(labels[key])}` });
+  const close = element("button", { className: "push", onclick: () => change({ square: null }) }, "close");
   const step = (name, ...nodes) => element("li", {}, element("b", { textContent: `${name}. ` }), ...nodes);
   const mean = scores.reduce((sum, score) => sum + score, 0) / scores.length;
   const made = sources.filter(([, share]) => Math.abs(share) >= LEAST_SHARE)
@@ -47,7 +46,8 @@ function contents({ first, scores, weights, sources, pushes }, { query, key }, {
   const raised = pushes.filter(([, change]) => change >= LEAST)
     .map(([id, change]) => `${quote(engine.tokenizer.label(id))} ${signed(change)}`);
   return [
-    element("div", { className: "bar" }, title, close),
+    element("div", { className: "bar" },
+      element("h3", {}, `How ${quote(labels[query])} comes to read ${quote(labels[key])}`), close),
     element("ol", {},
       step("Query and key", `In ${headName(head)} ${token(query)} asks with its query q, and ${token(key)} is ` +
         `found by its key k: ${width} numbers each, made of what the model knows of the two tokens at this layer.`),

@@ -39,6 +39,10 @@ export const shortName = (head) => placeOf(head).join(".");
 // A head's number from its short name, undefined if there is no such head.
 export const headNumber = (name) => ALL_HEADS.find((head) => shortName(head) === name);
 export const headPart = (head) => `head ${shortName(head)}`; // as the details of a snapshot and the engine call it
+// What chooses a part. Beside one that is not a head, the map and the scores stay those of the last head.
+const headOf = (part) => ALL_HEADS.find((head) => headPart(head) === part);
+export const choosing = (part) => (headOf(part) === undefined ? { part } : { head: headOf(part), part: null });
+export const PLAIN = { temperature: 1, topK: null }; // the model's own probabilities, with which the page opens
 export const formation = (score, head) => RUN.formation[score]?.[shortName(head)] ?? Infinity;
 
 // When a head formed: it did not follow the pattern at the step that was recorded before.

@@ -4,7 +4,7 @@ import { keys } from "browser/controls.js";
 import { $, element } from "browser/elements.js";
 import { buttons } from "browser/heads.js";
 import { addChoices, addView, change, shown } from "browser/render.js";
-import { addField, headPart, state } from "browser/state.js";
+import { addField, choosing, headPart, state } from "browser/state.js";
 import { lossOf } from "browser/measured.js";
 import { engine } from "browser/typed-text.js";
 import { decimal, largestFirst, listed, quote, signed } from "browser/words.js";
@@ -13,7 +13,8 @@ const WORST = 5; // tokens that are listed
 
 function toggle(part) {
   const others = state.off.filter((one) => one !== part);
-  change({ off: others.length < state.off.length ? others : [...others, part], part, panel: "breaking" });
+  const off = others.length < state.off.length ? others : [...others, part];
+  change({ off, panel: "breaking", ...choosing(part) });
 }
 
 addView(function drawSwitches() {
@@ -28,8 +29,7 @@ addView(function drawDamage() {
   if (!shown.typing) return;
   const [{ intact, measured, off, labels }] = shown.sides;
   $("all-on").hidden = off.length > 0;
-  $("worse").hidden = !off.length;
-  $("loss-now").replaceChildren();
+  $("worse").hidden = $("loss-now").hidden = !off.length;
   if (!off.length) return;
   const whole = intact.details.probes.text;
   // The bits at a place are the cost of the token after it.

@@ -7,7 +7,7 @@ import { isDark, rgb } from "browser/maps.js";
 import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown, stepButton,
 } from "browser/render.js";
-import { addField, holdsWeights, keepView, mapped, save, state, stepOf, TEXTS } from "browser/state.js";
+import { addField, holdsWeights, keepView, mapped, save, state, TEXTS } from "browser/state.js";
 import { depth, lossOf } from "browser/measured.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { decimal, isOdd, visible } from "browser/words.js";
@@ -120,26 +120,25 @@ addView(function drawText() {
 
 // What stands below the text: its tokens, what they cost, and what is not as it seems.
 function tell() {
-  const { typing, labels, sides: [{ measured, typed }] } = shown;
-  const isEmpty = typing && !typed.all;
-  const count = isEmpty ? 0 : labels.length;
+  const { typing, labels, sides } = shown;
+  const [{ measured, typed }] = sides;
+  const count = typing && !typed.all ? 0 : labels.length;
   const loss = lossOf(measured);
-  const bits = ` (${decimal(loss / Math.LN2)} bits) per token`;
-  const cost = [", ", word("loss"), ` ${decimal(loss)} `, word("nats"), bits];
+  const cost = [", ", word("loss"), ` ${decimal(loss)} `, word("nats"), ` (${decimal(loss / Math.LN2)} bits) a token`];
   $("cost").replaceChildren(`${count} ${count === 1 ? "token" : "tokens"}`, ...(count > 1 ? cost : []));
   const { period } = TEXTS.find(({ name }) => name === shown.textName);
-  const wanted = TEXTS[state.probe].name;
-  const why = engine ? "of this step the page holds no weights." : "the model in this page has not started.";
-  const steps = [...mapped.keys()].filter(holdsWeights).map((at) => stepButton(stepOf(at)));
+  const bare = engine && sides.find(({ at }) => !holdsWeights(at));
+  const why = bare
+    ? [`${bare.when} holds no weights here, with which to read yours. Back to your text: `,
+      ...mapped.filter((_, at) => holdsWeights(at)).map(({ step }) => stepButton(step))]
+    : ["the model in this page has not started. "];
+  const isReplaced = !typing && TEXTS[state.probe].name === "typed";
   $("heads").hidden = TEXTS[0].name !== "typed";
-  $("no-weights").replaceChildren("To type and change something ",
-    ...(wanted === "typed" ? ["go to a step with weights (●): ", ...steps] : ["choose “your text”."]));
-  $("window").textContent = [
-    wanted === "typed" && !typing && `This is the recorded text: ${why}`,
+  $("window").replaceChildren(...(isReplaced ? [element("b", {}, "This is a recorded text: "), ...why] : []), [
     period && `${period} random tokens, which nothing can expect, then the same again: here heads show that look back.`,
     labels.includes(END_OF_TEXT) && `${END_OF_TEXT} marks where a document begins.`,
     ...(typing ? aboutTyped(typed) : []),
-  ].filter(Boolean).join(" ");
+  ].filter(Boolean).join(" "));
 }
 
 function aboutTyped(typed) {

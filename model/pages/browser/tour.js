@@ -3,12 +3,12 @@
 // model does not do has no stop.
 
 import { $, button, closest, element, onKeys, SIDEWAYS } from "browser/elements.js";
-import { PLAIN, TRIED_AT } from "browser/experiments.js";
+import { TRIED_AT } from "browser/experiments.js";
 import { ofHead, PAD, weightAt } from "browser/maps.js";
 import { addView, change, rendered, shown } from "browser/render.js";
 import {
   ALL_HEADS, data, formation, formedBetween, headName, headPart, holdAddress, holdsWeights, LAST, mapped,
-  placeOf, save, state, stepOf,
+  placeOf, PLAIN, save, state, stepOf,
 } from "browser/state.js";
 import { probabilities } from "browser/sampling.js";
 import { box, keepText, showInBox } from "browser/text.js";
@@ -30,15 +30,8 @@ let [opener, scrolled] = [null, 0]; // what had the focus, and how far the page 
 let isTheirs = false; // whether a person has changed something
 let isShown = false; // whether the stop is
 
-const since = (head) => formation("previous_token", head);
-const previousTokenHeads = (at) => ALL_HEADS.filter((head) => since(head) <= stepOf(at));
-
-const tokenStop = (calm) => ({
-  thing: "editor",
-  patch: calm,
-  tell: `The model reads no letters but tokens, of which this text has ${shown.labels.length}: each is framed, and ` +
-    "its shade shows how much the chosen one reads of it.",
-});
+const previousTokenHeads = (at) =>
+  ALL_HEADS.filter((head) => formation("previous_token", head) <= stepOf(at));
 
 function previousStop(calm) {
   const heads = previousTokenHeads(calm.at);
@@ -165,7 +158,9 @@ async function open() {
   const token = shown.typing ? Math.max(0, tokensOf(data.text).tokens.length - 1) : shown.token;
   const calm = { ...before, ...plain, ...typed, token, at: shown.typing ? TRIED_AT : LAST };
   await put(calm);
-  stops = [tokenStop(calm), ...previousStop(calm), ...(await repeatedStops(calm))];
+  const tell = `The model reads no letters but tokens, of which this text has ${shown.labels.length}: each is framed,` +
+    " and its shade shows how much the chosen one reads of it.";
+  stops = [{ thing: "editor", patch: calm, tell }, ...previousStop(calm), ...(await repeatedStops(calm))];
   $("tour").hidden = false;
   await visit(0);
 }
@@ -251,6 +246,6 @@ addView(function offerTour() {
   if (offered || (data.text !== undefined && !shown.typing)) return;
   offered = true;
   $("tour-start").hidden = false;
-  // Whoever comes with a link that names a view gets that, and is only offered the tour.
-  if (shown.typing && !location.hash && storage?.getItem(KEPT_AS) === null) open();
+  // Whoever comes with a link to a view sees that, and whoever has a narrow screen the top of the page.
+  if (shown.typing && innerWidth >= 700 && !location.hash && storage?.getItem(KEPT_AS) === null) open();
 });

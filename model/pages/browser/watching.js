@@ -10,7 +10,6 @@ import { data, keepInHistory, LAST, save, state } from "browser/state.js";
 const EVERY = 4000; // milliseconds
 const PATIENCE = [120, 4]; // seconds, and times longer than the page before: then the run may have died
 
-const seconds = () => Date.now() / 1000;
 const inWords = (count) => (count < 100 ? `${Math.round(count)} s` : `${Math.round(count / 60)} minutes`);
 const { state: going, written = 0, gap = 0 } = data.status ?? {};
 const ADDRESS = location.href.split(/[?#]/)[0];
@@ -19,7 +18,7 @@ let frame = null;
 function tell() {
   if (going === "ended") return "The run has ended.";
   if (going === "interrupted") return "The run was interrupted here: train.py --resume goes on.";
-  const age = Math.max(0, seconds() - written);
+  const age = Math.max(0, Date.now() / 1000 - written);
   const late = age > Math.max(PATIENCE[0], PATIENCE[1] * gap);
   return late
     ? `No newer page for ${inWords(age)}: the run may have stopped or died.`

@@ -62,13 +62,11 @@ const INDUCTION = 0.3; // the smallest that it calls so
 // The places of numbers, that of the largest first.
 export const largestFirst = (numbers) => [...numbers.keys()].sort((one, two) => numbers[two] - numbers[one]);
 
-const strongest = (weights) => largestFirst(weights).filter((i) => weights[i] >= MENTIONED).slice(0, 3);
-
-// What a head does with one token, from its row of the map: weights[key].
-export function readsInWords(labels, query, weights) {
+// What a head of this name does with one token, from its row of the map: weights[key].
+export function readsInWords(name, labels, query, weights) {
   if (query === 0) return `${quote(labels[0])} comes first, so there is nothing before it to look at.`;
-  const keys = strongest(weights);
-  const start = `Reading ${quote(labels[query])} it`;
+  const keys = largestFirst(weights).filter((i) => weights[i] >= MENTIONED).slice(0, 3);
+  const start = `${name}, reading ${quote(labels[query])},`;
   if (!keys.length) return `${start} spreads its attention: no token gets more than ${percent(Math.max(...weights))}.`;
   const looks = keys.map((key) => `${keyInWords(labels, query, key, weights[key])} (${percent(weights[key])})`);
   return `${start} looks at ${listed(looks)}.`;

@@ -2,15 +2,14 @@
 
 import { $ } from "browser/elements.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { addField, mapped, state } from "browser/state.js";
+import { addField, mapped, PLAIN, state } from "browser/state.js";
 import { box, canUndo, keepText, readBox, showInBox, undo } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 
 const COUNT = 200; // tokens at most
-const TEMPERATURE = 1; // with which the page opens: the model's own probabilities
 const PAUSE = 500; // milliseconds
 
-Object.assign(state, { temperature: TEMPERATURE, topK: null });
+Object.assign(state, PLAIN);
 let running = null; // the AbortController of what writes
 let ended = null; // a promise that settles when it has ended
 let written = null; // { text, words }: what was written last, and how fast
@@ -102,9 +101,9 @@ $("write").addEventListener("click", () => {
 });
 $("temperature").addEventListener("input", ({ target }) => change({ temperature: Number(target.value) }));
 $("top-k").addEventListener("change", ({ target }) => change({ topK: Number(target.value) || null }));
-addField("temperature", () => (state.temperature === TEMPERATURE ? null : state.temperature), (text) => {
+addField("temperature", () => (state.temperature === PLAIN.temperature ? null : state.temperature), (text) => {
   const wanted = Number(text ?? NaN);
-  state.temperature = wanted >= 0 && wanted <= Number($("temperature").max) ? wanted : TEMPERATURE;
+  state.temperature = wanted >= 0 && wanted <= Number($("temperature").max) ? wanted : PLAIN.temperature;
 });
 addField("top_k", () => state.topK, (text) => {
   $("top-k").value = text; // which takes one of its options only

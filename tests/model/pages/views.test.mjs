@@ -42,8 +42,8 @@ test("large numbers are short", () => {
 
 test("the row of a token is told in words", () => {
   const plain = (told) => told.replace(/[\u2068\u2069]/g, "");
-  const reads = (query, weights) => plain(words.readsInWords(["x", "y", "\n", "a", "b"], query, weights));
-  const starts = (weights, end) => assert.equal(reads(4, weights), `Reading “b” it ${end}`);
+  const reads = (query, weights) => plain(words.readsInWords("Head 1.0", ["x", "y", "\n", "a", "b"], query, weights));
+  const starts = (weights, end) => assert.equal(reads(4, weights), `Head 1.0, reading “b”, ${end}`);
   starts([0, 0, 0.98, 0.01, 0.01], "looks at the last line break (98%).");
   starts([0, 0, 0, 0.7, 0.3], "looks at the token before it, “a” (70%) and itself (30%).");
   starts([0.6, 0.4, 0, 0, 0], "looks at the first token, “x” (60%) and “y”, 3 tokens back (40%).");
@@ -52,7 +52,7 @@ test("the row of a token is told in words", () => {
 });
 
 test("a token that followed the same one before is called induction where the head clearly looks there", () => {
-  const told = (weight) => words.readsInWords(["x", "a", "y", "z", "a"], 4, [0.7 - weight, 0.1, weight, 0.1, 0.1]);
+  const told = (weight) => words.readsInWords("Head 1.0", ["x", "a", "y", "z", "a"], 4, [0.7 - weight, 0.1, weight, 0.1, 0.1]);
   assert.deepEqual([0.2, 0.6].map((weight) => told(weight).includes("induction")), [false, true]);
 });
 
