@@ -113,7 +113,7 @@ async function tellWhy() {
   const text = (name, { share, nodes }) =>
     element("div", {}, element("b", {}, `${name}, ${share} repeats:`), element("pre", {}, ...nodes));
   answer = [
-    paragraph(`Just written after your text, ${WRITTEN} tokens twice at temperature ${SHARP}. Marked: at least ` +
+    paragraph(`Written after ${quote(box.value.slice(-20))}, twice, at temperature ${SHARP}. Marked: at least ` +
       `${IN_A_ROW} tokens in a row that it had written before. One pair of texts may be chance: press again for more.`),
     element("div", { className: "both" }, text(`With ${copier}`, whole), text("Without it", without)),
     paragraph("This head finds what followed the same token before (induction), so what was written once is written " +

@@ -47,7 +47,7 @@ function contents({ first, scores, weights, sources, pushes }, { query, key }, {
     .map(([id, change]) => `${quote(engine.tokenizer.label(id))} ${signed(change)}`);
   return [
     element("div", { className: "bar" },
-      element("h3", {}, `How ${quote(labels[query])} comes to read ${quote(labels[key])}`), close),
+      element("h3", {}, `How ${quote(labels[query])} reads ${quote(labels[key])} in ${headName(head)}`), close),
     element("ol", {},
       step("Query and key", `In ${headName(head)} ${token(query)} asks with its query q, and ${token(key)} is ` +
         `found by its key k: ${width} numbers each, made of what the model knows of the two tokens at this layer.`),
