@@ -10,7 +10,9 @@ import logging
 import math
 import multiprocessing
 import signal
+import weakref
 from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import lightning
@@ -26,6 +28,8 @@ from data.windows import Repeats, TrainingWindows, ValidationWindows, WindowSamp
 from model.mistakes import Mistake, check_range
 
 _log = logging.getLogger(__name__)
+
+_loading: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # processes that load data
 
 
 class TextDataModule(lightning.LightningDataModule):
@@ -209,5 +213,11 @@ class Loader(DataLoader):
             return super().__iter__()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            for process in set(multiprocessing.active_children()) - others:
-                atexit.register(process.kill)  # at its own end Python would send a SIGTERM, and wait for ever
+            _loading.update(set(multiprocessing.active_children()) - others)
+
+
+@atexit.register
+def _kill_loaders() -> None:
+    """Those that are still there: Python would end them by SIGTERM, which they never get, and wait for ever."""
+    for process in _loading & set(multiprocessing.active_children()):
+        process.kill()
