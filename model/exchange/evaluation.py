@@ -12,6 +12,7 @@ from torch import Tensor
 from model.gpt import GPT, in_eval_mode
 
 IGNORED = -100  # a target that does not count, as in PyTorch's losses
+LOGITS_AT_ONCE = 2**24  # a whole batch of logits of a large vocabulary would fill the memory
 
 
 def text_logprobs(
@@ -44,8 +45,9 @@ def text_logprobs(
 
     windows = windows_of(tokens)
     documents = None if document_ids is None else windows_of(document_ids)
+    rows = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     device = model.token_embedding.weight.device
-    # Not a list of each window's: small tensors that stay between large ones that go leave the memory in pieces.
+    # Not a list of each batch's: small tensors that stay between large ones that go leave the memory in pieces.
     logprobs = torch.empty(num_windows * T)
     filled = 0
     with torch.inference_mode(), in_eval_mode(model):
@@ -53,11 +55,13 @@ def text_logprobs(
             some = slice(first, first + batch_size)
             batch = windows[some].to(device)
             ids = None if documents is None else documents[some, :-1].to(device)
-            features = model.features(batch[:, :-1], document_ids=ids)
-            for number, (of_window, window) in enumerate(zip(features, batch, strict=True), start=first):
-                begin = T - stride if number else 0
-                logits = model.unembed(of_window[begin:])  # those of a whole batch would fill the memory
-                nats = F.cross_entropy(logits, window[1 + begin :], reduction="none")
+            scored = torch.ones_like(batch[:, 1:], dtype=torch.bool)
+            overlapping = scored if first else scored[1:]  # the very first window scores all of its tokens
+            overlapping[:, : T - stride] = False
+            features = model.features(batch[:, :-1], document_ids=ids)[scored]
+            targets = batch[:, 1:][scored]
+            for of_rows, expected in zip(features.split(rows), targets.split(rows), strict=True):
+                nats = F.cross_entropy(model.unembed(of_rows), expected, reduction="none")
                 logprobs[filled : filled + len(nats)] = -nats
                 filled += len(nats)
     return logprobs[:num_targets]

@@ -246,42 +246,44 @@ def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
     measured: dict[str, Figures] = {}
     for kind, texts in windows.items():
         pieces = texts.pieces(MAX_WEIGHTS // (gpt.config.num_heads * texts.length))
-        found = [_figures_of_layers(gpt, piece) for piece in pieces]
+        starts = range(0, len(texts), len(pieces[0]))
+        found = [_figures_of_layers(gpt, piece, texts, first) for piece, first in zip(pieces, starts, strict=True)]
         measured[kind] = {name: torch.cat([one[name] for one in found], dim=1) for name in found[0]}
     return table_of(windows, measured)
 
 
-def _figures_of_layers(gpt: GPT, texts: Texts) -> Figures:
-    """The figures (L, N, 3, H) of some texts."""
+def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figures:
+    """The figures (L, N, 3, H) of a piece of the texts, from the `first` on."""
     by_layer: list[Figures] = []
 
     def see(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
-        by_layer.append(figures_of(weights_of(attend, q, k, v).float(), texts))
+        by_layer.append(figures_of(weights_of(attend, q, k, v).float(), texts, first))
 
     with undisturbed(gpt), observed(gpt, see):
-        run(gpt, texts)
+        run(gpt, piece)
     return {name: torch.stack([one[name] for one in by_layer]) for name in by_layer[0]}
 
 
-def figures_of(weights: Tensor, texts: Texts) -> Figures:
+def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
     """The figures of one layer's maps (N, H, T, T) for each text and span, (N, 3, H), measured where the maps are.
 
-    A figure is NaN for a span in which no query counts.
+    A figure is NaN for a span in which no query counts. first: the number of the text that the first map is of.
     """
     device = weights.device
-    keys, queries = _patterns_of(texts)
-    values = {name: (weights * of_texts[:, None].to(device)).sum(-1) for name, of_texts in keys.items()}
+    some = slice(first, first + len(weights))
+    keys, queries = _patterns_of(texts)  # of all texts, which are the same at every step of a run
+    values = {name: (weights * of_texts[some, None].to(device)).sum(-1) for name, of_texts in keys.items()}
     if texts.kind == "text":
         # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
         shares = weights.clamp(min=0)
         sums = shares.sum(-1, keepdim=True).clamp(min=1e-9)
         nats = torch.special.entr(shares / sums).sum(-1)
-        seen = texts.visible.sum(-1)[:, None].to(device)
+        seen = texts.visible[some].sum(-1)[:, None].to(device)
         values["entropy"] = nats / seen.log().clamp(min=1e-9)
         values["reach"] = nats.exp()
     figures = {}
     for name, of_queries in values.items():  # (N, H, T)
-        counted = queries[name].to(device).float()  # a mean over none is NaN
+        counted = queries[name][some].to(device).float()  # a mean over none is NaN
         sums = torch.einsum("nhq,nsq->nsh", of_queries, counted)
         figures[name] = (sums / counted.sum(-1, keepdim=True)).cpu()
     return figures

@@ -419,12 +419,10 @@ def as_json(value: Any, digits: str) -> Any:
 
     digits: how floating-point numbers are rounded, as in a format string: ".4g" is to four significant digits.
     """
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, float):
+    if isinstance(value, float):  # first, for there may be a million
         return float(f"{value:{digits}}") if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         return [as_json(item, digits) for item in value]
     if isinstance(value, Mapping):
         return {name: as_json(item, digits) for name, item in value.items()}
-    return value
+    return as_json(value.tolist(), digits) if hasattr(value, "tolist") else value
