@@ -179,7 +179,7 @@ def _step_blocks(recording: Recording, step: int) -> list[str]:
         readings = recording.readings(step)
         told = template.to_json({kind: reading.figures for kind, reading in readings.items()})
         _packed_steps[snapshot] = [
-            *(_block(f"{kind}-{step}", _triangles(reading.maps)) for kind, reading in readings.items()),
+            *(_block(f"{kind}-{step}", _triangles(reading.maps), level=4) for kind, reading in readings.items()),
             _block(f"details-{step}", told.encode()),
         ]
     return _packed_steps[snapshot]
@@ -192,9 +192,10 @@ def _triangles(maps: Tensor) -> bytes:
     return np.rint(values).astype(np.uint8).tobytes()
 
 
-def _block(name: str, content: bytes) -> str:
+def _block(name: str, content: bytes, level: int = 6) -> str:
+    """level: of gzip; for maps a higher one than 4 takes time and helps no more."""
     # Without a time stamp, so that the same snapshots make the same page.
-    packed = gzip.compress(content, 6, mtime=0)
+    packed = gzip.compress(content, level, mtime=0)
     return template.text_element(f"block-{name}", base64.b64encode(packed).decode())
 
 
@@ -214,8 +215,9 @@ def _about(
         if one.step in points:
             told = one.to_json() | {"mapped": one.step in mapped}
             # Of a model that is random none holds: the others judge noise then.
+            wrong = one.checks.problems.keys()
             for name in ("repeatable", "causal", "faithful"):
-                told[name] = not one.checks.problems.keys() & {name, "repeatable"}
+                told[name] = not wrong & {name, "repeatable"}
             if one.step in held:
                 told["weights"] = held.index(one.step)
             snapshots.append(told)
