@@ -1,1 +1,15 @@
-"""Run folders: logging, checkpoints, samples, recording, resuming."""
+"""Training runs: what Lightning calls around each step, what a run writes, and how it is resumed.
+
+Read in this order:
+
+    run.py            a run's folder, its files, and which checkpoint is meant
+    command_line.py   the options of train.py, filled in and checked; configs.py parses them
+    starting.py       the run's folder is created and locked
+    sequence.py       what happens around each step, and in which order
+    saving.py         checkpoints, and what --resume does
+    metrics.py        figures of the training, and metrics.csv
+    monitoring.py     attention maps and samples recorded while the model trains
+    wandb_logger.py   the same figures, maps and samples for Weights & Biases
+    progress.py       lines on the terminal
+    results.py        reads what a run has recorded, and writes its page
+"""

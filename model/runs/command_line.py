@@ -1,4 +1,4 @@
-"""The command line of train.py: what options say, which are refused, and what a run starts from."""
+"""The command line of train.py: reads all options, fills in what is left open, and refuses what would do harm."""
 
 import dataclasses
 import logging
@@ -18,129 +18,137 @@ from model.runs.configs import layered, parse, plain_config, read_config
 from model.runs.run import CONFIG, Run
 from model.training.hardware import fast_precision
 
-# Strategies that cut matrices in parts, or start processes that are no programs of their own.
+# Strategies that split a matrix over devices, or start processes that do not run train.py from its beginning.
 REFUSED_STRATEGIES = re.compile("fsdp|deepspeed|modelparallel|spawn|fork|notebook", re.IGNORECASE)
-OF_EPOCHS = ("min_steps", "min_epochs", "max_epochs", "limit_train_batches")
+EPOCH_OPTIONS = ("min_steps", "min_epochs", "max_epochs", "limit_train_batches")
 REFUSED_CALLBACKS = {
-    "BatchSizeFinder": "would train on other batches before the run: try sizes by runs of a few trainer.max_steps",
-    "LearningRateFinder": "would train on other batches before the run: try rates by runs of a few trainer.max_steps",
+    "BatchSizeFinder": "would train on extra batches before the run: compare batch sizes in short runs",
+    "LearningRateFinder": "would train on extra batches before the run: compare learning rates in short runs",
     "GradientAccumulationScheduler": "counts epochs, and no epoch ends: set trainer.accumulate_grad_batches",
 }
-OF_THIS_CALL = ("config", "print_config", "name", "resume")  # options that no other run should have
-FREE_TO_CHOOSE = ("context_length", "dropout")  # where a run starts from a trained model
+NOT_SAVED = ("config", "print_config", "name", "resume")  # they belong to this call: a run like this one has others
+MAY_DIFFER = ("context_length", "dropout")  # options of a run that may differ from those of --model.init_from
 
 
 @dataclasses.dataclass
 class Options:
-    """All options of a run, and what it goes on from or starts from."""
+    """All options of a run, and the checkpoint or model that it starts from."""
 
     config: Namespace
-    saved: str  # its config.yaml, without what belongs to this call alone: it starts a run like this one
-    checkpoint: Path | None  # that it goes on from, None for a new run
-    trained: Glass | None  # the model that it starts from, if any
+    saved: str  # the run's config.yaml: `config` without NOT_SAVED
+    checkpoint: Path | None  # the checkpoint to resume; None for a new run
+    trained: Glass | None  # the model of --model.init_from, if a new run starts from one
 
 
 def read_options(parser: ArgumentParser, args: list[str], default_config: Path) -> Options:
-    """What is typed, over the files of --config, over a resumed run's config or `default_config`, over the defaults.
+    """Reads all options. For each one the first of these that sets it counts:
 
-    With what a person leaves open filled in: precision, tokenizer, and the network of a model that a run starts from.
+    1. what is typed;
+    2. the files of --config, the last one first;
+    3. the config of the run to resume; or `default_config`, if there is neither --resume nor --config;
+    4. the default.
+
+    Options that are still null are filled in: the precision, the tokenizer and the network of --model.init_from.
 
     Raises a `Mistake` for options that contradict each other, and for runs and models that are missing or damaged.
     """
     for arg in args:
         if arg.encode(errors="replace").decode() != arg:
-            raise Mistake(f"{arg!a} is not UTF-8, which config.yaml is: rename it, or write a pattern that it fits")
-    typed, given = parse(parser, args), Namespace()
+            raise Mistake(f"{arg!a} is not UTF-8, so config.yaml cannot hold it: rename it, or type a pattern")
+    typed, chosen = parse(parser, args), Namespace()
     for file in typed.get("config") or []:
-        given.update(parse_file(parser, Path(file)))
-    given.update(typed)
-    beneath, checkpoint, trained = Namespace(), None, None
-    if given.get("resume") is not None:
+        chosen.update(parse_file(parser, Path(file)))
+    chosen.update(typed)
+    base, checkpoint, trained = Namespace(), None, None
+    if chosen.get("resume") is not None:
         for other in ("name", "model.init_from"):
-            if given.get(other) is not None:
+            if chosen.get(other) is not None:
                 raise Mistake(f"--resume continues a run in its own folder, with its own weights: leave out --{other}")
-        run = Run.open(Path(given.resume), CONFIG)
-        given.resume, checkpoint = str(run.folder), run.resumed
-        beneath = parse(parser, plain_config(run.folder / CONFIG, given.keys()), f"{run.folder / CONFIG}: ")
-    elif "config" not in given:
-        given.config = [str(default_config)]
-        beneath = parse_file(parser, default_config)
-    config = layered(parser, beneath, given)
+        run = Run.open(Path(chosen.resume), CONFIG)
+        chosen.resume, checkpoint = str(run.folder), run.resumed
+        base = parse(parser, plain_config(run.folder / CONFIG, chosen.keys()), f"{run.folder / CONFIG}: ")
+    elif "config" not in chosen:
+        chosen.config = [str(default_config)]
+        base = parse_file(parser, default_config)
+    config = layered(parser, base, chosen)
     check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
     check_trainer(config.trainer)
     if checkpoint and config.trainer.fast_dev_run:
-        raise Mistake("trainer.fast_dev_run leaves nothing, so it cannot continue a run: leave out --resume")
+        raise Mistake("trainer.fast_dev_run saves nothing, so it cannot continue a run: leave out --resume")
     if config.model.init_from is not None and not checkpoint:
-        trained = trained_model(config, given)
+        trained = trained_model(config, chosen)
     if config.trainer.precision is None:
         config.trainer.precision = fast_precision(config.trainer.accelerator)
     saved = config.clone()
-    for option in OF_THIS_CALL:
+    for option in NOT_SAVED:
         saved.pop(option)
     text = parser.dump(saved, skip_unset=False)
-    named = config.data.tokenizer
-    if named is None or "/" in named:  # it is that of a model
-        if checkpoint and "data.tokenizer" not in given:  # whatever has become of the model
+    name = config.data.tokenizer
+    if name is None or "/" in name:  # the tokenizer of a model
+        if checkpoint and "data.tokenizer" not in chosen:  # that model may be gone, so take it from the checkpoint
             config.data.tokenizer = read_checkpoint(checkpoint, on_disk=True)["tokenizer"]
-        elif owner := open_run(named) if named else trained:
+        elif owner := open_run(name) if name else trained:
             config.data.tokenizer = owner.tokenizer.to_dict()
     return Options(config, text, checkpoint, trained)
 
 
 def parse_file(parser: ArgumentParser, path: Path) -> Namespace:
-    """The options in a file of --config. Raises a `Mistake` if there is no such file, or it holds something else."""
+    """Parses a file of --config. Raises a `Mistake` if it is missing, or is not a file of options."""
     if not path.is_file():
-        raise Missing(f"there is no config {path}: those of this project are in configs/")
-    read_config(path)  # which refuses what a parser would take any memory for
+        raise Missing(f"there is no config {path}: the project's own configs are in configs/")
+    read_config(path)  # refuses aliases, with which the parser could fill the memory
     options = parse(parser, path.read_text(encoding="utf-8"), f"{path}: ")
     if "config" in options:
-        raise Mistake(f"{path} names another config: name both by --config")
+        raise Mistake(f"{path} has the option config: pass both files with --config instead")
     return options
 
 
-def trained_model(config: Namespace, given: Namespace) -> Glass:
-    """The model that --model.init_from names. Puts its network and its tokenizer into `config`.
+def trained_model(config: Namespace, chosen: Namespace) -> Glass:
+    """Opens the model of --model.init_from, and puts its network and its tokenizer into `config`.
 
-    Raises a `Mistake` if a person has `given` what the model does not have, or a context longer than its positions.
+    Raises a `Mistake` if the user has `chosen` another value than the model has, or more positions than it has learned.
     """
-    chosen, glass = config.model.gpt, open_run(config.model.init_from)
-    network = dataclasses.asdict(glass.gpt.config)
-    for name, own in network.items():
-        if f"model.gpt.{name}" not in given:
+    network, glass = config.model.gpt, open_run(config.model.init_from)
+    values = dataclasses.asdict(glass.gpt.config)
+    for name, trained in values.items():
+        if f"model.gpt.{name}" not in chosen:
             continue
-        value = chosen[name]
+        value = network[name]
         is_open = value is None and GPTConfig.__dataclass_fields__[name].default is None
-        if name in FREE_TO_CHOOSE:
-            network[name] = value
-        elif value != own and not is_open:
+        if name in MAY_DIFFER:
+            values[name] = value
+        elif value != trained and not is_open:
             raise Mistake(
-                f"model.gpt.{name} is {value}, but the model of --model.init_from has {own}: leave it out, as "
-                "configs/finetune_gpt2.yaml does"
+                f"model.gpt.{name} is {value}, but the model of --model.init_from has {trained}: leave the option out, "
+                "as configs/finetune_gpt2.yaml does"
             )
-    if network["position"] == "learned" and network["context_length"] > glass.gpt.config.context_length:
+    if values["position"] == "learned" and values["context_length"] > glass.gpt.config.context_length:
         raise Mistake(
-            f"model.gpt.context_length is {network['context_length']}, but the model of --model.init_from has learned "
-            f"only {glass.gpt.config.context_length} positions: write that or less"
+            f"model.gpt.context_length is {values['context_length']}, but the model of --model.init_from has learned "
+            f"only {glass.gpt.config.context_length} positions: set it to that or less"
         )
-    chosen.update(Namespace(**network))
-    if "data.tokenizer" not in given:
+    network.update(Namespace(**values))
+    if "data.tokenizer" not in chosen:
         config.data.tokenizer = None
     return glass
 
 
 def check_trainer(options: Namespace) -> None:
-    """Raises a `Mistake` for options of Lightning's Trainer that do harm in a run counted in steps."""
+    """Raises a `Mistake` for options of Lightning's Trainer that do harm in a run that counts steps, not epochs."""
     interval, accumulate = options.val_check_interval, options.accumulate_grad_batches
     check_range("trainer.log_every_n_steps", options.log_every_n_steps, 1)
     check_range("trainer.accumulate_grad_batches", accumulate, 1)
-    for name in OF_EPOCHS:
-        if str(options[name]) not in ("None", "-1", "1.0"):  # limit_train_batches of 1 is one batch, of 1.0 all
-            raise Mistake(f"trainer.{name}: text is read without an end, so no epoch ends: set trainer.max_steps")
+    for name in EPOCH_OPTIONS:
+        if str(options[name]) not in ("None", "-1", "1.0"):  # limit_train_batches: 1 is one batch, 1.0 is all of them
+            raise Mistake(f"trainer.{name} has no use, because the training text never ends: set trainer.max_steps")
     if REFUSED_STRATEGIES.search(str(options.strategy)):
-        raise Mistake("trainer.strategy: each device has the whole model and a program of its own, so write ddp")
+        raise Mistake("trainer.strategy must be ddp: each device holds the whole model and runs train.py itself")
     is_whole = isinstance(interval, int) and interval > 0 and interval % accumulate == 0
     if interval is not None and not is_whole:
-        raise Mistake(f"trainer.val_check_interval: {interval} is no number of batches that {accumulate} divides")
+        raise Mistake(
+            f"trainer.val_check_interval is {interval} but must be a number of batches that {accumulate} divides "
+            "(trainer.accumulate_grad_batches)"
+        )
     for callback in as_list(options.callbacks):
         name = callback.class_path.rpartition(".")[2]
         if name in REFUSED_CALLBACKS:
@@ -148,30 +156,39 @@ def check_trainer(options: Namespace) -> None:
 
 
 def as_list(value: Any) -> list:
-    """An option of the Trainer that may be one object, several, or none (None, or a logger's true or false)."""
+    """Returns the objects of a Trainer option: one, a list, or none (null, or a logger that is true or false)."""
     if isinstance(value, list):
         return value
     return [] if value is None or isinstance(value, bool) else [value]
 
 
 def explanation(error: Exception, run: Run) -> str | None:
-    """The sentence for an error that options or the machine have made, and not the code."""
-    cause = error.__cause__ or error  # jsonargparse wraps what a class of the options raises
-    if isinstance(cause, MisconfigurationException):  # Lightning's, for options that do not go together
+    """Returns the sentence to show for an error that options or the machine caused, else None.
+
+    It covers errors that other libraries raise; a `Mistake` has its own sentence. After None the error is one in code,
+    and train.py shows its traceback.
+    """
+    cause = error.__cause__ or error  # jsonargparse wraps what the constructor of an option's class raises
+    if isinstance(cause, MisconfigurationException):  # Lightning: options that do not go together
         return str(cause)
     if is_out_of_memory(error):
-        said = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
-    elif isinstance(error, ConnectionResetError) or "DataLoader worker (pid" in str(error):  # of one that is gone
-        said = "a process that loads data has ended, often for want of memory: lower data.num_workers"
+        message = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
+    elif isinstance(error, ConnectionResetError) or "DataLoader worker (pid" in str(error):  # a worker was killed
+        message = "a data loader process has ended, often because memory ran out: lower data.num_workers"
     else:
         return None
-    return f"{said}; {run.how_to_resume}"
+    return f"{message}; {run.how_to_resume}"
 
 
 def quiet() -> None:
-    """Hides what Lightning and torch tell every user at every start; errors and this project's warnings still show."""
+    """Hides what Lightning and torch print at every start. Errors and this project's warnings still show."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    said = ("does not have many workers", "lr_scheduler.step", "has `__len__` defined", "isinstance.treespec, LeafSpec")
-    warnings.filterwarnings("ignore", message=f".*({'|'.join(said)})")
+    hidden = (
+        "does not have many workers",
+        "lr_scheduler.step",
+        "has `__len__` defined",
+        "isinstance.treespec, LeafSpec",
+    )
+    warnings.filterwarnings("ignore", message=f".*({'|'.join(hidden)})")
     logging.basicConfig(format="%(message)s")

@@ -1,4 +1,7 @@
-"""Options in arguments and in files: they are parsed once each, and laid over one another."""
+"""Options from the command line, from YAML files and from the config of a run.
+
+Each source is parsed into the options that it sets; `layered` then puts one over another, over the defaults.
+"""
 
 import argparse
 import re
@@ -12,23 +15,22 @@ from jsonargparse import ArgumentParser, Namespace
 from model.files import content_of
 from model.mistakes import Mistake, parsing, with_hint
 
-# Groups of options, an outer one before those within.
-SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]
+SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]  # groups of options
 SECTIONS += ["attention", "samples", "checkpoints"]
-# Of the Trainer's options those that take classes, and what the texts of all others look like: no dotted name of a
-# class, path, address or YAML.
-TAKE_CLASSES = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
+# These options of the Trainer take classes, so a run's config may not set them to a text.
+CLASS_OPTIONS = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
+# The text of any other option of the Trainer: no dotted name of a class, path, URL or YAML.
 PLAIN_TEXT = re.compile(r"[\w:,+ -]{0,100}")
 
 
 def parse(parser: ArgumentParser, given: list[str] | str, place: str = "") -> Namespace:
-    """The options in arguments, or in a text of YAML; none that they leave open.
+    """Parses arguments or a YAML text. Returns only the options that it sets, without defaults.
 
     Args:
-        parser: with exit_on_error=False.
-        place: begins the sentence of a mistake.
+        parser: made with exit_on_error=False.
+        place: where the text comes from; it begins the message of an error.
 
-    Raises a `Mistake` with what the parser says, and for a group of options that is something else.
+    Raises a `Mistake` with the parser's message, or if a group of options is set to something else ("model: 3").
     """
     try:
         if isinstance(given, str):
@@ -39,12 +41,12 @@ def parse(parser: ArgumentParser, given: list[str] | str, place: str = "") -> Na
         raise Mistake(f"{place}{with_hint(error.message)}") from error
     for name, group in parser.get_defaults().items(branches=True):
         if isinstance(group, Namespace) and not isinstance(options.get(name, group), Namespace):
-            raise Mistake(f"{place}{name} must hold options; leave it out for the defaults")
+            raise Mistake(f"{place}{name} is a group of options, not a value: leave it out to use the defaults")
     return options
 
 
 def layered(parser: ArgumentParser, *layers: Namespace) -> Namespace:
-    """All options: of each what the last of these layers says, or its default."""
+    """Returns all options: each has the value of the last layer that sets it, else its default."""
     options = parser.get_defaults()
     for layer in layers:
         options.update(layer)
@@ -52,32 +54,32 @@ def layered(parser: ArgumentParser, *layers: Namespace) -> Namespace:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The values of a config.yaml; {} if there are none. Raises a `Mistake` if it is not YAML of plain values."""
+    """Reads a config.yaml; {} if it is missing or empty. Raises a `Mistake` unless it is YAML of plain values."""
     if not (content := content_of(path)):
         return {}
     with parsing(path):
-        # By references a few lines can describe lists of any length.
+        # With aliases, a few lines can describe lists of any length, which would fill the memory.
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content)):
-            raise Mistake("it refers to itself")
+            raise Mistake("it has an alias, such as *name: write the value itself")
         settings = yaml.safe_load(content)
         if not isinstance(settings, dict):
-            raise Mistake("it holds no options")
+            raise Mistake("it has no options")
         return settings
 
 
 def plain_config(path: Path, typed: Iterable[str]) -> str:
-    """The options of a run's config, as YAML, without those of the Trainer that are `typed` too: theirs are taken.
+    """Returns a run's config as YAML, without the Trainer's options that are also `typed`: the typed value is used.
 
-    A run may come from a stranger, and the Trainer's options may be any class, or the name of a file that holds one:
-    any but a plain value raises a `Mistake`.
+    The run may come from a stranger, and an option of the Trainer may name a class to import, or a file that names one.
+    So this raises a `Mistake` for every option left whose value is not plain.
     """
     settings = read_config(path)
     if not all(isinstance(settings.get(part), dict) for part in ("model", "data", "trainer")):
         raise Mistake(f"{path} is damaged: restore the options that the run was started with")
-    if settings["data"].get("documents") == "file":  # which had a choice in earlier versions
+    if settings["data"].get("documents") == "file":  # what earlier versions called what every run does now
         del settings["data"]["documents"]
     if isinstance(settings.get("attention"), dict):
-        settings["attention"].pop("early_steps", None)  # which earlier versions had too
+        settings["attention"].pop("early_steps", None)  # an option of earlier versions
     for name in typed:
         section, _, option = name.partition(".")
         if section == "trainer":
@@ -85,14 +87,14 @@ def plain_config(path: Path, typed: Iterable[str]) -> str:
     for name, value in _flat(settings):
         if not _is_plain(name, value):
             raise Mistake(
-                f"{path}: {name} may name code, or a file that does: if you mean it, repeat the --config or the "
+                f"{path}: {name} may name code, or a file that does: if you trust it, repeat the --config or the "
                 "options that the run was started with"
             )
     return yaml.safe_dump(settings)
 
 
 def _flat(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
-    """Every option by its full name."""
+    """Yields the full name and the value of every option."""
     for key, value in settings.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{section}{key}.")
@@ -101,7 +103,7 @@ def _flat(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, An
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Whether an option names nothing that the parser would import or open."""
+    """Whether the parser would neither import nor open anything for this option."""
     section, _, option = name.rpartition(".")
     if section not in ("", *SECTIONS) or name in (*SECTIONS, "config"):
         return False
@@ -110,5 +112,5 @@ def _is_plain(name: str, value: Any) -> bool:
     if isinstance(value, list):
         return all(_is_plain(name, item) for item in value)
     if isinstance(value, str) and section == "trainer" and option != "default_root_dir":
-        return name not in TAKE_CLASSES and bool(PLAIN_TEXT.fullmatch(value)) and not Path(value).exists()
+        return name not in CLASS_OPTIONS and bool(PLAIN_TEXT.fullmatch(value)) and not Path(value).exists()
     return isinstance(value, bool | int | float | str | None)

@@ -1,4 +1,4 @@
-"""What is recorded of a model while it is trained: attention maps and measurements of a fixed text, and samples."""
+"""What a run records of its model while it trains: attention maps and measurements on fixed texts, and samples."""
 
 import json
 import logging
@@ -23,20 +23,20 @@ from model.runs.wandb_logger import WandbLogger
 log = logging.getLogger(__name__)
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-MIN_PROBE_TOKENS = 5  # of the shortest repeated probe: one token, and two that are repeated
-KNOWN_TOKENS = 100_000  # of the validation split; only tokens that occur in them are drawn: a model knows no rarer ones
+MIN_PROBE_TOKENS = 5  # the shortest repeated probe: one token, then two that are repeated
+# Random probes are drawn from the tokens that occur in so many of the validation split: a model knows no rarer ones.
+KNOWN_TOKENS = 100_000
 
 
 @dataclass
 class AttentionMonitor:
-    """Records attention maps and measurements of a text, by default the beginning of the validation split.
-
-    At step 0, at every validation, at the steps whose weights are kept, and every `every_n_steps`.
+    """Records attention maps and measurements of a text: at step 0, at every validation, and at checkpoints.keep_steps.
 
     Args:
         enabled: whether anything is recorded.
-        probe_tokens: length of the text, at most context_length; a file holds layers x heads x its square numbers.
-        probe_text: your own text; null means the beginning of the validation split.
+        probe_tokens: length of the text, at most context_length; a step's file holds layers x heads x probe_tokens x
+            probe_tokens numbers.
+        probe_text: your own text; null: the beginning of the validation split.
         every_n_steps: also record every so many steps.
     """
 
@@ -44,14 +44,17 @@ class AttentionMonitor:
     probe_tokens: int = 64
     probe_text: str | None = None
     every_n_steps: int | None = None
-    recording: Recording | None = field(default=None, init=False)  # set by `start`, on the first rank
+    recording: Recording | None = field(default=None, init=False)  # set by `start`, on the first rank only
 
     def __post_init__(self) -> None:
         check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
         check_range("attention.every_n_steps", self.every_n_steps, 1)
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Takes probes and windows from the validation split. Raises a `Mistake` if the probe is too short."""
+        """Opens the recording, with probes and windows from the validation split (see `Texts`).
+
+        Raises a `Mistake` if the probe is too short.
+        """
         if not self.enabled or not trainer.is_global_zero:
             return
         data, config = trainer.datamodule, module.gpt.config
@@ -64,57 +67,55 @@ class AttentionMonitor:
             tokens = tokenizer.encode_array(self.probe_text)[:length].astype(np.int64)
         if len(tokens) < MIN_PROBE_TOKENS:
             raise Mistake(
-                f"{len(tokens)} tokens are too few for attention maps, which are of at least {MIN_PROBE_TOKENS}: raise "
+                f"attention maps need at least {MIN_PROBE_TOKENS} tokens, and the text has {len(tokens)}: raise "
                 "attention.probe_tokens or model.gpt.context_length, lengthen attention.probe_text or the validation "
                 "split, or write --attention.enabled false"
             )
         known = set(np.unique(validation.read(0, KNOWN_TOKENS)).tolist()) - {end_of_text}
-        drawn = known if len(known) > 1 else range(tokenizer.vocab_size)
-        period = (len(tokens) - 1) // 2  # no longer than the text, so that both fit the context
+        candidates = known if len(known) > 1 else range(tokenizer.vocab_size)
+        period = (len(tokens) - 1) // 2  # so that the repeated probe is no longer than the text, which fits the context
         context = min(config.context_length, MAX_TOKENS)
         starts = spread_starts(validation.num_tokens, context)
+        rows = np.stack([validation.read(start, context) for start in starts])
 
-        about: dict[str, Any] = {
-            "end_of_text": end_of_text if data.document_masking else None,
-            "attention_window": config.window,
-        }
-        repeats = about | {"kind": "repeated"}
-        once = repeated_tokens(drawn, period, first=end_of_text)
-        probes = {
-            "text": Texts.of(torch.from_numpy(tokens), tokenizer.label, **about),
-            "repeated": Texts.of(once, tokenizer.label, **repeats),
-        }
-        rows = torch.from_numpy(np.stack([validation.read(start, context) for start in starts]))
-        often = repeated_windows(drawn, context, first=end_of_text)
-        windows = {
-            "text": Texts.of(rows, tokenizer.label, **about),
-            "repeated": Texts.of(often, tokenizer.label, **repeats),
-        }
+        def texts_of(text: np.ndarray, repeated: list) -> dict[str, Texts]:
+            options: dict[str, Any] = {
+                "end_of_text": end_of_text if data.document_masking else None,
+                "attention_window": config.window,
+            }
+            return {
+                "text": Texts.of(torch.from_numpy(text), tokenizer.label, **options),
+                "repeated": Texts.of(repeated, tokenizer.label, kind="repeated", **options),
+            }
+
+        probes = texts_of(tokens, repeated_tokens(candidates, period, first=end_of_text))
+        windows = texts_of(rows, repeated_windows(candidates, context, first=end_of_text))
         folder = Path(trainer.default_root_dir, ATTENTION)
         self.recording = Recording.resume(folder, probes, windows, tokenizer.fingerprint)
 
     def record(self, trainer: Trainer, module: LightningModule, *, with_losses: bool) -> None:
         """Records the current step and logs its scores.
 
-        with_losses: measure what the model loses without each part, for the last step and those whose weights are kept.
+        with_losses: also measure how the loss changes without each part of the model. This takes long, so only the last
+            step and the steps of checkpoints.keep_steps have it.
         """
         if self.recording is None:
             return
         recording, step, label = self.recording, trainer.global_step, trainer.datamodule.tokenizer.label
         autocast = AUTOCAST_TYPES.get(str(trainer.precision))
         snapshot = take_snapshot(module.gpt, step, recording, label, with_losses=with_losses, autocast=autocast)
-        known = recording.problems
+        warned = recording.problems
         recording.append(snapshot)
         log_metrics(trainer, snapshot.metrics)
         for name, sentence in recording.problems.items():
-            if name not in known:
+            if name not in warned:
                 log.warning("%s", sentence)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.log_attention(recording)
 
     def finish(self, trainer: Trainer, module: LightningModule) -> None:
-        """Measures the losses of the last step where the run ended before max_steps; warns of what is out of bounds."""
+        """Measures the losses of the last step if the run ended before max_steps, and repeats all warnings."""
         if self.recording is None or not self.recording.snapshots:
             return
         last = self.recording.snapshots[-1]
@@ -127,13 +128,13 @@ class AttentionMonitor:
 
 @dataclass
 class Samples:
-    """Generates a sample at every validation and appends it to samples.jsonl: step, prompt and text.
+    """Generates a sample at every validation, and appends its step, prompt and text to samples.jsonl.
 
     Args:
-        prompt: the text to continue; empty: the beginning of a document.
+        prompt: the text to continue; empty: start a new document.
         max_new_tokens: length of a sample, in tokens; 0: no samples.
-        temperature: the logits are divided by it; 0 takes the likeliest token.
-        top_k: draw from so many likeliest tokens.
+        temperature: the logits are divided by it; 0: always take the likeliest token.
+        top_k: draw from this many likeliest tokens only.
 
     Raises a `Mistake` for a value out of range.
     """
@@ -149,7 +150,7 @@ class Samples:
         check_range("samples.top_k", self.top_k, 1)
 
     def write(self, trainer: Trainer, module: LightningModule) -> None:
-        """Appends a sample of the model as it is now."""
+        """Appends one sample of the model as it is now."""
         if not (self.max_new_tokens and trainer.is_global_zero):
             return
         step, tokenizer = trainer.global_step, trainer.datamodule.tokenizer
@@ -160,7 +161,7 @@ class Samples:
             self.max_new_tokens,
             temperature=self.temperature,
             top_k=self.top_k,
-            # One of its own: sampling must not change the random numbers of the training.
+            # Its own generator: sampling must not change the random numbers of the training.
             generator=torch.Generator(module.device).manual_seed(step),
         )
         text = tokenizer.decode(tokens[0, len(prompt) :].tolist())

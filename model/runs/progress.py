@@ -1,4 +1,4 @@
-"""What a person sees while training: what runs where, Lightning's bar on a terminal, and a line for each validation."""
+"""What the terminal shows of a run: its first lines, Lightning's bar, and a line for each validation."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from model.runs.run import REPORT
 
 
 class Progress(TQDMProgressBar):
-    """Lightning's bar with the run's own step, on a terminal alone: in a file it would be a line for every batch."""
+    """Lightning's bar, with the run's step. Only on a terminal: in a file it would be a line for every batch."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -23,7 +23,7 @@ class Progress(TQDMProgressBar):
 
     @property
     def total_train_batches(self) -> int | float:
-        """Lightning's own counts steps, but its bar counts batches."""
+        """The length of the bar, in batches, which the bar counts. Lightning's own length is in steps."""
         return super().total_train_batches * self.trainer.accumulate_grad_batches
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
@@ -31,24 +31,26 @@ class Progress(TQDMProgressBar):
 
 
 def tell(trainer: Trainer, text: str) -> None:
-    """Writes a line that stays, on the first rank and unless trainer.enable_progress_bar is false."""
+    """Prints a line above the bar, on the first rank, unless trainer.enable_progress_bar is false."""
     if trainer.is_global_zero and trainer.progress_bar_callback is not None:
         say(text)
 
 
-def opening(trainer: Trainer) -> str:
-    """The model's size, the device and the precision on one line, the corpus on another, and where its page is.
+def first_lines(trainer: Trainer) -> str:
+    """Returns what a run prints first: the model's size, device and precision; the corpus; where the page is. Such as
 
     runs/first: 4,720,000 parameters, on cpu with 2 threads, precision bf16-mixed
     stdlib: 5,012,345 tokens to train on and 543,210 to validate, from a vocabulary of 4,096 (bpe)
     watch: runs/first/report.html
     """
     gpt, data, device = trainer.lightning_module.gpt, trainer.datamodule, trainer.strategy.root_device
-    is_gpu, devices = device.type == "cuda", f"{trainer.world_size} x " if trainer.world_size > 1 else ""
-    place = torch.cuda.get_device_name(device) if is_gpu else f"{device.type} with {torch.get_num_threads()} threads"
+    name = f"{device.type} with {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    devices = f"{trainer.world_size} x {name}" if trainer.world_size > 1 else name
     train, validation, tokenizer = data.tokenized.train, data.tokenized.validation, data.tokenizer
     return (
-        f"{trainer.default_root_dir}: {gpt.num_parameters():,} parameters, on {devices}{place}, "
+        f"{trainer.default_root_dir}: {gpt.num_parameters():,} parameters, on {devices}, "
         f"precision {trainer.precision}\n"
         f"{data.corpus.name}: {train.num_tokens:,} tokens to train on and {validation.num_tokens:,} to validate, "
         f"from a vocabulary of {tokenizer.vocab_size:,} ({tokenizer.name})\n"
@@ -56,26 +58,26 @@ def opening(trainer: Trainer) -> str:
     )
 
 
-def validated(trainer: Trainer) -> str:
-    """Such as "step 300 of 960: train/loss 2.345, tokens_per_second 51,340, val/bits_per_byte 1.897"."""
+def validation_line(trainer: Trainer) -> str:
+    """Returns such as "step 300 of 960: train/loss 2.345, tokens_per_second 51,340, val/bits_per_byte 1.897"."""
     steps = f"{trainer.global_step} of {trainer.max_steps}" if trainer.max_steps > 0 else f"{trainer.global_step}"
     figures = [f"{name} {float(value):,.4g}" for name, value in trainer.progress_bar_metrics.items()]
     return f"step {steps}: {', '.join(figures)}"
 
 
 def ending(trainer: Trainer) -> str:
-    """Why a run ended before trainer.max_steps; nothing if it did not."""
+    """Returns why a run ended before trainer.max_steps, "" if it did not."""
     if trainer.global_step == trainer.max_steps:
         return ""
     reasons = [stopping.stopping_reason_message for stopping in trainer.early_stopping_callbacks]
-    reason = " ".join(filter(None, reasons)) or "trainer.max_time has passed, or a callback has stopped it"
+    reason = " ".join(filter(None, reasons)) or "trainer.max_time is over, or a callback stopped it"
     return f"ended after step {trainer.global_step}: {reason}"
 
 
 def say(text: str) -> None:
-    """Writes to standard output, above a bar. If its reader has gone, such as `head`, later output is dropped."""
+    """Prints above the bar. If the reader of standard output is gone, such as `head`, all later output is dropped."""
     try:
         tqdm.write(text, file=sys.stdout)
-        print(end="", flush=True)  # nothing, where there is no standard output
+        print(end="", flush=True)  # sys.stdout may be None, which has no flush()
     except BrokenPipeError:
         output_is_closed()

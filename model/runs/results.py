@@ -1,4 +1,4 @@
-"""What a run has recorded: its metrics and samples, its report, and the summary at its end."""
+"""The files that people read: metrics.csv, samples.jsonl and report.html; and the summary at the end of a run."""
 
 import csv
 import io
@@ -7,6 +7,7 @@ import logging
 import shlex
 import time
 from pathlib import Path
+from typing import Any
 
 from model.files import content_of, write_atomically
 from model.inspection.recording import Recording
@@ -15,23 +16,17 @@ from model.pages.learning import learning
 from model.pages.page import run_page
 from model.pages.weights import Models
 from model.runs.configs import read_config
-from model.runs.run import (
-    ATTENTION,
-    CONFIG,
-    HEAD_SCORES,
-    METRICS,
-    REPORT,
-    SAMPLES,
-    Run,
-)
+from model.runs.run import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, Run
 
 log = logging.getLogger(__name__)
+# The first columns of every metrics.csv; whatever else is logged, such as head scores, comes after them.
+COLUMNS = ("step", "tokens", "train/loss", "val/loss", "val/bits_per_byte", "lr", "tokens_per_second", "mfu")
 
 
 def write_report(run_dir: Path, state: str, recording: Recording | None = None) -> None:
-    """Writes the page of a run's folder, report.html in it, as `report_html`; but a page that fails is a warning.
+    """Writes the page of `report_html` into a run's folder. An error in it costs a warning, not the run.
 
-    state: "running", "interrupted" or "ended". A browser in which the page is open takes the newer one.
+    state: "running", "interrupted" or "ended". A browser that shows the page loads the newer one by itself.
     """
     path = run_dir / REPORT
     gap = time.time() - path.stat().st_mtime if path.exists() else 0.0
@@ -39,16 +34,18 @@ def write_report(run_dir: Path, state: str, recording: Recording | None = None) 
         write_atomically(path, report_html(run_dir, state, gap, recording).encode())
     except Exception as error:
         is_in_code = not isinstance(error, (Mistake, MemoryError))
-        log.warning("There is no page of this run: %s", error, exc_info=is_in_code)
+        log.warning("The page of this run could not be written: %s", error, exc_info=is_in_code)
 
 
 def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recording: Recording | None = None) -> str:
-    """The page of what there is in a run's folder. The run may still be training.
+    """Returns the page of a run's folder as HTML, with whatever the folder has. The run may still be training.
+
+    The page holds the weights of the best checkpoint and of all kept steps, if attention was recorded and the state is
+    neither "running" nor "interrupted".
 
     Args:
-        state, gap: see `run_page`. "running" or "interrupted" leave out the weights: else the page of a run whose heads
-            were recorded holds those of the best step and of all that it has kept.
-        recording: that of the folder, where it is open already: a page then packs only the steps that are new.
+        state, gap: see `run_page`.
+        recording: the folder's recording, if it is already open: then only steps that are new to it are packed.
 
     Raises a `Mistake` if a file of the run is damaged.
     """
@@ -56,27 +53,27 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
     if recording is None and (run_dir / HEAD_SCORES).exists():
         recording = Recording.open(run_dir / ATTENTION, name)
     settings, config = read_config(run_dir / CONFIG), content_of(run_dir / CONFIG).decode()
-    told = learning(read_metrics(run_dir / METRICS), read_samples(run_dir / SAMPLES), config, settings)
+    shown = learning(read_metrics(run_dir / METRICS), read_samples(run_dir / SAMPLES), config, settings)
     models: Models = ()
     tokenizer = None
     if recording and state in (None, "ended") and Run(run_dir).checkpoint:
-        from model.glass import open_run  # imports what only these pages need
+        from model.glass import open_run  # here, because it imports what only these pages need
 
         glass = open_run(run_dir)
-        opened = {step: glass.at(step) for step in glass.steps if step != glass.step} | {glass.step or 0: glass}
-        models = [(step, one.gpt) for step, one in sorted(opened.items()) if one.gpt.config == glass.gpt.config]
+        by_step = {step: glass.at(step) for step in glass.steps if step != glass.step} | {glass.step or 0: glass}
+        models = [(step, kept.gpt) for step, kept in sorted(by_step.items()) if kept.gpt.config == glass.gpt.config]
         tokenizer = glass.tokenizer
-    return run_page(name, recording, learning=told, models=models, tokenizer=tokenizer, state=state, gap=gap)
+    return run_page(name, recording, learning=shown, models=models, tokenizer=tokenizer, state=state, gap=gap)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics.csv by step, each with the columns in which it has a number; none if there is no such file.
+    """Reads a metrics.csv: one row for each step, in order, without its empty columns; [] if there is no file.
 
-    A row cut short by a kill is left out. Raises a `Mistake` for what is not a table of numbers.
+    Skips a last row that a kill has cut short. Raises a `Mistake` if the file is not a table of numbers.
     """
     text = _whole_lines(path)
 
-    def number(figure: str) -> float:  # int for digits alone, so that what is read and written again stays as it was
+    def number(figure: str) -> float:  # digits alone are an int, so that a row read and written again is the same
         return int(figure) if figure.isdecimal() else float(figure)
 
     with parsing(path):
@@ -85,12 +82,27 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         for row in reader:
             figures = {name: number(value) for name, value in row.items() if value}
             step = figures["step"] = int(figures["step"])
-            rows[step] = rows.get(step, {}) | figures  # earlier versions wrote several for a step
+            rows[step] = rows.get(step, {}) | figures  # earlier versions wrote several rows for a step
         return [rows[step] for step in sorted(rows)]
 
 
+def write_metrics(path: Path, rows: list[dict[str, Any]]) -> list[str]:
+    """Replaces a metrics.csv, and returns its columns."""
+    columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
+    header = dict(zip(columns, columns, strict=True))
+    write_atomically(path, csv_lines(columns, [header, *rows]).encode())
+    return columns
+
+
+def csv_lines(columns: list[str], rows: list[dict[str, Any]]) -> str:
+    """Returns the rows as lines of a metrics.csv."""
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
 def read_samples(path: Path) -> list[dict]:
-    """Step, prompt and text of every sample; none if there is no such file. Raises a `Mistake` for a damaged one."""
+    """Reads step, prompt and text of every sample; [] if there is no file. Raises a `Mistake` for a damaged one."""
     text = _whole_lines(path)
     with parsing(path):
         samples = []
@@ -101,14 +113,14 @@ def read_samples(path: Path) -> list[dict]:
 
 
 def _whole_lines(path: Path) -> str:
-    """The text of a file, without a last line that was cut short. Raises a `Mistake` unless it is UTF-8."""
+    """Reads a file, without a last line that was cut short. Raises a `Mistake` unless it is UTF-8."""
     content = content_of(path)
     with parsing(path):
         return content[: content.rfind(b"\n") + 1].decode()
 
 
 def finish(run_dir: Path) -> str:
-    """Writes the page of a run; returns what it reached, where its files are, and what to type next."""
+    """Writes a run's last page, and returns the summary: what it reached, where its files are, what to type next."""
     if not run_dir.exists():
         return "nothing was trained: trainer.max_steps or trainer.max_time leave no step"
     write_report(run_dir, "ended")
@@ -123,7 +135,7 @@ to see what it learned, and to type to it, open {run_dir / REPORT} in a browser"
 
 
 def _reached(run_dir: Path) -> str:
-    """Such as "validation: 1.742 bits per byte after 960 steps"."""
+    """Returns such as "validation: 1.742 bits per byte after 960 steps"."""
     column = "val/bits_per_byte"
     rows = [row for row in read_metrics(run_dir / METRICS) if column in row]
     if not rows:

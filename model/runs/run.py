@@ -1,4 +1,17 @@
-"""A run: its folder, the files in it, and what a person means by a path."""
+"""A run's folder: the files in it, and which run and which checkpoint a path means.
+
+A run's folder holds:
+
+    config.yaml                all options; --config with this file starts a run like this one
+    metrics.csv                the figures of a step in one row, see metrics.py
+    samples.jsonl              the generated samples, one a line
+    report.html                the run's page, which can be opened while it trains
+    attention/                 maps and measurements by step, see model/inspection/recording.py
+    checkpoints/last.ckpt      what --resume continues from
+    checkpoints/best.ckpt      the lowest val/loss; what the scripts open
+    checkpoints/step_*.ckpt    the steps of --checkpoints.keep_steps
+    wandb/                     what Weights & Biases keeps
+"""
 
 import shlex
 from dataclasses import dataclass
@@ -22,23 +35,28 @@ BEST, LAST = RUN_CHECKPOINTS
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder; with `named` if a person means one of its checkpoints, or a checkpoint that is of no run."""
+    """A run's folder, and the file that the user's path `named`, if it named a file.
+
+    A named checkpoint need not belong to a run: then `is_run` is false, and `folder` is only where the file lies.
+    """
 
     folder: Path
     named: Path | None = None
 
     @classmethod
     def open(cls, path: Path | None = None, *needed: str) -> "Run":
-        """What a person means by `path`: a run's folder, or anything in it; None: the run under runs/ that is newest.
+        """Finds the run of a path: a run's folder or anything in it. None: the newest run under runs/.
+
+        A file may also be a checkpoint that belongs to no run, unless `needed` is given.
 
         Args:
-            needed: the run must have one of these files, such as METRICS; without any one of its checkpoints.
+            needed: files such as METRICS. The run must have at least one of them; by default, one of RUN_CHECKPOINTS.
 
-        Raises a `Mistake` for that, and if a file of the run is a link, but for the folder of checkpoints of a run that
-        is named.
+        Raises a `Mistake` if there is no such run, or if the run has a symbolic link. Only checkpoints/ may be one,
+        if `path` names the run.
         """
         if path is not None and not path.exists():
-            raise Missing(f"there is no {path}: give a run's folder such as runs/NAME, or a file in it")
+            raise Missing(f"{path} does not exist: give a run's folder such as runs/NAME, or a file in it")
         if path is not None and path.is_file() and not needed:
             return cls(_folder_of(path), path)
         needed = needed or RUN_CHECKPOINTS
@@ -46,48 +64,51 @@ class Run:
         if path is None:
             runs = [run for run in map(cls, RUNS.glob("*")) if run.first(*needed)]
             if not runs:
-                raise Missing(f"there is no run under {RUNS}/ with {wanted} yet: train one with python train.py")
+                raise Missing(f"no run under {RUNS}/ has {wanted} yet: train one with python train.py")
             run = max(runs, key=lambda run: run.first(*needed).stat().st_mtime)
         else:
             run = cls(_folder_of(path), path if path.is_file() else None)
             if not run.first(*needed):
-                raise Missing(f"{path} is not a run folder with {wanted}, nor inside one")
+                raise Missing(f"{path} is neither a run's folder with {wanted} nor inside one")
         run.refuse_links(may_link_checkpoints=path is not None)
         return run
 
     def first(self, *files: str) -> Path | None:
-        """The first of these files that the run has."""
+        """Returns the first of these files that the run has."""
         return next((self.folder / file for file in files if (self.folder / file).is_file()), None)
 
     def refuse_links(self, may_link_checkpoints: bool) -> None:
-        """What a link stands for would be read and written as the run's. Clusters keep checkpoints elsewhere."""
+        """Raises a `Mistake` for a symbolic link: the project would read and overwrite the file behind it.
+
+        may_link_checkpoints: checkpoints/ may be a link, because clusters keep large files on another disk.
+        """
         checkpoints = self.folder / CHECKPOINTS
         files = [*self.folder.iterdir(), *checkpoints.glob("*"), *(self.folder / ATTENTION).glob("*")]
         for file in files:
             is_kept_elsewhere = may_link_checkpoints and file == checkpoints and file.is_dir()
             if (file.is_symlink() and not is_kept_elsewhere) or not (file.is_file() or file.is_dir()):
-                raise Mistake(f"{file} is a link, or no file: put what it stands for in its place")
+                raise Mistake(f"{file} is a link or a special file: replace it by a copy of what it points to")
 
     @property
     def is_run(self) -> bool:
-        """Whether there is a run, and not a checkpoint alone."""
+        """Whether this is a run, not a checkpoint that belongs to none."""
         return self.named is None or self.named.parent.absolute().name == CHECKPOINTS
 
     @property
     def checkpoint(self) -> Path | None:
-        """The one that is meant: the one named, else the best, else the last."""
+        """The checkpoint to open: the named file, else best.ckpt, else last.ckpt, else None."""
         return self.named or self.first(BEST, LAST)
 
     @property
     def resumed(self) -> Path:
-        """The checkpoint that --resume goes on from: the one named, else the last. Raises a `Mistake` for none."""
-        found = self.named or self.first(LAST, BEST)
-        if found is None:
+        """The checkpoint to resume: the named file, else last.ckpt, else best.ckpt. Raises a `Mistake` for none."""
+        checkpoint = self.named or self.first(LAST, BEST)
+        if checkpoint is None:
             raise Missing(f"{self.folder} has no checkpoint to resume from")
-        return found
+        return checkpoint
 
     def kept(self, step: int) -> Path:
-        """The file of a step that --checkpoints.keep_steps names, whether it exists or not."""
+        """Returns the path of the checkpoint that --checkpoints.keep_steps keeps for a step; it may not exist."""
         return self.folder / CHECKPOINTS / f"step_{step:08d}.ckpt"
 
     @property
@@ -98,24 +119,24 @@ class Run:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def at(self, step: int) -> Path:
-        """The checkpoint of a step: kept, named, the best or the last.
+        """Returns the checkpoint of a step: a kept one, else the named, best or last one if it is of that step.
 
-        Raises a `Mistake` if there is none, or one of the last three must be read and is damaged.
+        Raises a `Mistake` if no checkpoint is of that step, or if one of the last three is damaged and must be read.
         """
         from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
 
-        there = {kept: self.kept(kept) for kept in self.kept_steps}
+        by_step = {kept: self.kept(kept) for kept in self.kept_steps}
         others = [self.named, *(self.folder / name for name in RUN_CHECKPOINTS if self.is_run)]
-        for other in others if step not in there else ():
+        for other in others if step not in by_step else ():
             if other is not None and other.is_file():
-                there.setdefault(read_checkpoint(other, on_disk=True)["global_step"], other)
-        if step not in there:
+                by_step.setdefault(read_checkpoint(other, on_disk=True)["global_step"], other)
+        if step not in by_step:
             raise Missing(
                 f"{self.folder if self.is_run else self.named} has no checkpoint of step {step}, only of "
-                f"{listed([*map(str, sorted(there))])}: train with --checkpoints.keep_steps, which names the steps to "
-                "keep"
+                f"{listed([*map(str, sorted(by_step))])}: name the steps to keep with --checkpoints.keep_steps when "
+                "you train"
             )
-        return there[step]
+        return by_step[step]
 
     @property
     def resume_command(self) -> str:
@@ -123,14 +144,14 @@ class Run:
 
     @property
     def how_to_resume(self) -> str:
-        """For the end of a message: the command that resumes this run. Says so if the run has no checkpoint yet."""
+        """The end of a message: the command that resumes this run, or that it has no checkpoint yet."""
         if self.checkpoint is None:
             return "there is no checkpoint yet"
         return f"to continue from the last checkpoint: {self.resume_command}"
 
 
 def _folder_of(path: Path) -> Path:
-    """The folder that `path` is or lies in; of a run's checkpoints or maps, the run's."""
+    """Returns the folder that `path` is or lies in; for checkpoints/ and attention/ of a run, the run's folder."""
     folder = path if path.is_dir() else path.parent
     if folder.absolute().name not in (CHECKPOINTS, ATTENTION):
         return folder

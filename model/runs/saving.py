@@ -1,4 +1,17 @@
-"""Checkpoints: written atomically, plain data, enough to resume bit for bit."""
+"""Checkpoints: written atomically, plain data, enough to resume bit for bit.
+
+What --resume does, in this order:
+
+1. `read_options` picks the checkpoint (see `Run.resumed`) and lays what is typed over the run's config.yaml.
+2. `AtomicCheckpointIO.load_checkpoint` reads the checkpoint and refuses one that cannot be resumed. The model, the
+   data module and `RunSequence.on_load_checkpoint` take from it what they saved, and `start_loops_at` sets the step.
+3. `RunFolder.on_train_start` locks the run's folder.
+4. `RunSequence.on_train_start` calls `rewind`, which deletes what the run recorded after that step, and restores the
+   random states.
+5. `RunFolder.on_train_epoch_start` replaces config.yaml.
+
+Nothing in the run's folder changes before 4.
+"""
 
 import logging
 import random
@@ -16,45 +29,45 @@ from lightning.pytorch import Trainer
 from model.checkpoint import build_gpt, read_checkpoint
 from model.files import atomic_file, write_atomically
 from model.mistakes import Mistake, check_range, listed
-from model.runs.metrics import write_metrics
-from model.runs.results import read_metrics, read_samples
+from model.runs.results import read_metrics, read_samples, write_metrics
 from model.runs.run import BEST, LAST, METRICS, SAMPLES, Run
 
 log = logging.getLogger(__name__)
+# What a checkpoint needs to be resumed, besides what every checkpoint has.
 RESUMED = ("callbacks", "counted", "loops", "loss_sums", "lr_schedulers", "optimizer_states", "random_states")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint aside and renames it; reads nothing that could run code."""
+    """Writes a checkpoint to a temporary file and renames it; reads plain data only, which cannot run code."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         with atomic_file(Path(path)) as file:
             try:
                 torch.save(checkpoint, file)
-            except RuntimeError as error:  # after a write that failed, torch still ends its archive, which fails too
+            except RuntimeError as error:  # after a failed write torch still closes its archive, which fails as well
                 raise error.__context__ or error from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
-        # To the CPU and plain data only, whatever the arguments say.
+        # Plain data only, and onto the CPU, whatever the arguments say.
         checkpoint = read_checkpoint(Path(path))
         if missing := [part for part in RESUMED if part not in checkpoint]:
             raise Mistake(
-                f"{path} has no {listed(missing)}: it holds weights alone, or is of another version; start from its "
-                "weights with --model.init_from"
+                f"{path} has no {listed(missing)}: it has the weights only, or is of another version; start a new run "
+                "from its weights with --model.init_from"
             )
-        build_gpt(Path(path), checkpoint)  # raises if the weights are not those of the model that it describes
+        build_gpt(Path(path), checkpoint)  # raises if the weights do not fit the model that the checkpoint describes
         del checkpoint["loops"]  # see start_loops_at
         return checkpoint
 
 
 @dataclass
 class Checkpoints:
-    """Saves last.ckpt at every validation, at the end and when asked to stop, and best.ckpt at a lower val/loss.
+    """Saves last.ckpt at every validation, at the end and when stopped, and best.ckpt when val/loss is the lowest yet.
 
     Args:
         every_n_steps: also save last.ckpt every so many steps.
-        keep_steps: steps whose checkpoints stay, as step_00000500.ckpt, to see later how the model changed. 0 is the
-            model before training.
+        keep_steps: also save these steps in files of their own, such as step_00000500.ckpt, to see later how the model
+            changed. 0 is the model before training.
     """
 
     every_n_steps: int | None = None
@@ -66,9 +79,9 @@ class Checkpoints:
             check_range("checkpoints.keep_steps", step, 0)
 
     def save(self, trainer: Trainer, is_best: bool = False) -> None:
-        """Writes last.ckpt, and first best.ckpt if `is_best` and the step's own if it is to stay.
+        """Writes best.ckpt if `is_best`, then the step's own file if it is one of keep_steps, then last.ckpt.
 
-        In this order, a run killed in between resumes from the older last.ckpt and writes the same files again.
+        last.ckpt comes last: a run killed in between resumes from the older one and writes the same files again.
         """
         run_dir, step = Path(trainer.default_root_dir), trainer.global_step
         if is_best:
@@ -79,27 +92,27 @@ class Checkpoints:
 
 
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
-    """Drops what a run has of steps after `step`, that of its checkpoint `resumed`, which becomes last.ckpt.
+    """Deletes what a run recorded after `step`, the step of the checkpoint `resumed`, which becomes last.ckpt.
 
-    Maps go when the next are recorded.
+    Attention maps stay until the next ones are recorded, which removes them (see `Recording.append`).
 
-    Returns whether there is a best.ckpt. Raises a `Mistake` for a damaged metrics.csv or samples.jsonl, and has changed
-    nothing then.
+    Returns whether best.ckpt is still there. Raises a `Mistake` for a damaged metrics.csv or samples.jsonl, before it
+    changes anything.
     """
     run, metrics, samples = Run(run_dir), run_dir / METRICS, run_dir / SAMPLES
     best, last = run_dir / BEST, run_dir / LAST
     rows = [row for row in read_metrics(metrics) if row["step"] <= step]
     num_samples = sum(sample["step"] <= step for sample in read_samples(samples))
     later = [run.kept(kept) for kept in run.kept_steps if kept > step]
-    with suppress(Mistake):  # the step of a damaged checkpoint cannot be read: it stays
+    with suppress(Mistake):  # best.ckpt is missing, or damaged: then its step is unknown, and it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
             later.append(best)
-    # The checkpoints first: a run that is killed in between is resumed from this step, and drops the rest.
+    # The checkpoints first: a run killed in between resumes from this step, and deletes the rest then.
     if resumed.resolve() != last.resolve():
         with resumed.open("rb") as content, atomic_file(last) as copy:
             shutil.copyfileobj(content, copy)
     for path in later:
-        log.warning("%s is of a step after %s, and is removed.", path, step)
+        log.warning("Removing %s, which is of a step after the resumed step %s.", path, step)
         path.unlink(missing_ok=True)
     if metrics.exists():
         write_metrics(metrics, rows)
@@ -109,23 +122,23 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
 
 
 def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Makes the Trainer's loops count from `step` on, in place of restoring the loops of the checkpoint.
+    """Makes the Trainer's loops count from `step`, instead of restoring the loops of the checkpoint.
 
-    Lightning would resume in the middle of an epoch, with rules for every place where a checkpoint can be saved. Here
-    the order of batches and the schedule depend on the step alone, so new loops that start at this step suffice.
+    Lightning would resume in the middle of an epoch, with a rule for every place where a checkpoint can be saved. Here
+    the order of the batches and the schedule depend on the step alone, so fresh loops that count from it suffice.
     """
-    checkpoint["callbacks"].pop("Timer", None)  # trainer.max_time limits each call, not all of them together
+    checkpoint["callbacks"].pop("Timer", None)  # trainer.max_time limits each call of train.py, not their sum
     loop, batches = trainer.fit_loop.epoch_loop, step * trainer.accumulate_grad_batches
     state = loop.state_dict()
     state["state_dict"]["_batches_that_stepped"] = step
     state["batch_progress"]["total"] = dict.fromkeys(("ready", "started", "processed", "completed"), batches)
     state["automatic_optimization.optim_progress"]["optimizer"]["step"]["total"] = {"ready": step, "completed": step}
     loop.load_state_dict(state)
-    loop.restarting = False  # it begins an epoch
+    loop.restarting = False  # it begins a new epoch
 
 
 def gather(value: Any, trainer: Trainer) -> list[Any]:
-    """The `value` (plain data) of every rank, in the order of the ranks; each rank gets the same list."""
+    """Returns the `value` (plain data) of every rank, in the order of the ranks. Every rank gets the same list."""
     if trainer.world_size == 1:
         return [value]
     values: list[Any] = [None] * trainer.world_size
@@ -134,7 +147,7 @@ def gather(value: Any, trainer: Trainer) -> list[Any]:
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """States of the generators of torch (CPU and `device`), numpy and Python, as plain data."""
+    """Returns the states of the random generators of torch (CPU and `device`), numpy and Python, as plain data."""
     _, keys, *rest = np.random.get_state()
     state = {
         "torch": torch.get_rng_state(),
@@ -147,7 +160,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Inverse of `random_state`. A state that was saved on another kind of device leaves this one's as it is."""
+    """Inverse of `random_state`. If it was saved on another kind of device, this device's generator is not changed."""
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and state.get(device.type) is not None:
         torch.get_device_module(device).set_rng_state(state[device.type])

@@ -1,4 +1,4 @@
-"""How a run begins: its folder is made with its config, and locked."""
+"""How a run begins: its folder gets a name, is created with its config, and is locked."""
 
 import atexit
 import os
@@ -17,17 +17,15 @@ from model.runs.run import CONFIG, Run
 if os.name == "posix":
     import fcntl
 
-RUN_NAME = "GLASSGPT_RUN_NAME"  # the variable by which the first process of a run tells the others
+RUN_NAME = "GLASSGPT_RUN_NAME"  # environment variable: the processes for other devices inherit the run's name in it
 
 
 def new_run_dir(options: Namespace) -> Path:
-    """The folder for a new run, not created yet: --name, by default the last --config's name and the time.
+    """Returns the folder for a new run, which is not created yet. Raises a `Mistake` if it already exists.
 
-    One of trainer.fast_dev_run leaves nothing.
-
-    A process that Lightning starts for another device gets the name that the first one has found.
-
-    Raises a `Mistake` if a run has this name.
+    Its name is --name, or by default the name of the last --config and the time. A process that Lightning starts for
+    another device gets the name from the first process. With trainer.fast_dev_run, which must leave nothing, the folder
+    is a temporary one.
     """
     if options.trainer.fast_dev_run:
         folder = tempfile.mkdtemp()
@@ -38,25 +36,26 @@ def new_run_dir(options: Namespace) -> Path:
         return runs / os.environ[RUN_NAME]
     run_dir = runs / (options.name or f"{Path(options.config[-1]).stem}-{time.strftime('%Y%m%d-%H%M%S')}")
     if run_dir.exists():
-        raise Mistake(f"{run_dir} exists: choose another --name, or remove it; {Run(run_dir).how_to_resume}")
+        raise Mistake(f"{run_dir} exists: choose another --name, or delete that folder; {Run(run_dir).how_to_resume}")
     os.environ[RUN_NAME] = run_dir.name
     return run_dir
 
 
 class RunFolder(callbacks.Callback):
-    """Creates the run's folder with its config when training begins: a mistake found earlier leaves nothing behind.
+    """The callback that creates the run's folder and its config.yaml, and locks the folder.
 
-    A resumed run has both already. Its config is replaced after every on_train_start hook has accepted the options.
+    A new run gets both when training begins, so that a mistake found earlier leaves nothing behind. A resumed run has
+    both; its config.yaml is replaced once all on_train_start hooks have accepted the options.
 
-    The folder is locked, so that no two processes train in it, until the process ends, however it ends. The lock leaves
-    no file. There is none on Windows and on file systems that cannot lock a folder.
+    The lock keeps two processes from training in one folder. It ends with the process, however that ends, and leaves no
+    file. There is no lock on Windows and on file systems that cannot lock a folder.
     """
 
     def __init__(self, config: str, is_new: bool) -> None:
         self.config = config.encode()
         self.is_new = is_new
         self.locked: int | None = None
-        if os.name == "posix":  # a loader process that outlives a killed run must not hold the lock
+        if os.name == "posix":  # a loader process that outlives a killed run must not keep the lock
             os.register_at_fork(after_in_child=self.unlock)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
@@ -76,10 +75,10 @@ class RunFolder(callbacks.Callback):
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self.unlock()
 
-    on_exception = teardown  # after an error Lightning calls this one only
+    on_exception = teardown  # after an error Lightning calls only this one
 
     def lock(self, folder: Path) -> None:
-        """Raises a `Mistake` if another process has it."""
+        """Locks the folder. Raises a `Mistake` if another process has locked it."""
         if os.name != "posix":
             return
         self.locked = os.open(folder, os.O_RDONLY)
@@ -87,7 +86,7 @@ class RunFolder(callbacks.Callback):
             fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
-            raise Mistake(f"{folder} is being trained by another process: wait until that has ended") from None
+            raise Mistake(f"{folder} is in use by another process that trains: wait until that has ended") from None
         except OSError:  # a file system that cannot lock a folder
             self.unlock()
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: offline unless the person is logged in, and never a reason for a run to fail."""
+"""Logs to Weights & Biases: offline unless the user is logged in, and never a reason for a run to fail."""
 
 import logging
 import os
@@ -22,11 +22,14 @@ STEP = "trainer/global_step"
 
 
 class WandbLogger(StepLogger):
-    """Writes into the run's own folder. It starts with the first figure; an error costs one warning."""
+    """Logs to Weights & Biases, whose files lie in the run's folder. After an error it warns once and stays off.
+
+    Weights & Biases is started when the first figure is logged.
+    """
 
     def __init__(self, run_dir: Path, mode: WandbMode = "auto"):
         super().__init__(run_dir)
-        self.run: Any = None  # of wandb
+        self.run: Any = None  # wandb's run, None until it is started
         self.mode = os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
 
     def write(self, row: dict[str, Any]) -> None:
@@ -34,7 +37,7 @@ class WandbLogger(StepLogger):
         self._attempt(lambda wandb: self.run.log({STEP: row["step"], **figures}))
 
     def log_attention(self, recording: Recording) -> None:
-        """Shows the newest maps of all heads as a picture."""
+        """Logs the newest maps of all heads as one picture."""
         maps = recording.maps(recording.steps[-1])["text"]
         layers, heads = maps.shape[:2]
         caption = (
@@ -45,7 +48,7 @@ class WandbLogger(StepLogger):
         self._attempt(lambda wandb: self.log_metrics({"attention/maps": wandb.Image(picture, caption=caption)}))
 
     def log_samples(self) -> None:
-        """Shows all samples as a table."""
+        """Logs all samples of the run as a table."""
         rows = [[*sample.values()] for sample in read_samples(self.run_dir / SAMPLES)]
         columns = ["step", "prompt", "text"]
         self._attempt(lambda wandb: self.log_metrics({"samples": wandb.Table(columns=columns, data=rows)}))
@@ -57,6 +60,7 @@ class WandbLogger(StepLogger):
 
     @rank_zero_only
     def _attempt(self, action: Callable[[Any], None]) -> None:
+        """Calls `action` with the module wandb, after starting a run. Any error turns this logger off."""
         if self.mode == "disabled":
             return
         try:
@@ -68,21 +72,21 @@ class WandbLogger(StepLogger):
         except Exception as error:
             log.warning("Weights & Biases failed, and the run continues without it: %s", error or type(error).__name__)
             self.mode, self.run = "disabled", None
-            with suppress(Exception):  # a service that is gone would be missed with a traceback when Python ends
+            with suppress(Exception):  # else Python would end with a traceback if wandb's service is gone
                 wandb.teardown()
 
     def _start(self, wandb: Any) -> None:
         if self.mode == "auto":
             self.mode = "online" if wandb.login(prompt=False) else "offline"
-        if self.mode == "offline":  # wandb reports on itself over the network even then
+        if self.mode == "offline":  # wandb sends reports of its own errors even when it is offline
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        # A resumed run continues under its id: its folders are named run-TIME-ID, and -1 follows within one second.
+        # A resumed run keeps its id. Its folders are named run-TIME-ID; a second one in the same second ends in -1.
         ids = [folder.name.partition("run-")[2].split("-")[1] for folder in self.run_dir.glob("wandb/*run-*-*")]
         self.run = wandb.init(
             name=self.run_dir.name,
             config=read_config(self.run_dir / CONFIG),
             project=os.environ.get("WANDB_PROJECT", "glassgpt"),
-            dir=self.run_dir.resolve(),  # wandb's service may have been started from another one
+            dir=self.run_dir.resolve(),  # absolute: wandb's service may have another working folder
             id=min(ids, default=None),
             resume="allow" if self.mode == "online" else None,
             mode=self.mode,

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.mistakes import Mistake
-from model.runs.metrics import COLUMNS, CSVLogger, TrainingMetrics
+from model.runs.metrics import CSVLogger, TrainingMetrics
+from model.runs.results import COLUMNS
 from model.runs.saving import rewind
 from tests.small_runs import csv_rows, metrics
 
@@ -83,14 +84,14 @@ def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens():
     measured = TrainingMetrics()
     for loss, tokens in ((4.0, 100), (2.0, 300)):
         measured.add(torch.tensor(loss / 2), tokens)  # as Lightning divides it
-    assert measured.row(trainer) == {"tokens": 400, "train/loss": 3.0, "lr": 0.1}
+    assert measured.take(trainer) == {"tokens": 400, "train/loss": 3.0, "lr": 0.1}
     for loss in (0.5, 1.5):
         measured.add(torch.tensor(loss), 100)
-    assert measured.row(trainer) == {"tokens": 600, "train/loss": 2.0, "lr": 0.1}
+    assert measured.take(trainer) == {"tokens": 600, "train/loss": 2.0, "lr": 0.1}
     for loss in (math.inf, math.nan):
         measured.add(torch.tensor(loss), 1)
         with pytest.raises(Mistake, match="the training loss has become"):
-            measured.row(trainer)
+            measured.take(trainer)
 
 
 def test_the_clock_waits_for_the_device(monkeypatch):

@@ -110,4 +110,4 @@ def test_the_last_page_holds_the_weights_of_the_best_step_and_of_those_kept_befo
 def test_a_page_that_fails_does_not_fail_the_run(file, kept, caplog):
     (kept / file).write_text("damaged\n")
     finish(kept)
-    assert re.search(f"There is no page of this run: .*{file} is ", caplog.text)
+    assert re.search(f"page .*{file} is ", caplog.text)
