@@ -1,6 +1,6 @@
-"""An error in code shows where it is: a traceback that names the file, from every program that runs the code.
+"""An error in code gets its traceback, which names the file, from every program that runs the code.
 
-And before one in training a line that says how to resume. tests/test_train_mistakes.py has what gets a sentence.
+In training, a line before it says how to resume. tests/test_train_mistakes.py has the errors that get a sentence.
 """
 
 import traceback
@@ -16,7 +16,7 @@ from model.glass import open_run
 from model.gpt import FeedForward
 from scripts import generate, inspect_attention
 
-# Of `attend`: what it raises, and the code.
+# Faulty versions of `attend`: what each raises, and its code.
 IN_ATTENTION = {
     "wrong dim": (IndexError, lambda self, q, k, v, mask=None: torch.softmax(q @ k.mT, dim=7) @ v),
     "wrong shape": (RuntimeError, lambda self, q, k, v, mask=None: q @ k @ v),
@@ -25,7 +25,7 @@ IN_ATTENTION = {
 
 
 def changed_in_place(self, x):
-    """Which autograd notices in the backward pass."""
+    """A faulty FeedForward.forward. Autograd notices in the backward pass."""
     hidden = F.relu(self.up_proj(x))
     squared = hidden.square()
     hidden.add_(1)
@@ -38,17 +38,17 @@ IN_TRAINING["in a corpus"] = (KeyError, FileCorpus, "passages", lambda self, spl
 
 
 def codes_of(caught: pytest.ExceptionInfo) -> list:
-    """Of each line of its traceback."""
+    """The code objects in its traceback."""
     return [entry.frame.code.raw for entry in caught.traceback]
 
 
 @pytest.mark.parametrize("name", IN_TRAINING)
-def test_train_passes_on_what_code_raises(train, monkeypatch, capsys, name):
+def test_train_raises_the_error_of_the_code(train, monkeypatch, capsys, name):
     error, kind, function, bug = IN_TRAINING[name]
     monkeypatch.setattr(kind, function, bug)
     with pytest.raises(error) as caught:
         train("--name=run", "--data.cache_dir=cache")
-    if bug is not changed_in_place:  # of which no traceback ends in the forward pass
+    if bug is not changed_in_place:  # whose traceback is that of the backward pass
         assert bug.__code__ in codes_of(caught)
     assert "there is no checkpoint" in capsys.readouterr().err.splitlines()[-1]
 
@@ -61,7 +61,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("program", OTHERS)
-def test_scripts_and_notebooks_pass_on_what_the_network_raises(finished_run, monkeypatch, program):
+def test_scripts_and_notebooks_raise_the_error_of_the_network(finished_run, monkeypatch, program):
     for kind, bug in IN_ATTENTION.values():
         monkeypatch.setattr(CausalSelfAttention, "attend", bug)
         with pytest.raises(kind) as caught:
@@ -85,21 +85,21 @@ class InInit(Callback):
 
 @pytest.fixture
 def mine(here, monkeypatch):
-    """A module of the person's own."""
+    """Modules that a user has written, one of them broken."""
     monkeypatch.syspath_prepend(here)
     Path("mine_of_tests.py").write_text(MINE)
     Path("broken_of_tests.py").write_text("undefined\n")
 
 
-def test_a_callback_that_cannot_be_made_is_an_error_in_its_code(train, mine):
-    with pytest.raises(ValueError) as caught:  # jsonargparse's, whose traceback begins with that of the cause
+def test_a_callback_whose_constructor_fails_is_an_error_in_code(train, mine):
+    with pytest.raises(ValueError) as caught:  # raised by jsonargparse, from the error of the constructor
         train("--trainer.callbacks+=mine_of_tests.InInit")
     assert type(caught.value.__cause__) is TypeError
     shown = traceback.extract_tb(caught.value.__cause__.__traceback__)
     assert any(line.filename.endswith("mine_of_tests.py") for line in shown)
 
 
-def test_after_a_callback_fails_the_run_can_be_gone_on_with(train, mine, capsys):
+def test_a_run_can_be_resumed_after_a_callback_fails(train, mine, capsys):
     assert train("--name=run", "--trainer.max_steps=4", "--attention.enabled=false") == 0
     start = ["--resume=runs/run", "--trainer.max_steps=6", "--trainer.callbacks+=mine_of_tests.AtEnd"]
     with pytest.raises(TypeError) as caught:
@@ -118,7 +118,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("typed", OPTIONS)
-def test_a_class_that_is_given_other_options_than_it_takes_gets_a_sentence(train, mine, capsys, typed):
+def test_a_class_with_options_that_it_does_not_take_gets_a_sentence(train, mine, capsys, typed):
     assert train(f"--trainer.callbacks+={typed}") == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error and OPTIONS[typed] in error.splitlines()[-1]

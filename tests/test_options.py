@@ -1,4 +1,4 @@
-"""Every option is real: another value of it changes what a run computes, writes or reads, or it is refused."""
+"""Every option has an effect: another value changes what a run computes, writes or reads, or is refused."""
 
 import dataclasses
 import importlib
@@ -27,7 +27,7 @@ from tests.small_runs import REPOSITORY, metrics
 TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16, "ngram_sizes": [3]}
 STEPS = 4
 
-# For each option another value; and for some what they need to matter.
+# Another value for each option. NEEDED: other options without which it would change nothing.
 GPT_OPTIONS = {
     "vocab_size": 48, "context_length": 16, "num_layers": 3, "num_heads": 2, "embed_dim": 32, "num_kv_heads": 2,
     "feed_forward_dim": 24, "position": "learned", "norm": "layernorm", "embedding_norm": False, "window": 3,
@@ -50,7 +50,7 @@ NEEDED_GPT = {"vector_learning_rate": {"bias": True}}
 
 
 def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
-    """Of a few steps on the same random tokens."""
+    """The losses of a few steps on the same random tokens."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**TINY | (gpt or {})))
     updates = build_optimizer(model, OptimizerConfig(**optimizer or {}))
@@ -90,10 +90,10 @@ DATA_OPTIONS = {
     "context_length": 20, "batch_size": 5, "validation_batch_size": 7, "repeat_fraction": 0.9,
     "repeat_from": 2, "repeat_until": 2, "random_repeat_fraction": 0.9,
     "document_masking": True, "seed": 3,
-    # For tables and data sets of the Hub; tests/data reads those.
+    # Of tables and data sets of the Hub, which tests/data reads.
     "dataset": FOLDER, "dataset_config": "x", "dataset_split": "test", "dataset_validation_split": "test",
     "dataset_revision": "x", "text_column": "x", "streaming": True, "quotes": False,
-    # How it is done, not what comes out.
+    # These change how the data is read, not what is read.
     "num_workers": -1, "num_threads": 0, "cache_dir": "elsewhere",
 }  # fmt: skip
 NEEDED_DATA = {
@@ -110,7 +110,7 @@ NEEDED_DATA = {
 
 
 def what_is_read(**options):
-    """The first batches of both splits, and the folder of the tokens; or why the options are refused."""
+    """The first batches of both splits and the folder of the tokens; or the error, if the options are refused."""
     try:
         data = TextDataModule(**{"files": "words.txt", "tokenizer": "bytes", "cache_dir": "cache"} | options)
         if options.get("dataset"):
@@ -130,7 +130,7 @@ def test_every_option_of_data_changes_what_is_read(here, small_text):
     Path("folder/train.jsonl").write_text('{"text": "a text"}\n' * 20)
     own = inspect.signature(TextDataModule).parameters.keys() - {"corpus_options"}
     missing = (own | {option.name for option in dataclasses.fields(CorpusOptions)}) ^ DATA_OPTIONS.keys()
-    assert not missing, f"write in DATA_OPTIONS a value that changes what is read, or take out: {missing}"
+    assert not missing, f"give each a value in DATA_OPTIONS that changes what is read, or remove it there: {missing}"
     usual = {}
     for name, value in DATA_OPTIONS.items():
         needed, change = NEEDED_DATA.get(name, {}), value if isinstance(value, dict) else {name: value}
@@ -140,7 +140,7 @@ def test_every_option_of_data_changes_what_is_read(here, small_text):
     assert what_is_read() == usual["{}"]
 
 
-# Those of samples and maps, and two of train.py itself. Others are in the tests of what they are for.
+# The options of samples and maps, and two of train.py itself. The tests of the other parts have the other options.
 SAMPLED, RECORDED = {"samples.max_new_tokens": 2}, {"attention.enabled": True}
 RUN_OPTIONS = {
     "samples.max_new_tokens": (3, SAMPLED),
@@ -159,15 +159,15 @@ RUN_OPTIONS = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pages")
 def test_every_option_of_a_run_changes_what_it_leaves(train):
-    """One run for each option; four steps are enough to record, to draw and to sample."""
+    """One run for each option. Four steps are enough to record and to sample."""
     groups = ("samples", Samples), ("attention", AttentionMonitor)
-    options = {f"{group}.{one.name}" for group, config in groups for one in dataclasses.fields(config) if one.init}
+    options = {f"{name}.{field.name}" for name, group in groups for field in dataclasses.fields(group) if field.init}
     assert options <= RUN_OPTIONS.keys()
     short = {"trainer.max_steps": 4, "trainer.val_check_interval": 2, "trainer.log_every_n_steps": 1}
     short |= {"attention.enabled": False, "samples.max_new_tokens": 0}
 
     def what_is_left(options):
-        """By the run in its folder, in its weights, metrics, maps and samples."""
+        """The weights, metrics, maps and samples of a run."""
         assert train(*(f"--{name}={value}" for name, value in (short | options).items())) == 0
         [run] = Path("runs").iterdir()
         weights = load_gpt(run / "checkpoints" / "last.ckpt")[0].state_dict()
@@ -189,12 +189,12 @@ def test_every_option_of_a_run_changes_what_it_leaves(train):
 @pytest.mark.parametrize("module", [False, True], ids=["as a file", "as a module"])
 @pytest.mark.parametrize("script", ["generate", "inspect_attention", "walk", "evaluate"])
 def test_every_option_of_a_script_is_explained(script, module, monkeypatch, capsys):
-    """And both ways to call a script work."""
+    """And a script can be called in both ways."""
     monkeypatch.setattr("sys.argv", [script, "--help"])
     with pytest.raises(SystemExit):
         if module:
             runpy.run_module(f"scripts.{script}", run_name="__main__")
-        else:  # where Python looks beside the file and not in the root
+        else:  # then Python looks for modules beside the file, not in the root
             monkeypatch.setattr("sys.path", [place for place in sys.path if Path(place).resolve() != REPOSITORY])
             runpy.run_path(str(REPOSITORY / "scripts" / f"{script}.py"), run_name="__main__")
     shown = capsys.readouterr().out
@@ -205,7 +205,7 @@ def test_every_option_of_a_script_is_explained(script, module, monkeypatch, caps
 
 
 def shrunk(program, arguments, small_options, name):
-    """The same command for a run of two steps, and a context of 16 bytes. What is said twice counts as said last."""
+    """The same command for a run of two steps and a context of 16 bytes. The last of equal options counts."""
     arguments = ["runs/run" if part == "runs/NAME" else part for part in arguments]
     smaller = {"--prompt": "the", "--max_new_tokens": "5", "--stride": "8"}
     arguments += [part for option in smaller.keys() & {*arguments} for part in (option, smaller[option])]
@@ -218,7 +218,7 @@ def shrunk(program, arguments, small_options, name):
 
 @pytest.mark.slow
 def test_every_command_of_the_readme_works(finished_run, small_options, small_text, capsys):
-    """Shrunk: the configs are small, and the run is a small one."""
+    """With smaller models and shorter runs."""
     Path("my").mkdir()
     Path("my/own.txt").write_text(small_text.read_text())
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")

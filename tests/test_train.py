@@ -1,4 +1,4 @@
-"""The paths a person takes with train.py: train, resume, stop, and get something wrong."""
+"""What a user does with train.py: train, stop and resume. test_train_mistakes.py has the mistakes."""
 
 import json
 import multiprocessing
@@ -49,7 +49,7 @@ def test_a_run_leaves_everything_in_its_folder(train, capsys):
     assert f"{float(last['val/bits_per_byte']):.4f} bits per byte" in output
     assert "--resume runs/first" in output and output.count("runs/first/report.html") >= 2  # before and after
 
-    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)  # it is plain data
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)  # plain data
     assert checkpoint["global_step"] == 12
     assert checkpoint["tokenizer"]["name"] == "bytes"
     assert checkpoint["gpt_config"]["vocab_size"] == 257
@@ -59,7 +59,7 @@ def test_a_run_leaves_everything_in_its_folder(train, capsys):
     assert gpt.config.num_layers == 2
 
 
-def test_the_printed_and_the_saved_config_repeat_the_run_to_the_last_digit(train, capsys):
+def test_the_printed_and_the_saved_config_repeat_the_run_exactly(train, capsys):
     assert train("--model.gpt.logit_soft_cap=null", "--print_config") == 0
     assert not Path("runs").exists()
     printed = capsys.readouterr().out
@@ -77,7 +77,7 @@ LITTLE = ["--attention.enabled=false", "--trainer.limit_val_batches=1", "--train
 
 @pytest.fixture
 def in_batch(monkeypatch):
-    """Calls an action in the middle of the n-th batch, or of each."""
+    """Calls an action at the beginning of the n-th training step, or of each."""
     return partial(before_call, monkeypatch.setattr, GPTModule, "training_step")
 
 
@@ -87,13 +87,13 @@ def in_batch(monkeypatch):
     [
         (1, signal.SIGTERM, 1, 0, "32-true"),
         (9, signal.SIGINT, 5, 2, "32-true"),
-        (16, signal.SIGTERM, 8, 1, "bf16-mixed"),  # in a validation
+        (16, signal.SIGTERM, 8, 1, "bf16-mixed"),  # during a validation
     ],
 )
 def test_a_stopped_run_resumes_bit_for_bit(
     train, trained, in_batch, capsys, batch, signum, saved_step, workers, precision
 ):
-    """And with any number of processes that load its batches, which are ended."""
+    """With any number of loader processes, which are ended too."""
     options = [*EVENTFUL, f"--trainer.precision={precision}"]
     whole = trained(*options)
     in_batch(lambda *_: os.kill(os.getpid(), signum), batch)
@@ -107,7 +107,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
 
 @pytest.mark.usefixtures("no_pages", "own_threads")
 def test_a_run_with_two_threads_resumes_bit_for_bit(train, in_batch):
-    """With sums that are large enough for threads to share, and few of them: beside other programs they are slow."""
+    """With sums that are large enough to be split over threads. Few of them: beside other programs they are slow."""
     torch.set_num_threads(2)
     wide = ["--model.gpt.embed_dim=128", "--model.gpt.context_length=64", "--data.batch_size=16"]
     wide += ["--trainer.max_steps=3", *LITTLE]
@@ -121,7 +121,7 @@ def test_a_run_with_two_threads_resumes_bit_for_bit(train, in_batch):
 @pytest.mark.usefixtures("no_pages")
 def test_a_time_limit_lets_an_accumulated_step_end_and_is_one_for_each_call(train, trained, in_batch, monkeypatch):
     whole, elapsed, batches = trained(*EVENTFUL), [0.0], []
-    monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: self._offset + elapsed[-1])  # of other calls and this
+    monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: self._offset + elapsed[-1])  # in earlier calls and this
     in_batch(lambda *_: elapsed.append(7200.0), 9)
     in_batch(lambda *_: batches.append(None))
     assert train("--name=limited", *EVENTFUL, "--trainer.max_time=00:01:00:00") == 0
@@ -140,7 +140,7 @@ OTHER_SIZES = {
 
 @pytest.fixture
 def read(monkeypatch, no_pages) -> list[torch.Tensor]:
-    """The windows (T,) that training reads, in their order."""
+    """Collects the windows (T,) that training reads, in order."""
     windows: list[torch.Tensor] = []
     step = "training_step"
     before_call(monkeypatch.setattr, GPTModule, step, lambda _, batch, number: windows.extend(batch["tokens"]))
@@ -148,7 +148,7 @@ def read(monkeypatch, no_pages) -> list[torch.Tensor]:
 
 
 def first_windows(small_text: Path, number: int, **options) -> torch.Tensor:
-    """Those that a run on this text reads which is never stopped."""
+    """The first windows that a run on this text reads if it is never stopped."""
     options |= {"files": str(small_text), "tokenizer": "bytes", "cache_dir": "cache", "context_length": 16}
     data = TextDataModule(**options, batch_size=number)
     data.setup()
@@ -156,7 +156,7 @@ def first_windows(small_text: Path, number: int, **options) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("sizes", OTHER_SIZES)
-def test_a_resumed_run_reads_on_where_it_stopped_whatever_the_size_of_its_batches(train, read, small_text, sizes):
+def test_a_resumed_run_reads_on_where_it_stopped_also_with_another_batch_size(train, read, small_text, sizes):
     before, after = OTHER_SIZES[sizes]
     assert train("--name=run", "--data.repeat_fraction=0.2", "--trainer.max_steps=6", *LITTLE, *before) == 0
     assert train("--resume=runs/run", "--trainer.max_steps=9", *after) == 0
@@ -164,8 +164,8 @@ def test_a_resumed_run_reads_on_where_it_stopped_whatever_the_size_of_its_batche
     assert torch.equal(torch.stack(read), first_windows(small_text, len(read), repeat_fraction=0.2))
 
 
-def test_a_checkpoint_that_does_not_tell_what_was_read_goes_on_after_its_steps(train, read, small_text):
-    """As every version before did."""
+def test_a_checkpoint_without_the_windows_read_counts_them_from_its_steps(train, read, small_text):
+    """As in checkpoints of earlier versions."""
     assert train("--name=run", "--trainer.max_steps=6", *LITTLE) == 0
     state = read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))
     del state["TextDataModule"]["windows_read"]
@@ -190,9 +190,9 @@ def steps_of(run):
 
 
 @pytest.mark.usefixtures("no_pages")
-@pytest.mark.parametrize("kept", [0, 3])  # at which nothing was validated
-def test_a_run_that_is_resumed_at_an_earlier_step_forgets_what_came_after_it(train, trained, monkeypatch, kept):
-    """Also if it is killed at once. Its end is the same."""
+@pytest.mark.parametrize("kept", [0, 3])  # steps that were not validated
+def test_a_run_resumed_at_an_earlier_step_deletes_what_came_after_it(train, trained, monkeypatch, kept):
+    """Also if it is killed at once. It ends as the run that was not resumed."""
     options = ["--checkpoints.keep_steps=[0,3,4,8,12,99]"]
     whole = trained(*options)
     assert steps_of(whole)["best"] == 12
@@ -210,10 +210,10 @@ def test_a_run_that_is_resumed_at_an_earlier_step_forgets_what_came_after_it(tra
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_a_run_resumed_where_no_best_is_left_has_the_best_of_what_follows(train, trained):
-    """However low a loss it had before, of weights that are gone."""
+def test_a_run_resumed_without_a_best_checkpoint_gets_the_best_of_what_follows(train, trained):
+    """Though its loss was lower before, with weights that are gone."""
     finished_run = Path(shutil.copytree(trained("--checkpoints.keep_steps=[0,3,4,8,12,99]"), "runs/run"))
-    worse = ["--model.optimizer.learning_rate=0", "--model.optimizer.matrix_learning_rate=0"]  # no better
+    worse = ["--model.optimizer.learning_rate=0", "--model.optimizer.matrix_learning_rate=0"]  # the loss stays
     assert train("--resume=runs/run/checkpoints/step_00000008.ckpt", *worse, "--trainer.max_steps=10") == 0
     assert steps_of("runs/run")["best"] == 10
     (finished_run / "checkpoints/best.ckpt").unlink()
@@ -229,7 +229,7 @@ def test_a_model_that_training_makes_worse_is_the_best_of_its_run(train, finishe
 
 
 def test_weights_that_are_not_finite_are_never_saved(train, monkeypatch, capsys):
-    """Here the loss is still finite when the run would be saved: the weight is that of a token that never occurs."""
+    """The loss stays finite here: the weight belongs to a token that never occurs."""
 
     def spoil(self, *args):
         with torch.no_grad():
@@ -241,7 +241,7 @@ def test_weights_that_are_not_finite_are_never_saved(train, monkeypatch, capsys)
     assert not list(Path("runs/run/checkpoints").glob("*"))
 
 
-def test_a_run_that_goes_on_with_other_text_than_it_had_says_so(train, finished_run, small_text, caplog):
+def test_a_run_resumed_on_another_text_warns(train, finished_run, small_text, caplog):
     assert train("--resume=runs/run", "--trainer.max_steps=13") == 0
     assert not caplog.messages
     lines = small_text.read_text().splitlines()
@@ -250,11 +250,11 @@ def test_a_run_that_goes_on_with_other_text_than_it_had_says_so(train, finished_
     assert "text" in caplog.messages[0]
 
 
-def test_options_of_lightnings_train(train):
+def test_a_run_with_several_options_of_lightnings_trainer(train):
     options = ["--trainer.precision=bf16-true", "--trainer.logger=true", "--trainer.profiler=simple"]
     assert train(*options, "--trainer.max_steps=4") == 0
     [run] = Path("runs").iterdir()
-    assert run.name.startswith("debug-")  # after its config
+    assert run.name.startswith("debug-")  # named after its config
     assert (run / "report.html").exists() and "run_training_batch" in (run / "fit-profile.txt").read_text()
     before = sorted(Path().rglob("*"))
     assert train("--trainer.fast_dev_run=true") == 0
@@ -278,7 +278,7 @@ def test_every_shipped_config_trains(train, config):
 
 @pytest.mark.slow
 def test_neither_the_locale_nor_a_closed_standard_output_matters(here, small_options):
-    """Samples of any language are written and read back. Python reads its locale when it starts."""
+    """Samples in any language are written and read back. In a new process: Python reads its locale when it starts."""
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     options = [*small_options, "--name=run", "--trainer.max_steps=4"]
     program = programs.start("train.py", *options, env=environment, stderr=subprocess.PIPE)
@@ -291,9 +291,9 @@ def test_neither_the_locale_nor_a_closed_standard_output_matters(here, small_opt
 
 @pytest.mark.slow
 def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, trained, here):
-    """A run that one device begins, two continue and one ends has the losses of one device, in float32.
+    """One device begins a run, two continue it and one ends it: the losses are those of one device, in float32.
 
-    Each device has its own part of the loss since the last row, which the first row after a resume needs.
+    Each device has its own sum of the losses since the last row, and the first row after a resume needs all of them.
     """
     # AdamW, because Muon's products in bfloat16 differ more by rounding.
     options = ["--model.optimizer.algorithm=adamw", "--model.optimizer.learning_rate=0.001"]

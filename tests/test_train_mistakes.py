@@ -1,4 +1,4 @@
-"""What train.py answers to a mistake: one sentence, exit status 2, and nothing left behind. No test here trains."""
+"""train.py answers a mistake with one sentence and exit status 2, and leaves nothing behind. No test here trains."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tests import programs
 from tests.command_lines import tells
 from train import main
 
-# What a person types, and names and figures of the answer. model/test_mistakes.py has more of what is no option.
+# What is typed, and the names and figures that the sentence must have. model/test_mistakes.py has more.
 MISTAKES = {
     "--model.gpt.num_layer=3": "--model.gpt.num_layer=3",
     "--model.gpt.context_length=100000": "context_length",
@@ -103,7 +103,7 @@ def test_help_begins_with_what_people_type_and_explains_every_option(capsys):
         assert option in all_options
     corpus = all_options.split("--data.corpus CORPUS")[1].split("--data.files")[0]
     for name in CORPORA:
-        assert re.search(rf"\b{name}\b", corpus), f"tell of {name} in the docstring of TextDataModule"
+        assert re.search(rf"\b{name}\b", corpus), f"describe {name} in the docstring of TextDataModule"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is filled in on the command line, which options exclude each other, and what is not said at every start."""
+"""Which options are filled in, which are refused, and which warnings are hidden at the start."""
 
 import logging
 import shlex
@@ -23,7 +23,7 @@ def options(here):
     return lambda *args: read_options(build_parser(), list(args), Path("default.yaml"))
 
 
-def test_what_may_be_left_out_is_filled_in(options):
+def test_options_that_are_left_out_are_filled_in(options):
     Path("own.yaml").write_text("trainer: {max_steps: 7}\n")
     for args, layers, steps in (
         ([], 3, 5),
@@ -31,22 +31,22 @@ def test_what_may_be_left_out_is_filled_in(options):
         (["--config=own.yaml"], 6, 7),
         (["-c", "own.yaml"], 6, 7),
         (["--config=own.yaml", "--config", "default.yaml"], 3, 5),
-        (["--trainer.max_steps=9", "--config=default.yaml"], 3, 9),  # wherever it is typed
+        (["--trainer.max_steps=9", "--config=default.yaml"], 3, 9),  # in any order
     ):
-        found = options(*args)
-        assert (found.config.model.gpt.num_layers, found.config.trainer.max_steps) == (layers, steps), args
-        assert found.config.trainer.precision is not None
-        saved = yaml.safe_load(found.saved)
-        assert saved["model"]["gpt"]["num_layers"] == layers and found.checkpoint is None
-        assert saved.keys() == found.config.as_dict().keys() - {"config", "print_config", "name", "resume"}
+        read = options(*args)
+        assert (read.config.model.gpt.num_layers, read.config.trainer.max_steps) == (layers, steps), args
+        assert read.config.trainer.precision is not None
+        saved = yaml.safe_load(read.saved)
+        assert saved["model"]["gpt"]["num_layers"] == layers and read.checkpoint is None
+        assert saved.keys() == read.config.as_dict().keys() - {"config", "print_config", "name", "resume"}
 
 
-def test_a_resumed_run_has_its_own_config_under_what_is_typed(options, run_dir):
+def test_typed_options_override_the_config_of_a_resumed_run(options, run_dir):
     shutil.copytree(run_dir, "runs/first")
     Path("runs/first/config.yaml").write_text(CONFIG)
-    found = options("--resume=runs/first", "--trainer.max_steps=6")
-    assert (found.config.model.gpt.num_layers, found.config.trainer.max_steps) == (3, 6)
-    assert found.checkpoint == Path("runs/first/checkpoints/best.ckpt") and found.config.resume == "runs/first"
+    read = options("--resume=runs/first", "--trainer.max_steps=6")
+    assert (read.config.model.gpt.num_layers, read.config.trainer.max_steps) == (3, 6)
+    assert read.checkpoint == Path("runs/first/checkpoints/best.ckpt") and read.config.resume == "runs/first"
 
 
 REFUSED = {
@@ -72,7 +72,7 @@ GROUPS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "tr
 
 @pytest.mark.parametrize("group", [*GROUPS, "checkpoints"])
 @pytest.mark.parametrize("value", [3, "text", [1], None], ids=repr)
-def test_a_group_of_options_that_is_something_else_is_named(options, group, value):
+def test_a_group_of_options_that_is_set_to_a_value_is_named(options, group, value):
     config = value
     for name in reversed(group.split(".")):
         config = {name: config}
@@ -81,7 +81,7 @@ def test_a_group_of_options_that_is_something_else_is_named(options, group, valu
         options("--config=own.yaml")
 
 
-def test_only_what_every_start_says_is_hidden():
+def test_only_the_warnings_of_every_start_are_hidden():
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         quiet()
@@ -108,7 +108,7 @@ def callback(name, **options):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, None),
         ({"max_epochs": None, "limit_train_batches": None}, None),
@@ -132,6 +132,6 @@ def callback(name, **options):
     ],
     ids=repr,
 )
-def test_options_that_do_harm_are_refused_and_others_let_through(options, said):
-    with pytest.raises(ValueError, match=said) if said else nullcontext():
+def test_options_that_do_harm_are_refused_and_others_accepted(options, message):
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
         check_trainer(Namespace(**USUAL | options))

@@ -1,4 +1,4 @@
-"""--model.init_from: a run starts from the weights of a trained model, with the loss that this model has."""
+"""--model.init_from: a run starts from the weights of a trained model, and so with its loss."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ FINETUNED = """--data.tokenizer=bytes --data.cache_dir=cache --data.num_threads=
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pages")
-def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_text, here):
+def test_a_run_begins_with_the_loss_of_the_model_and_resumes_when_that_is_gone(small_text, here):
     pytest.importorskip("transformers")
     from model.exchange.huggingface import to_huggingface
 
@@ -56,7 +56,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_resumes_without_it(small_te
 
 
 def started(folder: Path, trained: GPT, *given: str, tokenizer=None, **chosen) -> GPT:
-    """The model of a run that starts from `trained`, of whose options these are `given` and the others left open."""
+    """The model of a run that starts from `trained`. Only the options in `given` count as typed."""
     save_checkpoint(folder / "model.ckpt", trained)
     network = build_parser().get_defaults().model.gpt
     network.update(Namespace(context_length=32))
@@ -67,10 +67,8 @@ def started(folder: Path, trained: GPT, *given: str, tokenizer=None, **chosen) -
     assert config.data.tokenizer is None
     module = GPTModule(GPTConfig(**network.as_dict()), OptimizerConfig(), ScheduleConfig(), compile=False)
     module.trained = glass
-    data, strategy = (
-        SimpleNamespace(tokenizer=tokenizer or glass.tokenizer),
-        SimpleNamespace(root_device=torch.device("cpu")),
-    )
+    data = SimpleNamespace(tokenizer=tokenizer or glass.tokenizer)
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
     options = {"accumulate_grad_batches": 1, "world_size": 1, "gradient_clip_val": None}
     module.trainer = SimpleNamespace(datamodule=data, strategy=strategy, **options)
     module.configure_model()
@@ -79,9 +77,8 @@ def started(folder: Path, trained: GPT, *given: str, tokenizer=None, **chosen) -
 
 def test_a_shorter_context_takes_the_beginning_of_the_positions(tmp_path):
     gpt = small_gpt2()
-    assert (
-        started(tmp_path, gpt, context_length=8, dropout=0.2).config == gpt.config
-    )  # what is not given is the model's
+    # Options that are not typed are the model's.
+    assert started(tmp_path, gpt, context_length=8, dropout=0.2).config == gpt.config
     shorter = started(tmp_path, gpt, "context_length", "dropout", context_length=8, dropout=0.2)
     assert shorter.config == replace(gpt.config, context_length=8, dropout=0.2)
     tokens = torch.randint(257, (1, 8))
@@ -98,12 +95,12 @@ def test_a_shorter_context_takes_the_beginning_of_the_positions(tmp_path):
         ({"context_length": 64}, r"context_length .*64.* 32"),
     ],
 )
-def test_what_the_model_has_cannot_be_chosen(chosen, message, tmp_path):
+def test_the_network_of_the_model_cannot_be_changed(chosen, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         started(tmp_path, small_gpt2(), *chosen, **chosen)
 
 
-def test_null_is_a_choice_where_it_is_not_the_default(tmp_path):
+def test_a_typed_null_counts_only_where_it_is_not_the_default(tmp_path):
     sizes = {"vocab_size": 257, "embed_dim": 12}
     with pytest.raises(ValueError, match=r"model\.gpt\.logit_soft_cap .*None.* 15\.0"):
         started(tmp_path, GPT(GPTConfig(**sizes)), "logit_soft_cap", logit_soft_cap=None)
@@ -119,7 +116,7 @@ def test_another_tokenizer_is_refused(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pages")
 def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, monkeypatch, capsys):
-    """From a run and from its exported folder, to other text; and to another model."""
+    """A run that starts from a run, or from its exported folder, on other text; and a new model with that tokenizer."""
     pytest.importorskip("transformers")
     from model.exchange import huggingface
     from scripts import convert_huggingface, evaluate
@@ -134,7 +131,7 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, m
     loaded, read_weights = [], huggingface.read_weights
     monkeypatch.setattr(huggingface, "read_weights", lambda folder: loaded.append(folder) or read_weights(folder))
 
-    # Without --config: what stands in the default config is nobody's choice.
+    # Without --config: options of the default config do not count as chosen.
     assert main(["--model.init_from=runs/own", *own_text, "--name=from_run"]) == 0
     assert main(["--model.init_from=folder", *own_text, "--name=from_folder"]) == 0
     assert len(loaded) == 1
@@ -146,11 +143,11 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, m
         first, *_ = metrics(f"runs/{name}")
         assert first["step"] == "0" and float(first["val/loss"]) == pytest.approx(expected, rel=1e-2)  # bfloat16
 
-    # A bpe of the same size on other text is refused.
+    # A bpe tokenizer of the same size, trained on other text, is refused.
     assert main(["--model.init_from=folder", *own_text, *bpe, "--name=other"]) == 2
     assert "leave out --data.tokenizer" in capsys.readouterr().err.splitlines()[-1]
 
-    # A new model takes it too.
+    # A new model can have that tokenizer too.
     tokens = load_gpt("runs/own")[1]["tokenizer"]["tokens"]
     assert main([*small_options, *own_text, "--data.tokenizer=runs/own", "--name=new"]) == 0
     for name in ("from_run", "from_folder", "new"):

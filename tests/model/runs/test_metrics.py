@@ -1,4 +1,4 @@
-"""metrics.csv has one row per step, also after a kill and a resume."""
+"""metrics.csv has one row a step, also after a kill and a resume."""
 
 import math
 from pathlib import Path
@@ -24,7 +24,7 @@ def csv_logger(folder: Path) -> CSVLogger:
 
 def log(logger: CSVLogger, step: int, **figures: float) -> None:
     logger.trainer.global_step = step
-    logger.log_metrics(figures, step=-1)  # whatever Lightning takes for the step
+    logger.log_metrics(figures, step=-1)  # the step that Lightning passes is ignored
 
 
 def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_before_it(tmp_path):
@@ -32,7 +32,7 @@ def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_be
     logger.finalize("failed")
     assert not list(tmp_path.iterdir())  # before the first metric
     log(logger, 10, **{"train/loss": 2.5, "lr": 0.1})
-    logger.finalize("running")  # as for a checkpoint, after which the step may get more figures
+    logger.finalize("running")  # as before a checkpoint; the step may still get more figures
     log(logger, 10, **{"val/loss": 2.25})
     log(logger, 20, **{"train/loss": 1.0 / 3, "attention/sink/layer_0": 0.5})
     logger.finalize("running")
@@ -53,7 +53,7 @@ def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_be
 @settings(deadline=None, max_examples=50)  # the disk may be slow
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.data())
 def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_factory, has_extra, data):
-    """A kill may cut the file at any byte after the row of the step that the run resumes from."""
+    """A kill may cut the file anywhere after the row of the resumed step."""
 
     def log_steps(path, steps, rewind_to=None):
         logger = csv_logger(path.parent)
@@ -75,7 +75,7 @@ def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_fac
 
 
 def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens():
-    """tests/model/training/test_module.py has the rates."""
+    """tests/model/training/test_module.py tests tokens_per_second and mfu."""
     trainer = SimpleNamespace(
         accumulate_grad_batches=2,
         strategy=SimpleNamespace(reduce=lambda loss, reduce_op: loss),
@@ -98,7 +98,7 @@ def test_the_clock_waits_for_the_device(monkeypatch):
     now = [0.0]
 
     class Queued:
-        """A loss that a GPU has yet to compute, which takes two seconds."""
+        """A loss that a GPU has not computed yet. Waiting for it takes two seconds."""
 
         def __float__(self) -> float:
             now.append(now[-1] + 2)
@@ -121,8 +121,8 @@ class OwnFigure(Callback):
 
 
 @pytest.mark.parametrize("saved", ["epoch=0-step=5.ckpt", "epoch=0-step=10.ckpt"])
-def test_what_callbacks_log_at_a_step_is_in_its_row_in_a_new_run_and_in_a_resumed_one(train, here, monkeypatch, saved):
-    """And ModelCheckpoint, which is not told where, saves into the run's folder; any of its files can be resumed."""
+def test_figures_of_callbacks_are_in_the_row_of_their_step_in_new_and_resumed_runs(train, here, monkeypatch, saved):
+    """ModelCheckpoint, without a folder of its own, saves into the run's; each of its files can be resumed."""
     monkeypatch.syspath_prepend(here)
     Path("own_figures_of_tests.py").write_text(CALLBACKS)
     keep = "{class_path: ModelCheckpoint, init_args: {every_n_train_steps: 5, save_top_k: -1}}"
@@ -142,7 +142,7 @@ def test_what_callbacks_log_at_a_step_is_in_its_row_in_a_new_run_and_in_a_resume
     assert metrics("runs/run") == rows
 
 
-def test_a_row_has_no_epoch_and_other_loggers_still_get_it(tmp_path):
+def test_a_row_has_no_epoch_but_other_loggers_get_it(tmp_path):
     logger, figures = CSVLogger(tmp_path), {"mine": 2.0, "epoch": 0}
     logger.trainer = SimpleNamespace(global_step=3)
     logger.log_metrics(figures)

@@ -1,4 +1,4 @@
-"""Reading the files of a run, also unfinished or damaged ones, and writing its page."""
+"""Reads the files of a run, also unfinished or damaged ones, and writes its page."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def data_of(run: Path) -> dict:
     return Page(run / "report.html").data
 
 
-def test_rows_have_the_columns_in_which_they_have_a_number(run):
+def test_rows_leave_out_their_empty_columns(run):
     assert read_metrics(run / "metrics.csv")[:2] == [
         {"step": 0, "attention/sink/layer_0": 0.25},
         {"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0},
@@ -44,7 +44,7 @@ def test_rows_have_the_columns_in_which_they_have_a_number(run):
     assert read_metrics(run / "none.csv") == []
 
 
-def test_the_page_of_a_run_shows_what_there_is_from_its_first_moment_on(run, tmp_path):
+def test_the_page_shows_whatever_the_run_has_also_when_that_is_nothing(run, tmp_path):
     write_recording(HISTORY, run / "attention")
     data = data_of(run)
     learned = data["learning"]
@@ -59,7 +59,7 @@ def test_the_page_of_a_run_shows_what_there_is_from_its_first_moment_on(run, tmp
     assert 0 <= data_of(begun)["status"]["gap"] < 60
 
 
-def test_a_diverged_loss_unfinished_last_lines_and_missing_files_are_left_out(run):
+def test_the_page_skips_a_diverged_loss_unfinished_last_lines_and_missing_files(run):
     (run / "metrics.csv").write_text(METRICS + "30,3000,nan,inf,inf,0.0,100.0,,nan\n")
     assert data_of(run)["learning"]["charts"][0]["curves"][0]["points"][-1] == [20, 3.0]
     (run / "metrics.csv").write_text(METRICS)
@@ -74,14 +74,14 @@ def test_a_diverged_loss_unfinished_last_lines_and_missing_files_are_left_out(ru
         assert not data_of(run)["learning"][field]
 
 
-def test_the_summary_says_what_was_reached_and_the_page_that_the_run_has_ended(run):
+def test_the_summary_has_the_last_and_best_loss_and_the_page_says_that_the_run_has_ended(run):
     (run / "metrics.csv").write_text(METRICS + "30,3000,2.9,3.6,2.6,0.1,100.0,,\n")
     reached = "validation: 2.6000 bits per byte after 30 steps, best 2.5000 after 20"
     assert f"{reached}\n" in finish(run)
     assert Page(run / "report.html").data["status"]["state"] == "ended"
 
 
-def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path):
+def test_the_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path):
     run = tmp_path / "my runs" / "a"
     summary = finish(run)
     assert summary.startswith("nothing was trained") and "--resume" not in summary
@@ -93,17 +93,17 @@ def test_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_p
 
 @pytest.fixture
 def kept(trained, tmp_path) -> Path:
-    """A run that has ended at step 12."""
+    """A run that has ended at step 12, with checkpoints of earlier steps."""
     return Path(shutil.copytree(trained("--checkpoints.keep_steps=[0,3,4,8,12,99]"), tmp_path / "kept"))
 
 
-def test_the_last_page_holds_the_weights_of_the_best_step_and_of_those_kept_before_and_after_it(kept):
+def test_the_last_page_holds_the_weights_of_the_best_step_and_of_all_kept_steps(kept):
     (kept / "checkpoints/step_00000004.ckpt").replace(kept / "checkpoints/best.ckpt")
     finish(kept)
     page = Page(kept / "report.html")
     assert page.json("manifest")["steps"] == [0, 3, 4, 8, 12]
     assert [one["step"] for one in page.data["run"]["snapshots"] if "weights" in one] == [0, 3, 4, 8, 12]
-    assert "text" not in data_of(kept)  # which comes with weights
+    assert "text" not in data_of(kept)  # the page has text only with weights
 
 
 @pytest.mark.parametrize("file", ["samples.jsonl", "checkpoints/best.ckpt"])

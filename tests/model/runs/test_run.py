@@ -1,4 +1,4 @@
-"""Which run folder and which checkpoint a person means, and the name of a new run's folder."""
+"""Which run folder and which checkpoint a path means."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 def write(path: str, age: int = 0) -> Path:
-    """A file `age` seconds old; a checkpoint is one that torch.save wrote."""
+    """Writes a file that is `age` seconds old; torch.save writes a checkpoint."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".ckpt":
@@ -37,7 +37,7 @@ def test_the_newest_run_and_its_best_checkpoint_are_found():
     assert Run.open(Path("runs/new")).checkpoint.name == "last.ckpt"
 
 
-def test_a_run_is_found_by_anything_in_it_or_as_the_newest(monkeypatch):
+def test_a_run_is_found_by_any_path_in_it_or_as_the_newest(monkeypatch):
     write("runs/new/metrics.csv", age=1)
     write("runs/old/metrics.csv", age=2)
     write("runs/old/attention/probe.json")
@@ -49,7 +49,7 @@ def test_a_run_is_found_by_anything_in_it_or_as_the_newest(monkeypatch):
     assert Run.open(Path("probe.json"), METRICS).folder == Path.cwd().parent
 
 
-def test_files_outside_the_given_folder_are_never_taken():
+def test_files_outside_the_given_folder_are_never_used():
     for name in ("checkpoints/best.ckpt", "config.yaml", "runs/config.yaml"):
         write(name)
     Path("runs/empty").mkdir()
@@ -63,7 +63,7 @@ def resume_point(path: Path) -> tuple[Path, Path]:
     return run.folder, run.resumed
 
 
-def test_a_run_is_resumed_from_its_last_checkpoint_or_the_one_that_is_named():
+def test_a_run_is_resumed_from_its_last_checkpoint_or_the_named_one():
     with pytest.raises(ValueError, match="runs/a"):
         resume_point(Path("runs/a"))
     write("runs/a/config.yaml")
@@ -76,7 +76,7 @@ def test_a_run_is_resumed_from_its_last_checkpoint_or_the_one_that_is_named():
     assert resume_point(best) == (Path("runs/a"), best)
 
 
-def test_checkpoints_that_are_kept_elsewhere_are_those_of_a_run_that_is_named():
+def test_only_checkpoints_may_be_a_link_and_only_in_a_named_run():
     write("runs/a/config.yaml")
     elsewhere = write("elsewhere/last.ckpt").parent
     Path("runs/a/checkpoints").symlink_to(elsewhere.absolute())
@@ -93,7 +93,7 @@ def test_checkpoints_that_are_kept_elsewhere_are_those_of_a_run_that_is_named():
         Path("runs/a", name).unlink()
 
 
-def test_checkpoints_are_found_by_their_steps():
+def test_checkpoints_are_found_by_step():
     run, gpt = Path("runs/a"), random_gpt(GPTConfig(vocab_size=257, num_layers=1, num_heads=1, embed_dim=2))
     best, last = (run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
     save_checkpoint(last, gpt, 40)

@@ -1,4 +1,4 @@
-"""Checkpoint files are complete or absent, run no code, and restore the random states."""
+"""Checkpoint files are complete or absent, cannot run code, and restore the random states."""
 
 import random
 from pathlib import Path
@@ -18,7 +18,7 @@ OF_A_RUN = {"callbacks": {}, "counted": (), "loops": {}, "loss_sums": [], "lr_sc
 
 @pytest.fixture
 def whole(run_dir):
-    """What the checkpoint of a run holds."""
+    """The content of a checkpoint that can be resumed."""
     return read_checkpoint(run_dir / "checkpoints/best.ckpt") | OF_A_RUN | {"random_states": []}
 
 
@@ -27,7 +27,7 @@ def draw():
 
 
 def test_a_checkpoint_restores_the_random_states(tmp_path, whole):
-    draw()  # one normal number, so that numpy keeps the second of the pair for later
+    draw()  # numpy draws normal numbers in pairs, and keeps the second one for later
     state = random_state(CPU)
     expected = draw(), draw()
     io = AtomicCheckpointIO()
@@ -37,18 +37,18 @@ def test_a_checkpoint_restores_the_random_states(tmp_path, whole):
     assert (draw(), draw()) == expected
 
 
-def test_what_holds_no_run_or_other_weights_is_told_with_its_name(tmp_path, whole):
-    others = dict.fromkeys(["optimizer_states", "loops"], "has no {}: .* --model.init_from")
-    others |= {"state_dict": "holds weights that do not fit"}
-    for part, said in others.items():
+def test_a_checkpoint_that_cannot_be_resumed_is_named(tmp_path, whole):
+    messages = dict.fromkeys(["optimizer_states", "loops"], "has no {}: .* --model.init_from")
+    messages |= {"state_dict": "holds weights that do not fit"}
+    for part, message in messages.items():
         empty = {"state_dict": {}} if part == "state_dict" else {}
         without = {name: value for name, value in whole.items() if name != part} | empty
         AtomicCheckpointIO().save_checkpoint(without, tmp_path / "x.ckpt")
-        with pytest.raises(Mistake, match=rf"x\.ckpt {said.format(part)}"):
+        with pytest.raises(Mistake, match=rf"x\.ckpt {message.format(part)}"):
             AtomicCheckpointIO().load_checkpoint(tmp_path / "x.ckpt")
 
 
-def test_an_error_while_saving_stays_what_it_is_and_keeps_the_old_file(tmp_path, monkeypatch):
+def test_an_error_while_saving_is_raised_unchanged_and_keeps_the_old_file(tmp_path, monkeypatch):
     def fail(checkpoint, file):
         file.write(b"after")
         raise RuntimeError("a bug")
@@ -62,7 +62,7 @@ def test_an_error_while_saving_stays_what_it_is_and_keeps_the_old_file(tmp_path,
     assert [entry.name for entry in path.parent.iterdir()] == ["last.ckpt"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device without room")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full")
 @pytest.mark.parametrize(
     "write",
     [
@@ -71,7 +71,7 @@ def test_an_error_while_saving_stays_what_it_is_and_keeps_the_old_file(tmp_path,
     ],
     ids=["text", "checkpoint"],
 )
-def test_a_full_disk_keeps_the_old_file_and_is_told_with_its_place(tmp_path, write):
+def test_on_a_full_disk_the_old_file_stays_and_the_error_names_it(tmp_path, write):
     path = tmp_path / "file"
     path.write_bytes(b"before")
     (tmp_path / ".file.aside").symlink_to("/dev/full")
@@ -81,7 +81,7 @@ def test_a_full_disk_keeps_the_old_file_and_is_told_with_its_place(tmp_path, wri
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
-def test_the_random_state_of_a_gpu_is_restored_on_such_a_gpu_only(monkeypatch, kind):
+def test_the_random_state_of_a_gpu_is_restored_only_on_the_same_kind_of_gpu(monkeypatch, kind):
     gpu, restored = torch.device(kind), []
     module = torch.get_device_module(gpu)
     monkeypatch.setattr(module, "get_rng_state", lambda: f"the state of {kind}")

@@ -1,7 +1,4 @@
-"""The order of what happens after a training step.
-
-And Ctrl-C and SIGTERM: the first is noted, and what handled them before is restored.
-"""
+"""The order in which a step ends; and what the first and the second Ctrl-C or SIGTERM do."""
 
 import os
 import signal
@@ -28,7 +25,7 @@ PARTS = (
 
 @pytest.fixture
 def events(monkeypatch):
-    """(step, what) for every part of the sequence that runs."""
+    """Collects (step, name) of every part of the sequence that runs."""
     seen = []
 
     def note(name, part, trainer=None, *_, **__):
@@ -50,12 +47,12 @@ def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(tra
         0: ["record"],
         3: ["log_metrics", "save"],
         4: VALIDATED,
-        6: ["log_metrics", *VALIDATED],  # the last one is always validated
+        6: ["log_metrics", *VALIDATED],  # the last step is always validated
     }
     assert events == [(step, name) for step, names in expected.items() for name in names]
 
 
-VALIDATES = {  # at these steps
+VALIDATES = {  # options: the steps that are validated
     "--trainer.limit_val_batches=0": [],
     "--trainer.val_check_interval=null": [5],
     "--trainer.val_check_interval=null --trainer.overfit_batches=2": [2, 4, 5],
@@ -64,7 +61,7 @@ VALIDATES = {  # at these steps
 
 
 @pytest.mark.parametrize("options", VALIDATES)
-def test_each_step_ends_once_however_it_is_told_when_to_validate(train, monkeypatch, events, options):
+def test_each_step_ends_once_whatever_decides_when_to_validate(train, monkeypatch, events, options):
     ended, owner = [], sequence.RunSequence
     before_call(monkeypatch.setattr, owner, "end_step", lambda _, trainer, *__: ended.append(trainer.global_step))
     assert train("--trainer.max_steps=5", *options.split()) == 0
@@ -83,7 +80,7 @@ def handlers():
 
 @pytest.fixture
 def signals():
-    """Installed, over handlers of our own."""
+    """StopSignals, installed over two handlers of this test."""
     before = handlers()
     for signum, handler in zip(SIGNALS, HANDLERS, strict=True):
         signal.signal(signum, handler)
@@ -96,7 +93,7 @@ def signals():
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_the_first_is_noted_and_the_second_does_what_it_did_before(signals, caplog, signum):
+def test_the_first_signal_is_noted_and_the_second_goes_to_the_handler_from_before(signals, caplog, signum):
     assert signals.received is None and not set(handlers()) & set(HANDLERS)
     os.kill(os.getpid(), signum)
     assert signals.received == signum and "press Ctrl-C again" in caplog.text

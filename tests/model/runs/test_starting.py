@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 from model.runs.starting import RunFolder, new_run_dir
 
 
-def test_a_new_run_is_called_after_its_config_and_the_time_and_takes_no_folder_of_another(tmp_path, monkeypatch):
+def test_a_new_run_is_named_after_its_config_and_the_time_and_never_takes_an_existing_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda _: "now")
     options = {
         "config": ["other.yaml", "configs/own.yaml"],
@@ -18,7 +18,7 @@ def test_a_new_run_is_called_after_its_config_and_the_time_and_takes_no_folder_o
     run_dir = new_run_dir(Namespace(**options, name=None))
     assert run_dir == tmp_path / "own-now"
     run_dir.mkdir()
-    with monkeypatch.context() as other_device:  # whose process starts later, when the folder may be there
+    with monkeypatch.context() as other_device:  # its process starts later, when the folder may exist
         other_device.setenv("LOCAL_RANK", "1")
         other_device.setattr("time.strftime", lambda _: "later")
         assert new_run_dir(Namespace(**options, name=None)) == run_dir
@@ -28,7 +28,7 @@ def test_a_new_run_is_called_after_its_config_and_the_time_and_takes_no_folder_o
     assert new_run_dir(Namespace(**options, name="a")) == tmp_path / "a"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX")
+@pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
 def test_a_loader_process_that_outlives_a_run_does_not_hold_its_lock(tmp_path):
     lock = RunFolder("", is_new=True)
     lock.lock(tmp_path)

@@ -1,4 +1,4 @@
-"""What is logged to Weights & Biases, and when it is online or offline."""
+"""What is logged to Weights & Biases, when it is online or offline, and that its errors do not stop a run."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ def not_logged_in(monkeypatch, tmp_path):
 
 @pytest.fixture
 def service(monkeypatch):
-    """In place of Weights & Biases: what it was asked to do."""
+    """Replaces Weights & Biases, and collects what it is asked to do."""
     import wandb
 
     asked = []
@@ -75,7 +75,9 @@ def test_a_run_logs_metrics_maps_and_samples_of_each_recorded_step(train, servic
         ("disabled", {"WANDB_API_KEY": "secret"}, None),
     ],
 )
-def test_it_starts_with_a_figure_online_for_who_is_logged_in(service, tmp_path, monkeypatch, mode, variables, expected):
+def test_it_starts_with_the_first_figure_and_is_online_if_the_user_is_logged_in(
+    service, tmp_path, monkeypatch, mode, variables, expected
+):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "a").mkdir()
@@ -123,7 +125,7 @@ def test_an_error_in_weights_and_biases_costs_one_warning(service, tmp_path, mon
 
 
 def test_a_resumed_run_continues_under_its_id(tmp_path):
-    """Here with the real package, offline."""
+    """With the real package, offline."""
     pytest.importorskip("wandb")
     for step in (1, 2):
         logger = wandb_logger(tmp_path)
