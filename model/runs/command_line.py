@@ -54,7 +54,7 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     """
     for arg in args:
         if arg.encode(errors="replace").decode() != arg:
-            raise Mistake(f"{arg!a} is not UTF-8, so config.yaml cannot hold it: rename it, or type a pattern")
+            raise Mistake(f"{arg!a} is not UTF-8, so config.yaml cannot hold it: rename the file, or type a pattern")
     typed, chosen = parse(parser, args), Namespace()
     for file in typed.get("config") or []:
         chosen.update(parse_file(parser, Path(file)))
@@ -163,10 +163,10 @@ def as_list(value: Any) -> list:
 
 
 def explanation(error: Exception, run: Run) -> str | None:
-    """Returns the sentence to show for an error that options or the machine caused, else None.
+    """Returns a sentence for an error of another library that options or the machine caused; None for any other error.
 
-    It covers errors that other libraries raise; a `Mistake` has its own sentence. After None the error is one in code,
-    and train.py shows its traceback.
+    So train.py shows a sentence for these errors and for a `Mistake`, which has its own. All others are errors in code,
+    and it shows their traceback.
     """
     cause = error.__cause__ or error  # jsonargparse wraps what the constructor of an option's class raises
     if isinstance(cause, MisconfigurationException):  # Lightning: options that do not go together

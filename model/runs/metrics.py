@@ -86,7 +86,7 @@ def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
 def write_rows(trainer: Trainer) -> None:
     """Writes the current step's row into metrics.csv, though it may still get more figures."""
     for logger in trainer.loggers:
-        if isinstance(logger, CSVLogger) and trainer.is_global_zero:
+        if isinstance(logger, CSVLogger):
             logger.finalize("running")
 
 

@@ -2,7 +2,7 @@
 
 What --resume does, in this order:
 
-1. `read_options` picks the checkpoint (see `Run.resumed`) and lays what is typed over the run's config.yaml.
+1. `read_options` picks the checkpoint (see `Run.resumed`) and lays the typed options over the run's config.yaml.
 2. `AtomicCheckpointIO.load_checkpoint` reads the checkpoint and refuses one that cannot be resumed. The model, the
    data module and `RunSequence.on_load_checkpoint` take from it what they saved, and `start_loops_at` sets the step.
 3. `RunFolder.on_train_start` locks the run's folder.

@@ -12,8 +12,8 @@ A step ends so:
 resumes from an older checkpoint and writes these records again (see `rewind`). A finished run could not write them
 later, because it does not train again when it is resumed. 5 follows 4, so that a stopped run loses no step.
 
-The user's callbacks come before all of this, so that what they log at a step is in its row, and what they change is
-saved.
+The user's callbacks, except a Checkpoint, come before all of this, so that what they log at a step is in its row, and
+what they change is saved.
 """
 
 import dataclasses
