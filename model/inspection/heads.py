@@ -1,18 +1,19 @@
-"""What each head does, as numbers between 0 and 1, measured over many windows of text.
+"""Head scores: what each head does, as numbers between 0 and 1, measured on many windows of text.
 
-A pattern names the keys that a query would look at if the head did nothing else, as a boolean (N, T, T), queries by
-keys. Its score is the mean weight that queries give to these keys. Queries that see none of them do not count, and
-neither do those that see nothing else. Where no query counts, the score is 0.
+A pattern is a boolean (N, T, T), queries by keys: the keys that each query would look at if the head did nothing else.
+The score of a head is the mean weight that queries give to the keys of the pattern. Queries that see no key of the
+pattern, or no other key, do not count. If no query counts, the score is 0.
 
 A head may do one thing near the beginning of its context and another far from it, and one text may suit it by chance.
 So every score is a mean over windows as long as the context, with its standard error, and a head has formed only if its
-score exceeds the threshold in each half of a window too. The maps of a layer are reduced to these figures as soon as
-the layer has run: they are never all in memory.
+score also exceeds the threshold in each half of a window. Each layer's maps are reduced to a few figures as soon as the
+layer has run, so that the maps of all layers are never in memory together.
 
-Shapes: N texts, L layers, H heads, T tokens; 3 spans of a text: all of it, its first and its second half. The patterns
-of repeated text are those of Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", and Olsson et al.
-2022, "In-context Learning and Induction Heads"; the sink is that of Xiao et al. 2023, "Efficient Streaming Language
-Models with Attention Sinks".
+Shapes: N texts, L layers, H heads, T tokens; 3 spans of a text: all of it, its first and its second half.
+
+The patterns of repeated text are from Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", and
+Olsson et al. 2022, "In-context Learning and Induction Heads"; the sink is from Xiao et al. 2023, "Efficient Streaming
+Language Models with Attention Sinks".
 
 To add a score, write its function and add a line to SCORES.
 """
@@ -22,7 +23,6 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 import torch
@@ -30,13 +30,13 @@ from torch import Tensor
 
 from model.gpt import GPT
 from model.inspection.maps import Attend, observed, weights_of
-from model.inspection.parts import run, undisturbed
-from model.inspection.texts import Texts
+from model.inspection.parts import features_of, undisturbed
+from model.inspection.texts import Kind, Texts
 
 RECENT = 8  # tokens
-MAX_WEIGHTS = 2**24  # of one layer at a time: 64 MiB
+MAX_WEIGHTS = 2**24  # attention weights in memory at a time: 64 MiB in one layer
 
-Figures = dict[str, Tensor]
+Figures = dict[str, Tensor]  # by score name, and "reach"
 
 
 # ---- the patterns: which keys a query looks at, broadcastable to (N, T, T)
@@ -51,14 +51,14 @@ def _current_token(texts: Texts) -> Tensor:
 
 
 def _duplicate(texts: Texts) -> Tensor:
-    """The same token, earlier."""
+    """Earlier copies of the query's token."""
     return (texts.tokens[:, :, None] == texts.tokens[:, None, :]) & (_back(texts) > 0)
 
 
 def _induction(texts: Texts) -> Tensor:
-    """The token that followed the same token before.
+    """The tokens that came after earlier copies of the query's token.
 
-    On repeated text that token is the one to predict, so such a head can continue a text that it has seen once.
+    On repeated text that is the token to predict, so such a head can continue a text that it has seen once.
     """
     followed = torch.zeros(len(texts), texts.length, texts.length, dtype=torch.bool)
     followed[:, :, 1:] = _duplicate(texts)[:, :, :-1]
@@ -66,12 +66,12 @@ def _induction(texts: Texts) -> Tensor:
 
 
 def _sink(texts: Texts) -> Tensor:
-    """The first token: of the text, or of the document for a model that sees nothing before it."""
+    """The first token of the text, or of the document if the model attends within documents."""
     return texts.begins[:, None] & texts.visible
 
 
 def _recent(texts: Texts) -> Tensor:
-    """The query's own token counts."""
+    """The last RECENT tokens, the query's own included."""
     return (_back(texts) >= 0) & (_back(texts) < RECENT)
 
 
@@ -82,20 +82,23 @@ def _delimiter(texts: Texts) -> Tensor:
 
 
 def _line_start(texts: Texts) -> Tensor:
-    """The first token of the line, for the others in it. The first line does not count: it starts at the sink."""
-    begins = torch.tensor([[False, *("\n" in label for label in labels[:-1])] for labels in texts.labels])
+    """The first token of the line, for later tokens of the line. The first line does not count: it starts at the sink.
+
+    A line begins after a token with a line break.
+    """
+    begins_line = torch.tensor([[False, *("\n" in label for label in labels[:-1])] for labels in texts.labels])
     positions = torch.arange(texts.length)
-    starts = (positions * begins).cummax(1).values[:, :, None]  # of each token's line, 0 in the first
+    starts = (positions * begins_line).cummax(1).values[:, :, None]  # where each token's line starts, 0 for the first
     return (starts > 0) & (starts == positions) & (_back(texts) > 0)
 
 
 def is_delimiter(label: str) -> bool:
-    """Whether a token has no letter, digit or mark of any script."""
+    """Returns whether a token has no letter, digit or mark of any script."""
     return not any(unicodedata.category(char)[0] in "LNM" for char in label)
 
 
 def _back(texts: Texts) -> Tensor:
-    """How many tokens each key is before its query, (T, T); negative in the future."""
+    """Returns how many tokens each key is before its query, (T, T); negative if it is after the query."""
     positions = torch.arange(texts.length)
     return positions[:, None] - positions
 
@@ -107,14 +110,14 @@ def _back(texts: Texts) -> Tensor:
 class Score:
     """How a head score is measured and explained.
 
-    probe: on which it is measured. Duplicate and induction heads show only where a text repeats itself.
+    probe: the kind of text on which it is measured. Duplicate and induction heads show only if a text repeats itself.
     meaning: completes the sentence "this head ..." on the page.
     glossary: two sentences, one of which says why the score matters.
-    keys: the pattern whose weight it is. None for the entropy, which is measured in its own way.
-    letter: for small pictures of a head, if not the first of the name.
+    keys: the function that makes the pattern; None for the entropy, which is measured differently.
+    letter: for small pictures of a head; by default the first letter of the name.
     """
 
-    probe: Literal["text", "repeated"]
+    probe: Kind
     meaning: str
     glossary: str
     keys: Callable[[Texts], Tensor] | None = None
@@ -122,11 +125,11 @@ class Score:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether it is one that a head can be said to follow."""
+        """Whether the score measures a pattern, which a head can follow."""
         return self.keys is not None
 
 
-# Every score that is recorded and shown. The files, the pages, the pictures and the curves all go through this table.
+# All scores that are recorded and shown: files, pages, pictures and curves all use this table.
 SCORES = {
     "previous_token": Score(
         "text",
@@ -195,23 +198,23 @@ SCORES = {
 
 
 def threshold(uniform: float) -> float:
-    """The score that a head must exceed to follow a pattern: a third of the way from uniform attention to 1."""
+    """Returns the score above which a head follows a pattern: a third of the way from uniform attention to 1."""
     return uniform + (1 - uniform) / 3
 
 
 def information(score: float, uniform: float) -> float:
-    """What a score above that of uniform attention says about where a head looks, in nats: their KL divergence.
+    """Returns how much a score says about where a head looks: its KL divergence from uniform attention, in nats.
 
-    It compares patterns: a head that looks at the token just before also looks at recent tokens, but the first says
-    more. 0 for a score that is not above.
+    This compares patterns: a head that looks at the token just before also looks at recent tokens, but the first
+    pattern says more. Returns 0 if the score is not above that of uniform attention.
     """
     if not score > uniform > 0:
         return 0.0
     score = min(score, 1.0)
-    found = score * math.log(score / uniform)
+    nats = score * math.log(score / uniform)
     if score < 1:
-        found += (1 - score) * math.log((1 - score) / (1 - uniform))
-    return found
+        nats += (1 - score) * math.log((1 - score) / (1 - uniform))
+    return nats
 
 
 # ---- the table of heads
@@ -219,16 +222,16 @@ def information(score: float, uniform: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class HeadTable:
-    """What the heads of a model do. By the names of SCORES:
+    """What the heads of a model do. The first five fields have one entry for each name in SCORES.
 
-    scores: (L, H) in [0, 1], means over windows; 0 for what the windows cannot show, NaN for a model that diverged.
-    errors: (L, H), the standard error of these means; NaN where fewer than two windows can show the pattern.
-    formed: (L, H), whether the score exceeds the threshold, in all of the window and in each half that can show it.
+    scores: (L, H) in [0, 1], means over windows; 0 if no window can show the pattern, NaN if the model diverged.
+    errors: (L, H), the standard errors of these means; NaN if fewer than two windows can show the pattern.
+    formed: (L, H), whether the score exceeds the threshold, in the whole window and in each half that can show it.
     uniform: the score of uniform attention.
-    counts: on how many windows the pattern can show.
+    counts: how many windows can show the pattern.
 
-    reach: (L, H), over how many tokens a query's weight spreads, exp(entropy).
-    windows: [how many, tokens in each] of "text" and "repeated".
+    reach: (L, H), the number of tokens over which a query spreads its weight, exp(entropy).
+    windows: [number of windows, tokens in each] for "text" and "repeated".
     """
 
     scores: dict[str, np.ndarray]
@@ -242,60 +245,64 @@ class HeadTable:
 
 @torch.no_grad()
 def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
-    """Measures a model on "text" and "repeated" windows, as `undisturbed` runs it, without autocast."""
+    """Measures a model on "text" and "repeated" windows, in eval mode and without autocast."""
     measured: dict[str, Figures] = {}
     for kind, texts in windows.items():
         pieces = texts.pieces(MAX_WEIGHTS // (gpt.config.num_heads * texts.length))
         starts = range(0, len(texts), len(pieces[0]))
-        found = [_figures_of_layers(gpt, piece, texts, first) for piece, first in zip(pieces, starts, strict=True)]
-        measured[kind] = {name: torch.cat([one[name] for one in found], dim=1) for name in found[0]}
+        of_pieces = []
+        for piece, first in zip(pieces, starts, strict=True):
+            of_pieces.append(_figures_of_layers(gpt, piece, texts, first))
+        measured[kind] = {name: torch.cat([figures[name] for figures in of_pieces], dim=1) for name in of_pieces[0]}
     return table_of(windows, measured)
 
 
 def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figures:
-    """The figures (L, N, 3, H) of a piece of the texts, from the `first` on."""
-    by_layer: list[Figures] = []
+    """Returns the figures (L, N, 3, H) of a piece of `texts`, which begins at the text with the number `first`."""
+    of_layers: list[Figures] = []
 
-    def see(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
-        by_layer.append(figures_of(weights_of(attend, q, k, v).float(), texts, first))
+    def measure(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
+        of_layers.append(figures_of(weights_of(attend, q, k, v).float(), texts, first))
 
-    with undisturbed(gpt), observed(gpt, see):
-        run(gpt, piece)
-    return {name: torch.stack([one[name] for one in by_layer]) for name in by_layer[0]}
+    with undisturbed(gpt), observed(gpt, measure):
+        features_of(gpt, piece)
+    return {name: torch.stack([figures[name] for figures in of_layers]) for name in of_layers[0]}
 
 
 def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
-    """The figures of one layer's maps (N, H, T, T) for each text and span, (N, 3, H), measured where the maps are.
+    """Returns the figures of one layer's maps (N, H, T, T) for each text and span, (N, 3, H), on the CPU.
 
-    A figure is NaN for a span in which no query counts. first: the number of the text that the first map is of.
+    They are computed on the device of the maps. A figure is NaN for a span in which no query counts.
+    first: the number of the text to which the first map belongs.
     """
     device = weights.device
-    some = slice(first, first + len(weights))
-    keys, queries = _patterns_of(texts)  # of all texts, which are the same at every step of a run
-    values = {name: (weights * of_texts[some, None].to(device)).sum(-1) for name, of_texts in keys.items()}
+    rows = slice(first, first + len(weights))
+    keys, queries = _patterns_of(texts)  # cached, because a run measures the same texts at every step
+    values = {}
+    for name, pattern in keys.items():
+        values[name] = (weights * pattern[rows, None].to(device)).sum(-1)
     if texts.kind == "text":
-        # An attention with a sink that has no key has a sum below 1; some kinds have negative weights.
+        # The weights may add up to less than 1, with a sink that has no key, and may be negative in other attentions.
         shares = weights.clamp(min=0)
         sums = shares.sum(-1, keepdim=True).clamp(min=1e-9)
         nats = torch.special.entr(shares / sums).sum(-1)
-        seen = texts.visible[some].sum(-1)[:, None].to(device)
-        values["entropy"] = nats / seen.log().clamp(min=1e-9)
+        num_visible = texts.visible[rows].sum(-1)[:, None].to(device)
+        values["entropy"] = nats / num_visible.log().clamp(min=1e-9)
         values["reach"] = nats.exp()
     figures = {}
     for name, of_queries in values.items():  # (N, H, T)
-        counted = queries[name][some].to(device).float()  # a mean over none is NaN
+        counted = queries[name][rows].to(device).float()
         sums = torch.einsum("nhq,nsq->nsh", of_queries, counted)
-        figures[name] = (sums / counted.sum(-1, keepdim=True)).cpu()
+        figures[name] = (sums / counted.sum(-1, keepdim=True)).cpu()  # 0 / 0 where no query counts, which is NaN
     return figures
 
 
-@lru_cache(maxsize=2)  # the two kinds of texts of a run that is recorded, at each of its steps
+@lru_cache(maxsize=2)  # one for each kind of windows
 def _patterns_of(texts: Texts) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What some texts can show: the keys of each pattern, (N, T, T), and of each figure the queries that count,
-    (N, 3, T)."""
+    """Returns the keys of each pattern, (N, T, T), and the queries that count for each figure, (N, 3, T)."""
     is_first_half = torch.arange(texts.length) < texts.length // 2
-    spans = torch.stack([is_first_half | True, is_first_half, ~is_first_half])
-    counted = {"entropy": ~texts.begins, "reach": ~texts.begins}  # a query that sees itself alone has no choice
+    spans = torch.stack([torch.ones_like(is_first_half), is_first_half, ~is_first_half])
+    counted = {"entropy": ~texts.begins, "reach": ~texts.begins}  # a query that sees only itself has no choice
     keys = {}
     for name, score in SCORES.items():
         if score.keys and score.probe == texts.kind:
@@ -305,36 +312,36 @@ def _patterns_of(texts: Texts) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
 
 
 def choosing(keys: Tensor, texts: Texts) -> Tensor:
-    """The queries that count, (N, T): those that see a key of the pattern and a key outside it."""
+    """Returns the queries that count, (N, T): those that see a key of the pattern and a key outside it."""
     return (keys & texts.visible).any(-1) & (texts.visible & ~keys).any(-1)
 
 
 @lru_cache(maxsize=2)
 def _uniform_figures(texts: Texts) -> Figures:
-    """The figures of uniform attention, (N, 3, 1): every key that a query sees gets the same."""
+    """Returns the figures of uniform attention, (N, 3, 1): every key that a query sees has the same weight."""
     visible = texts.visible.float()
     weights = visible / visible.sum(-1, keepdim=True)
     return figures_of(weights[:, None], texts)
 
 
 def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> HeadTable:
-    """What the figures (L, N, 3, H) of all windows say."""
+    """Summarises the figures (L, N, 3, H) of all windows."""
     reach = measured["text"]["reach"][:, :, 0].nanmean(1).numpy()
     sizes = {kind: [len(texts), texts.length] for kind, texts in windows.items()}
     table = HeadTable({}, {}, {}, {}, {}, reach, sizes)
     for name, score in SCORES.items():
         figures = measured[score.probe][name]
-        chance = _uniform_figures(windows[score.probe])[name]
-        shown = ~chance.isnan()  # (N, 3, 1): the spans of each window that can show it
-        shows = shown.any(0)
-        count = int(shown[:, 0].sum())
-        uniform = chance[:, 0].nanmean().nan_to_num().clamp(0, 1).item()
+        of_uniform = _uniform_figures(windows[score.probe])[name]
+        can_show = ~of_uniform.isnan()  # (N, 3, 1): the spans of each window in which a query counts
+        spans = can_show.any(0)
+        count = int(can_show[:, 0].sum())
+        uniform = of_uniform[:, 0].nanmean().nan_to_num().clamp(0, 1).item()
         means = figures.nanmean(1)  # (L, 3, H)
         variance = (figures[:, :, 0] - means[:, None, 0]).square().nanmean(1)
-        clear = (means > threshold(uniform)) | ~shows
-        table.scores[name] = means[:, 0].clamp(0, 1).where(shows[0], 0).numpy()
-        table.errors[name] = (variance / (count - 1)).sqrt().numpy()  # of one window 0 / 0, which is NaN
-        table.formed[name] = clear.all(1).numpy() & bool(shows.any() and score.is_pattern)
+        exceeds = (means > threshold(uniform)) | ~spans
+        table.scores[name] = means[:, 0].clamp(0, 1).where(spans[0], 0).numpy()
+        table.errors[name] = (variance / (count - 1)).sqrt().numpy()  # 0 / 0 for one window, which is NaN
+        table.formed[name] = exceeds.all(1).numpy() & bool(spans.any() and score.is_pattern)
         table.uniform[name] = uniform
         table.counts[name] = count
     return table

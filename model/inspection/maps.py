@@ -1,8 +1,8 @@
 """The attention maps of one text, and whether they can be trusted.
 
-Every layer's call of `attend` is observed, and the layer is then asked what it makes of the identity in place of the
-values: its weights, whatever `attend` computes. `Checks` hold how far that is what the model does, as numbers, and say
-in a sentence for people what is out of bounds. The terminal and the pages show these sentences.
+Every layer's call of `attend` is observed and then repeated with the identity matrix in place of the values. The result
+is the attention weights, whatever `attend` computes. `Checks` measure how far these maps are what the model does, and
+`Checks.problems` says in sentences what is out of bounds. The terminal and the pages show these sentences.
 
 Shapes: N texts, L layers, H heads, H_kv key and value heads, T tokens, S keys, K head width.
 """
@@ -19,35 +19,36 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.parts import blocks_of, run, undisturbed
+from model.inspection.parts import blocks_of, features_of, undisturbed
 from model.inspection.texts import Texts
 from model.mistakes import listed
 
-# What rounding explains, by the type that attention was computed in: of fidelity (see `Checks`), and of a change of
-# the logits, relative to the largest where that is above 1. A kernel that adds in another order moves logits by 2e-6 in
-# float32, 4e-3 in float16 and 3e-2 in bfloat16 (random models of up to 12 layers, on a CPU); a leak of 0.001 of the
-# weight moves them by 2e-4 or more, and shows in the weights, which are in float32 always.
+# What rounding explains, by the type in which attention was computed: for fidelity (see `Checks`), and for a change of
+# the logits, divided by the largest logit if that is above 1. A kernel that adds in another order moves logits by 2e-6
+# in float32, 4e-3 in float16 and 3e-2 in bfloat16 (random models of up to 12 layers, on a CPU). A leak of 0.001 of the
+# weight moves them by 2e-4 or more, and shows in the weights, which are always float32.
 FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
 LOGIT_LIMITS = {"float16": 1e-2, "bfloat16": 5e-2}
-EXACT = 1e-5  # in any other type; of a weight, in all types
-PAGE_ERROR = 0.004  # of a weight that a page and its pictures show
+EXACT = 1e-5  # the limit in any other type, and for a weight in all types
+PAGE_ERROR = 0.004  # rounding error of a weight on a page and in its pictures
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # of q, k and v alone, with all else that a layer's `attend` got
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # a layer's `attend` of q, k and v, its other arguments filled in
 
 
 @dataclass(frozen=True)
 class Checks:
-    """Whether maps can be trusted, as numbers of which 0 is best; `problems` judges them. NaN for a diverged model.
+    """Whether maps can be trusted, as numbers: 0 is best, NaN means that the model diverged. `problems` judges them.
 
-    precision: the type that attention was computed in, such as "bfloat16", which bounds the fidelity to be expected.
-    fidelity: max |weights @ values - what `attend` returned|, over all layers. Where the largest value of a layer is
-        above 1, its difference is divided by that value, because rounding errors grow with the values. It is large for
-        an `attend` that is not linear in the values or mixes heads.
-    causality: the largest change of any logit before token j when token j is changed; beyond rounding, a leak. Two
-        tokens are changed.
-    by_layer: for each layer "fidelity", "future", the largest weight on a later token, and "outside", how far a weight
-        lies outside [0, 1].
-    noise: by how much the logits, or what `attend` returns, change when computed again. logits: the largest of them.
+    precision: the type in which attention was computed, such as "bfloat16". It limits the fidelity to expect.
+    fidelity: the largest |weights @ values - result of `attend`| over all layers. If the largest value of a layer is
+        above 1, its difference is divided by that value, because rounding errors grow with the values. The fidelity is
+        large for an `attend` that is not linear in the values or mixes heads.
+    causality: the largest change of any logit before token j when token j is changed. Beyond rounding, it shows a leak.
+        Two tokens are changed, one at a time.
+    by_layer: lists with a number for each layer. "fidelity": as above. "future": the largest weight on a later token.
+        "outside": how far a weight lies outside [0, 1].
+    noise: the largest change of the logits, or of a result of `attend`, when it is computed again.
+    logits: the largest absolute logit.
     """
 
     precision: str
@@ -59,57 +60,61 @@ class Checks:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What is out of bounds, a sentence without its end for each of "repeatable", "causal", "faithful" and
-        "in_range" that the model is not. Of a model that is random only that, as the others judge noise then."""
-        limit = FIDELITY_LIMITS.get(self.precision, EXACT)
-        moved = LOGIT_LIMITS.get(self.precision, EXACT) * max(1, self.logits)
+        """What is out of bounds: for each check that fails a sentence, without its full stop.
+
+        The checks are "repeatable", "causal", "faithful" and "in_range". If the model is not repeatable, only that is
+        returned: the other checks would judge noise.
+        """
+        fidelity_limit = FIDELITY_LIMITS.get(self.precision, EXACT)
+        logit_limit = LOGIT_LIMITS.get(self.precision, EXACT) * max(1, self.logits)
         fidelity = self.by_layer["fidelity"]
         future = self.by_layer["future"]
         outside = self.by_layer["outside"]
-        if self.noise > moved:
+        if self.noise > logit_limit:
             return {
-                "repeatable": "the model is random in eval mode, so neither its maps nor whether it looks into the "
-                "future can be told: draw random numbers, such as dropout, only `if self.training`"
+                "repeatable": "the model is random in eval mode, so its maps cannot be trusted, nor whether it looks "
+                "into the future: draw random numbers, such as dropout, only `if self.training`"
             }
-        found = {}
-        # Only two tokens are changed, and no leak reaches the logits of a new model whose last matrices are zero. A
-        # weight on a later token shows both. Layers that are not faithful have no maps and are left out.
-        leaking = [layer for layer in _above(EXACT, future) if fidelity[layer] <= limit]
+        problems = {}
+        # `causality` misses a leak at a token that was not changed, and any leak in a new model, whose last matrices
+        # are zero: nothing reaches its logits. A weight on a later token shows both. The maps of layers that are not
+        # faithful say nothing, so these layers are skipped.
+        leaking = [layer for layer in _above(EXACT, future) if fidelity[layer] <= fidelity_limit]
         if math.isnan(self.causality):
-            found["causal"] = "the logits are not numbers: the model diverged"
-        elif leaking or self.causality > moved:
-            who = _layers(leaking) if leaking else "the model"
-            verb = "look" if len(leaking) > 1 else "looks"
-            if self.causality > moved:
-                shown = f"changing a token moves the logits before it by {self.causality:.2g}"
+            problems["causal"] = "the logits are not numbers: the model diverged"
+        elif leaking or self.causality > logit_limit:
+            subject = _layers(leaking) if leaking else "the model"
+            if self.causality > logit_limit:
+                evidence = f"changing a token moves the logits before it by {self.causality:.2g}"
             else:
-                shown = f"a later token has a weight of up to {max(future[layer] for layer in leaking):.2g}"
-            found["causal"] = f"{who} {verb} into the future: {shown}; the loss means nothing"
+                largest = max(future[layer] for layer in leaking)
+                evidence = f"a later token has a weight of up to {largest:.2g}"
+            problems["causal"] = f"{subject} can look into the future: {evidence}; the loss means nothing"
         if math.isnan(self.fidelity):
-            found["faithful"] = "the attention maps are not numbers: the model diverged"
-        elif self.fidelity > limit:
-            who = _layers(_above(limit, fidelity))
-            found["faithful"] = (
-                f"the maps of {who} are not what the model computes: weights times values differ from what `attend` "
-                f"returns by {self.fidelity:.2g}, where rounding explains {limit:g}; an `attend` that is not linear in "
-                "the values or mixes heads has no maps"
+            problems["faithful"] = "the attention maps are not numbers: the model diverged"
+        elif self.fidelity > fidelity_limit:
+            layers = _layers(_above(fidelity_limit, fidelity))
+            problems["faithful"] = (
+                f"the maps of {layers} are not what the model computes: weights times values differ from what `attend` "
+                f"returns by {self.fidelity:.2g}, where rounding explains {fidelity_limit:g}; an `attend` that is not "
+                "linear in the values or mixes heads has no maps"
             )
         if max(outside) > PAGE_ERROR:
-            who = _layers(_above(PAGE_ERROR, outside))
-            found["in_range"] = (
-                f"weights of {who} are below 0 or above 1, by up to {max(outside):.2g}: pages and pictures show them "
-                "as 0 or 1; inspect_attention.py --output maps.csv has them as they are"
+            layers = _layers(_above(PAGE_ERROR, outside))
+            problems["in_range"] = (
+                f"weights of {layers} are below 0 or above 1, by up to {max(outside):.2g}: pages and pictures show "
+                "them as 0 or 1; for the exact weights use inspect_attention.py --output maps.csv"
             )
-        return found
+        return problems
 
 
 def _above(limit: float, figures: Sequence[float]) -> list[int]:
-    """The layers whose figures are above a limit."""
+    """Returns the layers whose figures are above a limit."""
     return [layer for layer, figure in enumerate(figures) if figure > limit]
 
 
 def _layers(layers: Sequence[int]) -> str:
-    """Such as "layer 0" or "layers 0, 1 and 4"."""
+    """Returns such as "layer 0" or "layers 0, 1 and 4"."""
     names = listed([str(layer) for layer in layers])
     return f"layers {names}" if len(layers) > 1 else f"layer {names}"
 
@@ -119,30 +124,35 @@ def read_maps(
     text: Texts,
     autocast: torch.dtype | None,
 ) -> tuple[list[Tensor], Checks]:
-    """Of a single text the maps (L, H, T, T), queries, keys and values (L, H, T, K), as the model runs, in float32 on
-    the CPU; and how far the maps can be trusted."""
+    """Reads the maps (L, H, T, T), queries, keys and values (L, H, T, K) of a single text, and checks the maps.
+
+    All are computed as the model runs, and returned in float32 on the CPU.
+    """
     T = text.length
     calls: list[tuple[Attend, Tensor, Tensor, Tensor, Tensor]] = []
     with undisturbed(gpt, autocast):
         with observed(gpt, lambda *call: calls.append(call)):
-            logits = gpt.unembed(run(gpt, text))
-        again = gpt.unembed(run(gpt, text))
+            logits = gpt.unembed(features_of(gpt, text))
+        again = gpt.unembed(features_of(gpt, text))
         noise = [(again - logits).abs().max().item()]
-        # Nothing of the attention of a new model reaches a logit.
-        noise += [_difference(attend(q, k, v), attended, v) for attend, q, k, v, attended in calls]
+        # The logits of a new model do not show noise in its attention: nothing of that reaches them.
+        for attend, q, k, v, attended in calls:
+            noise.append(_difference(attend(q, k, v), attended, v))
         leaks = [0.0]
         for position in {T // 2, T - 1} - {0}:  # nothing comes before token 0
             changed = text.tokens.clone()
             changed[0, position] = 0 if changed[0, position] else 1
-            # A call of its own: in a batch of two other kernels might run, and rounding would look like a leak.
-            change = gpt.unembed(run(gpt, replace(text, tokens=changed))) - logits
+            # Run each changed text alone: a batch of two may use other kernels, whose rounding would look like a leak.
+            change = gpt.unembed(features_of(gpt, replace(text, tokens=changed))) - logits
             leaks.append(change[:, :position].abs().max().item())
     layers = []
     errors = []
     with undisturbed(gpt):
         for attend, q, k, v, attended in calls:
             weights = weights_of(attend, q, k, v)
-            keys, values = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+            group = q.shape[1] // k.shape[1]  # heads that share keys and values
+            keys = k.repeat_interleave(group, dim=1)
+            values = v.repeat_interleave(group, dim=1)
             errors.append(_difference(weights @ values.to(weights.dtype), attended, v))
             layers.append([x[0].float().cpu() for x in (weights, q, keys, values)])
     maps, q, k, v = (torch.stack(of_layers) for of_layers in zip(*layers, strict=True))
@@ -160,9 +170,9 @@ def read_maps(
     )
 
 
-def _difference(found: Tensor, attended: Tensor, v: Tensor) -> float:
-    """max |found - what `attend` returned|, divided by the largest value where that is above 1."""
-    error = (found - attended).abs().max()
+def _difference(output: Tensor, attended: Tensor, v: Tensor) -> float:
+    """Returns the largest |output - attended|, divided by the largest value if that is above 1."""
+    error = (output - attended).abs().max()
     largest = v.abs().max().clamp(min=1)
     return (error / largest).item()
 
@@ -170,12 +180,12 @@ def _difference(found: Tensor, attended: Tensor, v: Tensor) -> float:
 @contextmanager
 def observed(
     gpt: GPT,
-    see: Callable[[Attend, Tensor, Tensor, Tensor, Tensor], None],
+    observer: Callable[[Attend, Tensor, Tensor, Tensor, Tensor], None],
 ) -> Iterator[None]:
-    """Hands every call of the layers' `attend` to `see`, in the order of the calls.
+    """Calls `observer` after each call of a layer's `attend`, in the order of the calls.
 
-    `see` gets the method, of q, k and v alone; q (N, H, T, K), k and v (N, H_kv, S, K); and what it returned,
-    (N, H, T, K).
+    The observer gets `attend` as a function of q, k and v; then q (N, H, T, K), k and v (N, H_kv, S, K); then what
+    `attend` returned, (N, H, T, K).
     """
 
     def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -187,7 +197,7 @@ def observed(
             **options: Any,
         ) -> Tensor:
             attended = attend(q, k, v, *arguments, **options)
-            see(lambda q, k, v: attend(q, k, v, *arguments, **options), q, k, v, attended)
+            observer(lambda q, k, v: attend(q, k, v, *arguments, **options), q, k, v, attended)
             return attended
 
         return attend_observed
@@ -195,7 +205,7 @@ def observed(
     with ExitStack() as undo:
         for block in blocks_of(gpt):
             layer = block.attention
-            if "attend" in vars(layer):  # a method that somebody has put on this layer alone
+            if "attend" in vars(layer):  # somebody has replaced the method of this layer
                 undo.callback(setattr, layer, "attend", layer.attend)
             else:
                 undo.callback(delattr, layer, "attend")
@@ -204,10 +214,11 @@ def observed(
 
 
 def weights_of(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """How much each query takes of each key's value, (N, H, T, S), in float32 at least: `attend` of the identity.
+    """Returns how much each query takes of each key's value, (N, H, T, S), in float32 at least.
 
-    Attention is linear in the values, so this is the map of whatever `attend` computes. The identity is handed over in
-    pieces of K columns, since an `attend` may count on values of that width. Use it inside `undisturbed`.
+    That is what `attend` returns if the values are the identity matrix: attention is linear in the values, so this is
+    the map of whatever `attend` computes. The identity is passed in pieces of K columns, because an `attend` may rely
+    on values of that width. Call it inside `undisturbed`.
     """
     S, K = v.shape[-2:]
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -216,5 +227,5 @@ def weights_of(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     columns = padded.expand(*v.shape[:-1], -1)
     q = q.to(dtype)
     k = k.to(dtype)
-    pieces = [attend(q, k, some) for some in columns.split(K, dim=-1)]
+    pieces = [attend(q, k, values) for values in columns.split(K, dim=-1)]
     return torch.cat(pieces, dim=-1)[..., :S]

@@ -1,13 +1,14 @@
-"""The parts of a model by the names that people read, how to change what they give, and what the model loses then.
+"""The parts of a model by name, how to replace their outputs, and how much the loss rises without them (ablation).
 
-A part is a head ("head 5.2"), a feed-forward ("feed-forward 3") or a table ("token embedding"). Nothing of the model is
-changed for good: hooks and methods that are put on it are taken off again, also after an error.
+A part is a head ("head 5.2"), a feed-forward ("feed-forward 3") or a table ("token embedding"). The model itself is
+never changed for good: the hooks and methods that are put on it are removed again, also after an error.
 
-The model is without a part when that gives its mean over some text at every position, and all that follows is computed
-anew. The mean keeps what the part always adds, so that the rest of the model gets what it is used to (mean ablation;
-Wang et al. 2022, "Interpretability in the Wild", https://arxiv.org/abs/2211.00593, section 2.1). Only the layers that
-the part can change are computed. A loss on one text says little: of a part that helps on average, chance makes every
-third text do better without it. So changes are measured over many texts, with their standard error.
+To ablate a part, its output is replaced by its mean over some text, the same vector at every position, and everything
+after it is computed again. The mean keeps what the part always adds, so that the rest of the model gets the inputs it
+is used to (mean ablation; Wang et al. 2022, "Interpretability in the Wild", https://arxiv.org/abs/2211.00593, section
+2.1). Only the layers that the part can change are computed again. The loss of a single text says little: even without a
+part that helps on average, every third text has a lower loss by chance. So a change of the loss is measured over many
+texts, with its standard error.
 
 Shapes: N texts, T tokens, D model width, K head width, V vocabulary.
 """
@@ -26,21 +27,21 @@ from model.gpt import GPT, Block, in_eval_mode
 from model.inspection.texts import Texts
 
 TOKENS_AT_ONCE = 8192  # in one forward pass, over all texts
-ERRORS = 2  # standard errors from 0, up to which a change is no clear effect
+ERRORS = 2  # a change within so many standard errors of 0 may be chance
 
-Vectors = Mapping[str, Tensor]  # by the name of each part: (K,) for a head, else the width of what it gives
-See = Callable[[nn.Module, Tensor], Tensor | None]  # gets a module and what it gets or gives, and may return another
+Vectors = Mapping[str, Tensor]  # one output for each part name: (K,) for a head, else as wide as the module's output
+Hook = Callable[[nn.Module, Tensor], Tensor | None]  # gets a module and its input or output, may return a replacement
 
 
 # ---- the parts
 
 
 class Part(NamedTuple):
-    """Where what a part gives can be read and changed.
+    """Where the output of a part can be read and changed.
 
-    module, columns: a head is read from the input of its layer's output matrix, at these columns. Any other part is
-    read from the output of its module, all columns of it.
-    layer: the block that it is in, 0 for a table that is read before all blocks.
+    module, columns: the output of a head is these columns of the input of `module`, its layer's output matrix. The
+    output of any other part is the whole output of `module`.
+    layer: the number of the block that holds the part; 0 for a table that is used before all blocks.
     """
 
     module: nn.Module
@@ -49,12 +50,12 @@ class Part(NamedTuple):
 
 
 def blocks_of(gpt: GPT) -> list[Block]:
-    """`gpt.blocks` with its type, for the type checker."""
+    """Returns `gpt.blocks` with its type, for the type checker."""
     return cast(list[Block], list(gpt.blocks))
 
 
 def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
-    """The tables whose vectors are added up before the first block."""
+    """Returns by name the tables whose vectors are added up before the first block."""
     tables = {
         "token embedding": gpt.token_embedding,
         "n-gram tables": gpt.ngram_embedding,
@@ -64,7 +65,7 @@ def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
 
 
 def parts_of(gpt: GPT) -> dict[str, Part]:
-    """All parts by name, first the tables, then layer by layer."""
+    """Returns all parts by name, first the tables, then layer by layer."""
     everything = slice(None)
     parts = {}
     for name, table in embedding_tables(gpt).items():
@@ -81,30 +82,33 @@ def parts_of(gpt: GPT) -> dict[str, Part]:
 
 
 @contextmanager
-def _watched(gpt: GPT, names: Iterable[str], see: See) -> Iterator[None]:
-    """Hands what the modules of parts give to `see`, see `hooked`."""
+def _hooked_parts(gpt: GPT, names: Iterable[str], hook: Hook) -> Iterator[None]:
+    """Calls `hook` with each module that holds one of these parts and the tensor with the part's output; see `hooked`.
+
+    Parts that share a module, such as the heads of a layer, share one call.
+    """
     parts = parts_of(gpt)
     modules = {parts[name].module for name in names}
-    heads = modules & {block.attention.output_proj for block in blocks_of(gpt)}
-    with hooked(heads, modules - heads, see):
+    output_matrices = {block.attention.output_proj for block in blocks_of(gpt)}
+    with hooked(modules & output_matrices, modules - output_matrices, hook):
         yield
 
 
 @torch.no_grad()
 def part_means(gpt: GPT, texts: Texts) -> dict[str, Tensor]:
-    """The mean of what each part gives for these texts, over all positions. ValueError for unknown ids."""
+    """Returns the mean output of each part over all positions of these texts. Raises ValueError for unknown ids."""
     parts = parts_of(gpt)
-    means: dict[nn.Module, Tensor] = {}
+    module_means: dict[nn.Module, Tensor] = {}
 
-    def keep(module: nn.Module, given: Tensor) -> None:
-        means[module] = given.flatten(0, -2).mean(0)
+    def keep_mean(module: nn.Module, output: Tensor) -> None:
+        module_means[module] = output.flatten(0, -2).mean(0)
 
-    with undisturbed(gpt), _watched(gpt, parts, keep):
-        run(gpt, texts)
-    given = {}
+    with undisturbed(gpt), _hooked_parts(gpt, parts, keep_mean):
+        features_of(gpt, texts)
+    means = {}
     for name, part in parts.items():
-        given[name] = means[part.module][part.columns]
-    return given
+        means[name] = module_means[part.module][part.columns]
+    return means
 
 
 @contextmanager
@@ -113,32 +117,34 @@ def replaced(
     vectors: Vectors,
     position: int | None = None,
 ) -> Iterator[None]:
-    """Inside, each of these parts gives its vector.
+    """Replaces the output of each of these parts by its vector, while the block runs.
 
-    position: the only token at which it does, from 0; a shorter sequence is left as it is. None: every token.
+    position: replace at this token only (counted from 0); None replaces at every token. A sequence too short to have
+    that token is not changed.
     """
     parts = parts_of(gpt)
     tokens = slice(None) if position is None else slice(position, position + 1)
 
-    def change(module: nn.Module, given: Tensor) -> Tensor:
-        given = given.clone()
+    def replace(module: nn.Module, output: Tensor) -> Tensor:
+        output = output.clone()
         for name, vector in vectors.items():
-            if parts[name].module is module:
-                given[..., tokens, parts[name].columns] = vector.to(given)
-        return given
+            part = parts[name]
+            if part.module is module:
+                output[..., tokens, part.columns] = vector.to(output)
+        return output
 
-    with _watched(gpt, vectors, change):
+    with _hooked_parts(gpt, vectors, replace):
         yield
 
 
-# ---- what the model loses without a part
+# ---- how much the loss rises without a part
 
 
 class Change(NamedTuple):
-    """By how much the loss rises when a part is replaced by its mean, in nats per token.
+    """How much the loss rises, in nats per token, when the output of a part is replaced by its mean.
 
-    error: the standard error of that over the texts; NaN for a single text, which cannot tell. Up to ERRORS of them
-    from 0, a rise may be chance.
+    error: the standard error of the rise over the texts; NaN for a single text. A rise within ERRORS standard errors of
+    0 may be chance.
     """
 
     rise: float
@@ -149,26 +155,26 @@ def measure_losses(
     gpt: GPT,
     windows: Mapping[str, Texts],
 ) -> tuple[dict[str, float], dict[str, dict[str, Change]]]:
-    """By the kind of the windows the mean loss, in nats per token, and how it changes without each part."""
+    """Returns for each kind of windows the mean loss in nats per token, and its change without each part by name."""
     loss = {}
-    without = {}
+    ablation = {}
     for kind, texts in windows.items():
         losses = losses_without_each(gpt, texts, part_means(gpt, texts))
         loss[kind] = losses["nothing"].mean().item()
-        without[kind] = changes(losses)
-    return loss, without
+        ablation[kind] = changes(losses)
+    return loss, ablation
 
 
 def changes(losses: Mapping[str, Tensor]) -> dict[str, Change]:
-    """How much each part is missed, from the losses of N texts without it."""
-    found = {}
+    """Returns the change for each part. losses: as `losses_without_each` returns them."""
+    change = {}
     for name, loss in losses.items():
         if name != "nothing":
             rises = loss - losses["nothing"]
             squares = (rises - rises.mean()).square().sum()
-            variance = squares / (len(rises) - 1)  # of a single text 0 / 0, which is NaN
-            found[name] = Change(rises.mean().item(), (variance / len(rises)).sqrt().item())
-    return found
+            variance = squares / (len(rises) - 1)  # 0 / 0 for a single text, which is NaN
+            change[name] = Change(rises.mean().item(), (variance / len(rises)).sqrt().item())
+    return change
 
 
 @torch.no_grad()
@@ -177,56 +183,59 @@ def losses_without_each(
     texts: Texts,
     means: Vectors,
 ) -> dict[str, Tensor]:
-    """By name the loss of each text, in nats per token, (N,) in float64.
+    """Returns the loss of each text without each part in turn, by the part's name: (N,) in float64, nats per token.
 
-    "nothing" is the whole model; under a part's name, that part gives its mean instead. NaN for a text in which no next
-    token counts, see `Texts.predicted`.
+    The loss of the whole model has the name "nothing". A text in which no next token counts (see `Texts.predicted`) has
+    the loss NaN.
     """
     parts = parts_of(gpt)
-    found: dict[str, list[Tensor]] = {name: [] for name in ["nothing", *means]}
+    losses: dict[str, list[Tensor]] = {name: [] for name in ["nothing", *means]}
     for piece in texts.pieces(TOKENS_AT_ONCE):
-        begins: dict[nn.Module, Tensor] = {}
+        block_inputs: dict[nn.Module, Tensor] = {}
         with undisturbed(gpt):
-            with hooked(blocks_of(gpt), [], begins.__setitem__):
-                found["nothing"] += _losses(gpt, piece)
+            with hooked(blocks_of(gpt), [], block_inputs.__setitem__):
+                losses["nothing"] += _losses(gpt, piece)
             for name, mean in means.items():
-                with _begun_at(gpt, parts[name].layer, begins), replaced(gpt, {name: mean}):
-                    found[name] += _losses(gpt, piece)
-    return {name: torch.stack(losses) for name, losses in found.items()}
+                layer = parts[name].layer
+                with _started_at(gpt, layer, block_inputs), replaced(gpt, {name: mean}):
+                    losses[name] += _losses(gpt, piece)
+    return {name: torch.stack(of_texts) for name, of_texts in losses.items()}
 
 
 def _losses(gpt: GPT, texts: Texts) -> list[Tensor]:
-    """The loss of each text, in float64 on the CPU. The logits of one text are in memory at a time."""
+    """Returns the loss of each text, in float64 on the CPU. Only the logits of one text are in memory at a time."""
     losses = []
-    for features, tokens, counted in zip(run(gpt, texts), texts.tokens, texts.predicted, strict=True):
+    for features, tokens, counted in zip(features_of(gpt, texts), texts.tokens, texts.predicted, strict=True):
         logits = gpt.unembed(features[:-1][counted.to(features.device)])
         nats = F.cross_entropy(logits, tokens[1:][counted].to(features.device), reduction="none")
-        losses.append(nats.cpu().double().mean())  # a GPU of Apple has no float64
+        losses.append(nats.cpu().double().mean())  # on the CPU: Apple's GPUs have no float64
     return losses
 
 
 @contextmanager
-def _begun_at(
+def _started_at(
     gpt: GPT,
     layer: int,
-    begins: Mapping[nn.Module, Tensor],
+    block_inputs: Mapping[nn.Module, Tensor],
 ) -> Iterator[None]:
-    """Inside, the blocks before `layer` do nothing, and that block gets what it began with before."""
+    """Skips the blocks before `layer`, and hands that block its input of an earlier forward pass."""
     blocks = blocks_of(gpt)
-    begun = [blocks[layer]] if layer else []
-    with hooked(begun, [], lambda block, _: begins[block]), ExitStack() as left:
+    first = [blocks[layer]] if layer else []
+    with hooked(first, [], lambda block, _: block_inputs[block]), ExitStack() as undo:
         for block in blocks[:layer]:
             block.forward = lambda x, **_: x
-            left.callback(block.__delattr__, "forward")
+            undo.callback(block.__delattr__, "forward")
         yield
 
 
-# ---- running a model, and looking inside
+# ---- forward passes with hooks
 
 
-def run(gpt: GPT, texts: Texts) -> Tensor:
-    """One forward pass: the features (N, T, D) after the final norm; with document ids, attention stays within a
-    document. Raises ValueError for unknown ids."""
+def features_of(gpt: GPT, texts: Texts) -> Tensor:
+    """Runs one forward pass and returns the features (N, T, D) after the final norm.
+
+    If the texts have document ids, attention stays within a document. Raises ValueError for unknown ids.
+    """
     tokens = gpt.known_ids(texts.tokens)
     documents = texts.document_ids
     if documents is not None:
@@ -235,7 +244,7 @@ def run(gpt: GPT, texts: Texts) -> Tensor:
 
 
 def in_float32(gpt: GPT) -> GPT:
-    """The model, or a copy of it in float32 if its weights are coarser, which would hide what is measured."""
+    """Returns the model, or a copy in float32 if its weights are coarser: their rounding would blur measurements."""
     dtype = gpt.token_embedding.weight.dtype
     if dtype in (torch.float32, torch.float64):
         return gpt
@@ -244,13 +253,14 @@ def in_float32(gpt: GPT) -> GPT:
 
 @contextmanager
 def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]:
-    """In eval mode and without compiled code; on exit modes and random number generators are as they were.
+    """Runs the block in eval mode and without compiled code; then restores modes and random number generators.
 
-    autocast: run under autocast to this type, as mixed-precision training does. None: without any.
+    autocast: use autocast to this type, as mixed-precision training does; None turns autocast off.
     """
     device = gpt.token_embedding.weight.device
-    # Compiled code might not call what is observed. Setting this imports the compiler, which takes a second, so it is
-    # set only where that is loaded: its private name is the only sign. test_reading.py fails if another name is used.
+    # Compiled code may skip hooks and a replaced `attend`. Setting the stance imports the compiler, which takes a
+    # second, so it is set only if the compiler is loaded already. The only sign of that is a private module name;
+    # test_reading.py fails if PyTorch renames it.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with (
         eager,
@@ -265,15 +275,17 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 def hooked(
     inputs: Iterable[nn.Module],
     outputs: Iterable[nn.Module],
-    see: See,
+    hook: Hook,
 ) -> Iterator[None]:
-    """Hands the argument of some modules, and the result of others, to `see`. A tensor that it returns takes their
-    place."""
-    with ExitStack() as hooks:
+    """Calls `hook` with the first input of the modules `inputs` and with the output of the modules `outputs`.
+
+    If the hook returns a tensor, it replaces that input or output.
+    """
+    with ExitStack() as undo:
         for module in inputs:
-            hook = module.register_forward_pre_hook(lambda module, args: see(module, args[0]))
-            hooks.callback(hook.remove)
+            handle = module.register_forward_pre_hook(lambda module, args: hook(module, args[0]))
+            undo.callback(handle.remove)
         for module in outputs:
-            hook = module.register_forward_hook(lambda module, _, result: see(module, result))
-            hooks.callback(hook.remove)
+            handle = module.register_forward_hook(lambda module, _, output: hook(module, output))
+            undo.callback(handle.remove)
         yield

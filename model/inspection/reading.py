@@ -1,13 +1,14 @@
 """A reading: what a model made of one text at one moment. `read` makes it.
 
-A GPT adds to one vector for each token, the residual stream: first the embeddings, then what each attention and each
-feed-forward makes of the sum so far (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"). The
-logits are read from the last sum. A reading holds every sum, every part that was added, and the attention maps.
+A GPT keeps a sum of vectors for each token, the residual stream. It begins with the embeddings; then each attention and
+each feed-forward adds what it makes of the sum so far (Elhage et al. 2021, "A Mathematical Framework for Transformer
+Circuits"). The logits are computed from the last sum. A reading holds all these sums, all vectors that were added, and
+the attention maps.
 
-The maps, queries, keys and values are those of `maps.read_maps`, as the model runs. All else is measured without
-autocast and in float32 at least, so that rounding does not blur it.
+The maps, queries, keys and values come from `maps.read_maps`: they are as the model runs. All else is computed without
+autocast and at least in float32, so that rounding does not blur it.
 
-Column t is the position that reads token t and predicts token t + 1.
+Position t reads token t and predicts token t + 1.
 
 Shapes: L layers, H heads, T tokens, P parts, D model width, K head width, V vocabulary.
 """
@@ -29,22 +30,25 @@ from model.inspection.parts import (
     Vectors,
     blocks_of,
     embedding_tables,
+    features_of,
     hooked,
     in_float32,
     replaced,
-    run,
     undisturbed,
 )
 from model.inspection.texts import Label, Texts
 from model.mistakes import Mistake
 
-TOP = 5  # likeliest tokens of a position that a page lists
-DIGITS = ".4g"  # 4 significant digits, of the figures that a recording keeps
+TOP = 5  # how many of the likeliest next tokens a page lists
+DIGITS = ".4g"  # figures in a recording have 4 significant digits
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedReading:
-    """What a recording keeps of a reading, and a page draws: T tokens, maps (L, H, T, T), see `Reading.figures`."""
+    """The parts of a reading that a recording keeps and a page draws.
+
+    tokens: T texts. maps: (L, H, T, T). figures: see `Reading.figures`.
+    """
 
     tokens: list[str]
     maps: Tensor
@@ -53,10 +57,12 @@ class RecordedReading:
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """What one forward pass computed, on the CPU, and the model that did.
+    """The results of one forward pass, on the CPU, and a copy of the model as it was.
 
-    tables: what each embedding table adds, (T, D), by name. feed_forwards: (L, T, D). gpt: a copy of the model as it
-    was. All else is as in a `Reading`.
+    A reading computes its answers from these tensors, never from those that it hands to its caller.
+
+    tables: what each embedding table adds, (T, D), by name. feed_forwards: what each feed-forward adds, (L, T, D).
+    ids, residual, heads, logits: as in `Reading`.
     """
 
     ids: Tensor
@@ -70,23 +76,25 @@ class Computed:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reading:
-    """What a model made of one text at one moment: no later change of the model changes it.
+    """What a model made of one text at one moment. A later change of the model does not change it.
 
-    Its tensors are on the CPU and in float32; residual and heads in float64 if the model is. They are the caller's own:
-    what is written on them changes nothing that is told of the text.
+    The tensors are on the CPU and in float32; residual and heads are in float64 if the model is. They belong to the
+    caller: writing to them does not change what the methods and properties return.
 
     ids: (T,), int64. tokens: T texts.
     maps: (L, H, T, T), how much each query takes of each key's value; maps[5, 2] is head 5.2. TransformerLens calls it
         pattern.
     logits: (T, V).
     residual: (2L + 1, T, D), the residual stream after the embeddings, attention 0, feed-forward 0, attention 1, ...
-        Before the final norm: the logits are `gpt.unembed(gpt.final_norm(residual[-1]))`.
-    heads: (L, H, T, K), what each head gives to its layer's output matrix; TransformerLens calls it z.
-    q: (L, H, T, K), the queries, as `attend` gets them: with rotary positions, after they are turned.
-    k, v: (L, H, T, K), the keys and values, likewise; those of a group of heads are repeated for each of them.
-    checks: whether the maps can be trusted. computed: what is told of the text rests on it.
-    label: the text of a token id. replacing, position: as `read` got them.
-    title: what read the text, and what was changed in it. page: what shows it.
+        The final norm is still to come: the logits are `gpt.unembed(gpt.final_norm(residual[-1]))`.
+    heads: (L, H, T, K), the output of each head before its layer's output matrix; TransformerLens calls it z.
+    q: (L, H, T, K), the queries as `attend` gets them: rotary positions are applied already.
+    k, v: (L, H, T, K), the keys and values as `attend` gets them. Repeated for each head of a group that shares them.
+    checks: whether the maps can be trusted.
+    computed: what the methods and properties compute their answers from.
+    label: returns the text of a token id.
+    replacing, position: the arguments of `read`.
+    title: names the model, and what was changed in it. page: returns the HTML of a page that shows the reading.
     """
 
     ids: Tensor
@@ -114,14 +122,14 @@ class Reading:
 
     @property
     def surprise(self) -> Tensor:
-        """(T - 1,): what each next token costs, in bits."""
+        """The loss of each next token in bits, (T - 1,)."""
         next_ids = self.computed.ids[1:]
         nats = F.cross_entropy(self.computed.logits[:-1], next_ids, reduction="none")
         return nats / math.log(2)
 
     @property
     def loss(self) -> float:
-        """Nats per predicted token; NaN for a single token."""
+        """The mean loss in nats per predicted token; NaN for a text of a single token."""
         return self.surprise.mean().item() * math.log(2)
 
     def top(
@@ -129,7 +137,7 @@ class Reading:
         at: int = -1,
         count: int = 5,
     ) -> list[tuple[str, float]]:
-        """The likeliest next tokens after token `at`, as texts with their probabilities, the likeliest first."""
+        """Returns the texts and probabilities of the `count` likeliest tokens after token `at`, the likeliest first."""
         logits = self.computed.logits[place_in("at", at, len(self.tokens))]
         probabilities, ids = logits.softmax(-1).topk(count)
         texts = [self.label(token) for token in ids.tolist()]
@@ -137,37 +145,39 @@ class Reading:
 
     @property
     def lens(self) -> dict[str, Any]:
-        """What the model would predict after each of `residual`'s rows, through its own final norm, head and soft-cap:
-        the logit lens (nostalgebraist 2020, "interpreting GPT: the logit lens",
-        https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru), there after whole blocks.
+        """What the model would predict if it stopped after each row of `residual`: the logit lens.
 
-        Early rows were never trained to be read like this, so it shows what is written already, not all that is known.
+        Each row goes through the model's own final norm, head and soft-cap (nostalgebraist 2020, "interpreting GPT: the
+        logit lens", https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru; there only after whole blocks). The model was
+        not trained to predict from early rows, so the lens shows what is written there already, not all that is known.
 
-        part: names of the rows, such as "attention 3". token: 2L + 1 lists of T ids, the likeliest. probability:
-        (2L + 1, T), of the true next token; NaN after the last. divergence: (2L + 1, T), of this prediction from the
-        final one, in bits (Kullback-Leibler).
+        part: the names of the rows, such as "attention 3".
+        token: the likeliest next tokens, 2L + 1 lists of T ids.
+        probability: (2L + 1, T), of the true next token; NaN in the last column.
+        divergence: (2L + 1, T), the Kullback-Leibler divergence KL(final prediction || this one), in bits.
         """
         gpt = self.computed.gpt
         final = self.computed.logits.log_softmax(-1)
-        likely = final.exp()
+        final_probabilities = final.exp()
         targets = F.pad(self.computed.ids[1:], (0, 1))[:, None]
         names = ["embeddings"]
         for layer in range(len(self.computed.heads)):
             names += [f"attention {layer}", f"feed-forward {layer}"]
-        rows = []
+        tokens = []
+        probabilities = []
+        divergences = []
         with torch.no_grad(), undisturbed(gpt):
             for stream in self.computed.residual:
                 features = gpt.final_norm(stream.to(gpt.head.weight.device))
                 early = gpt.unembed(features).cpu().log_softmax(-1)
-                probability = early.gather(-1, targets)[:, 0].exp()
-                divergence = (likely * (final - early)).sum(-1) / math.log(2)
-                rows.append((early.argmax(-1).tolist(), probability, divergence))
-        tokens, probabilities, divergences = zip(*rows, strict=True)
+                tokens.append(early.argmax(-1).tolist())
+                probabilities.append(early.gather(-1, targets)[:, 0].exp())
+                divergences.append((final_probabilities * (final - early)).sum(-1) / math.log(2))
         probability = torch.stack(probabilities)
         probability[:, -1] = math.nan
         return {
             "part": names,
-            "token": list(tokens),
+            "token": tokens,
             "probability": probability,
             "divergence": torch.stack(divergences),
         }
@@ -177,11 +187,11 @@ class Reading:
         at: int = -1,
         of: int | None = None,
     ) -> dict[str, float]:
-        """What each part adds to the logit of a token, by the part's name; their sum is the logit before the soft-cap.
+        """Returns what each part adds to the logit of a predicted token. The sum is the logit before the soft-cap.
 
         Args:
-            at: the token that is read last, from 0 or from the end.
-            of: id of the predicted token; None for the true next one, after the last token for the likeliest.
+            at: the token that is read last, counted from 0, or from the end if negative.
+            of: the id of the predicted token; None is the true next token, or the likeliest after the last token.
         """
         place = place_in("at", at, len(self.tokens))
         logits = self.computed.logits
@@ -192,17 +202,18 @@ class Reading:
         return {name: part[place].item() for name, part in parts.items()}
 
     def _attributed(self, targets: Tensor) -> tuple[dict[str, Tensor], float]:
-        """What each part adds to the logits of `targets` (T,), (T,) in float64 by the part's name.
+        """Returns by part name what each part adds to the logits of `targets` (T,), as (T,) in float64, and the error.
 
-        Before the soft-cap, a logit is the product of the token's row in the head and the normalised residual stream,
-        which is a sum. With the scale of each norm fixed at what it is, the logit is a sum too, with one term for each
-        part that was added: a table, a head, a feed-forward or a bias ("direct logit attribution" in TransformerLens,
-        which folds the norms into the weights first). What a part does through later layers is not in its term. The
-        biases of q, k, v and of a feed-forward's hidden layer act inside a head or feed-forward and count as its part.
+        Before the soft-cap, a logit is the product of the token's row in the head and the normalised residual stream.
+        The stream is a sum of parts: tables, heads, feed-forwards and biases. With the scale of each norm fixed at its
+        value in this text, the logit is a sum too, with one term for each part ("direct logit attribution" in
+        TransformerLens, which folds the norms into the weights first). The term of a part leaves out what the part
+        does through later layers. The biases of q, k, v and of a feed-forward's hidden layer act inside a head or a
+        feed-forward and count as part of it.
 
-        Also returned is the largest difference between the sum of the parts and the model's own logit, but for the last
-        token, divided by the largest of these logits where that is above 1, because rounding errors grow with them; NaN
-        for a single token.
+        The error is the largest difference between the sum of the parts and the model's own logit, without the last
+        token. It is divided by the largest of these logits if that is above 1, because rounding errors grow with them.
+        It is NaN for a text of a single token.
         """
         computed = self.computed
         gpt = computed.gpt
@@ -210,7 +221,7 @@ class Reading:
         rows = gpt.head.weight[targets.to(device)].detach().cpu()
         stream = computed.residual[-1]
         embeddings = torch.stack(list(computed.tables.values())).sum(0)
-        added: dict[str, Tensor | None] = {}  # to the stream, (T, D), or a bias (D,)
+        added: dict[str, Tensor | None] = {}  # what each part adds to the stream, (T, D), or (D,) for a bias
         for name, vectors in computed.tables.items():
             added[name] = _share_of_norm(gpt.embedding_norm, vectors, embeddings)
         added["embedding bias"] = getattr(gpt.embedding_norm, "bias", None)
@@ -218,7 +229,7 @@ class Reading:
             output = block.attention.output_proj
             down = block.feed_forward.down_proj
             heads = computed.heads[layer]  # (H, T, K)
-            matrices = output.weight.split(heads.shape[-1], dim=1)  # for each head (D, K)
+            matrices = output.weight.split(heads.shape[-1], dim=1)  # one (D, K) for each head
             for head, matrix in enumerate(matrices):
                 added[f"head {layer}.{head}"] = _double(heads[head]) @ _double(matrix).T
             added[f"attention bias {layer}"] = output.bias
@@ -226,9 +237,9 @@ class Reading:
             added[f"feed-forward {layer}"] = feed_forward if down.bias is None else feed_forward - _double(down.bias)
             added[f"feed-forward bias {layer}"] = down.bias
         parts = {}
-        for name, given in added.items():
-            if given is not None:
-                normed = _share_of_norm(gpt.final_norm, given, stream)
+        for name, addend in added.items():
+            if addend is not None:
+                normed = _share_of_norm(gpt.final_norm, addend, stream)
                 parts[name] = (normed * rows).sum(-1)
         bias = getattr(gpt.final_norm, "bias", None)
         if bias is not None:
@@ -242,18 +253,19 @@ class Reading:
         error = max((sums - logits).abs().tolist(), default=math.nan)
         return parts, error / largest
 
-    # What a page draws beside the maps, and a recording keeps.
-
     @property
     def figures(self) -> dict[str, Any]:
-        """What the model predicted at each token, and why, as JSON, rounded to DIGITS. Where the true next token is
-        needed, the last column is None.
+        """What the model predicted at each position, and why, as JSON rounded to DIGITS.
 
-        parts, sublayers: names of the P parts of an attribution, and of the 2L + 1 rows of a lens.
+        A figure of the true next token is None at the last position, where that is unknown.
+
+        parts: the names of the P parts in `attribution`. sublayers: the names of the 2L + 1 rows in `lens`.
         tokens: the text of every id that occurs below.
-        bits, rank: T numbers; the rank is 0 for the likeliest. top, top_probability: (T, up to TOP), the likeliest.
-        lens: token, probability and divergence, see there.
-        attribution: (P, T), to the logit of the true next token; attribution_error: how far their sum is from it.
+        bits: the loss of the true next token, T numbers. rank: its rank, T numbers; 0 is the likeliest.
+        top, top_probability: (T, up to TOP), the likeliest next tokens.
+        lens: token, probability and divergence of `Reading.lens`.
+        attribution: (P, T), what each part adds to the logit of the true next token.
+        attribution_error: how far the sum of the parts is from that logit.
         """
         lens = self.lens
         logits = self.computed.logits
@@ -262,11 +274,11 @@ class Reading:
         top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
         wanted = logits[:-1].gather(-1, next_ids[:, None])
         rank = (logits[:-1] > wanted).sum(-1)
-        shown = {*top.indices.flatten().tolist()}.union(*lens["token"])
-        told = {
+        shown_ids = set(top.indices.flatten().tolist()).union(*lens["token"])
+        figures = {
             "parts": list(parts),
             "sublayers": lens.pop("part"),
-            "tokens": {str(id): self.label(id) for id in sorted(shown)},
+            "tokens": {str(id): self.label(id) for id in sorted(shown_ids)},
             "bits": _until_last(self.surprise),
             "rank": [*rank.tolist(), None],
             "top": top.indices,
@@ -275,13 +287,13 @@ class Reading:
             "attribution": [_until_last(part[:-1]) for part in parts.values()],
             "attribution_error": error,
         }
-        return as_json(told, DIGITS)
+        return as_json(figures, DIGITS)
 
     def recorded(self) -> RecordedReading:
         return RecordedReading(self.tokens, self.maps, self.figures)
 
     def is_of(self, gpt: GPT) -> bool:
-        """Whether the model still has the weights with which this was read."""
+        """Returns whether the model still has the weights with which it read the text."""
         return _same_weights(in_float32(gpt), self.computed.gpt)
 
 
@@ -298,17 +310,18 @@ def read(
     """Reads a single text in eval mode, without compiled code.
 
     Args:
-        replacing: vectors that parts give in place of what they compute; position: only at this token, from 0.
-        autocast: the maps are computed under autocast to this type, as mixed-precision training computes them.
-        label: the text of a token id.
+        replacing: vectors that replace the outputs of these parts.
+        position: replace at this token only, counted from 0; None replaces at every token.
+        autocast: compute the maps under autocast to this type, as mixed-precision training does.
+        label: returns the text of a token id.
 
-    Raises ValueError for unknown ids, and for more tokens than the model's context.
+    Raises ValueError for unknown ids, and if the text is longer than the model's context.
     """
     edits = replacing or {}
     with replaced(gpt, edits, position):
         (maps, q, k, v), checks = read_maps(gpt, text, autocast)
     computed = _compute(in_float32(gpt), text, edits, position)
-    own = {name: getattr(computed, name).clone() for name in ("ids", "logits", "residual", "heads")}
+    copies = {name: getattr(computed, name).clone() for name in ("ids", "logits", "residual", "heads")}
     return Reading(
         tokens=text.labels[0],
         maps=maps,
@@ -320,7 +333,7 @@ def read(
         label=label,
         replacing=edits,
         position=position,
-        **own,
+        **copies,
     )
 
 
@@ -330,11 +343,11 @@ def _compute(
     replacing: Vectors,
     position: int | None,
 ) -> Computed:
-    """One forward pass without autocast, in which parts give other vectors."""
+    """Runs one forward pass without autocast, with the outputs of parts replaced."""
     blocks = blocks_of(gpt)
     tables = embedding_tables(gpt)
     sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
-    inputs = [*sublayers, gpt.final_norm]  # what they get is the residual stream
+    inputs = [*sublayers, gpt.final_norm]  # the inputs of these modules are the residual stream
     matrices = [block.attention.output_proj for block in blocks]
     feed_forwards = [block.feed_forward for block in blocks]
     seen: dict[nn.Module, Tensor] = {}
@@ -343,28 +356,28 @@ def _compute(
         replaced(gpt, replacing, position),
         hooked([*inputs, *matrices], [*tables.values(), *feed_forwards], seen.__setitem__),
     ):
-        logits = gpt.unembed(run(gpt, text))
+        logits = gpt.unembed(features_of(gpt, text))
 
-    def of(modules: Iterable[nn.Module]) -> Tensor:
+    def seen_of(modules: Iterable[nn.Module]) -> Tensor:
         return torch.cat([seen[module] for module in modules]).cpu()
 
     return Computed(
         ids=text.tokens[0].clone(),
-        tables={name: seen[table].flatten(0, -2).cpu() for name, table in tables.items()},  # a batch of 1, or none
-        residual=of(inputs),
-        heads=of(matrices).unflatten(-1, (gpt.config.num_heads, -1)).transpose(1, 2),
-        feed_forwards=of(feed_forwards),
+        tables={name: seen[table].flatten(0, -2).cpu() for name, table in tables.items()},  # (1, T, D) or (T, D)
+        residual=seen_of(inputs),
+        heads=seen_of(matrices).unflatten(-1, (gpt.config.num_heads, -1)).transpose(1, 2),
+        feed_forwards=seen_of(feed_forwards),
         logits=logits[0].cpu(),
         gpt=_copy_of(gpt),
     )
 
 
-# By the model, and where its weights are, the last copy that a reading holds.
+# The last copy of each model, as long as a reading holds it. The key also names the device and type of the weights.
 _copies: weakref.WeakValueDictionary[tuple, GPT] = weakref.WeakValueDictionary()
 
 
 def _copy_of(gpt: GPT) -> GPT:
-    """The model as it is now. Readings of the same weights share one copy, which goes with the last of them."""
+    """Returns a copy of the model. Readings of the same weights share one, which is freed with the last of them."""
     weight = gpt.head.weight
     key = id(gpt), weight.device, weight.dtype
     last = _copies.get(key)
@@ -375,12 +388,15 @@ def _copy_of(gpt: GPT) -> GPT:
     return last
 
 
-def _same_weights(one: GPT, other: GPT) -> bool:
-    return all(map(torch.equal, one.parameters(), other.parameters()))
+def _same_weights(gpt: GPT, other: GPT) -> bool:
+    return all(map(torch.equal, gpt.parameters(), other.parameters()))
 
 
 def _share_of_norm(norm: nn.Module, x: Tensor, whole: Tensor) -> Tensor:
-    """What a summand x of `whole` (N, D) adds to norm(whole), with the scale that the norm gives to it; in float64."""
+    """Returns what x, a summand of `whole` (N, D), adds to norm(whole) if the scale of norm(whole) is fixed.
+
+    The result is in float64.
+    """
     x, whole = _double(x), _double(whole)
     if isinstance(norm, nn.LayerNorm):
         x = x - x.mean(-1, keepdim=True)
@@ -398,28 +414,31 @@ def _double(x: Tensor) -> Tensor:
 
 
 def _until_last(x: Tensor) -> Tensor:
-    """(T - 1,) -> (T,): NaN for the last token, of which no next one is known."""
+    """(T - 1,) -> (T,): appends NaN for the last position, whose next token is unknown."""
     return F.pad(x, (0, 1), value=math.nan)
 
 
 def place_in(name: str, place: Any, length: int) -> int:
-    """A token's place from 0, in a text of so many tokens. Raises a `Mistake` where there is no such token."""
+    """Returns the place of a token counted from 0. Raises a `Mistake` if the text of `length` tokens lacks it.
+
+    name: of the argument, for the message. place: counted from 0, or from the end if negative.
+    """
     return whole_number(f"{name}, the place of a token in this text,", place, range(-length, length)) % length
 
 
 def whole_number(name: str, value: Any, allowed: range) -> int:
-    """The value as an int. Raises a `Mistake` for one that is not among the allowed ones."""
+    """Returns the value as an int. Raises a `Mistake` if it is not in the range `allowed`. name: for the message."""
     if value not in allowed:
         raise Mistake(f"{name} must be a whole number from {allowed[0]} to {allowed[-1]}, not {value!r}")
     return int(value)
 
 
 def as_json(value: Any, digits: str) -> Any:
-    """As JSON has it: arrays and tensors as lists, None for what is not finite.
+    """Converts a value for JSON: arrays and tensors become lists, and numbers that are not finite become None.
 
-    digits: how floating-point numbers are rounded, as in a format string: ".4g" is to four significant digits.
+    digits: rounds floating-point numbers as a format string does: ".4g" to four significant digits.
     """
-    if isinstance(value, float):  # first, for there may be a million
+    if isinstance(value, float):  # the first test, because there may be a million floats
         return float(f"{value:{digits}}") if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         return [as_json(item, digits) for item in value]

@@ -1,12 +1,12 @@
-"""What was measured of one model while it was trained, step by step, or of a prompt at one step or several.
+"""Measurements of one model at several training steps: of the probes that training records, or of a user's prompt.
 
-A `Recording` is a run's attention folder, or in memory only. A folder's files are written atomically, and checked when
-they are read:
+A `Recording` is kept in the attention folder of a run, or in memory only. The files of a folder are written atomically,
+and checked when they are read:
 
     probe.json           the probes and the windows (see `Texts`) and the tokenizer's fingerprint
     step_XXXXXXXX.npz    the maps of a step: for each probe (L, H, T, T) in float16
     step_XXXXXXXX.json   for each probe what the model predicted and why, see `Reading.figures`
-    scores.jsonl         one line a step: all else that a `Snapshot` has, each score as L lists of H numbers
+    scores.jsonl         one line for each step: the rest of a `Snapshot`, each score as L lists of H numbers
 
 A step counts once its line is in scores.jsonl, which is written last. Numbers that are not finite are null.
 
@@ -35,20 +35,21 @@ from model.inspection.reading import Reading, RecordedReading, as_json, read
 from model.inspection.texts import Label, Texts
 from model.mistakes import Missing, Mistake, file_errors, parsing
 
-VERSION = 3  # of the folder's files
-SCORE_DIGITS = ".5f"  # decimals in scores.jsonl
-LEFT_OUT = ": remove it to see the other steps"  # a damaged file of one step
-FILES = (".npz", ".json")  # of a step
+VERSION = 3  # of the folder's file format
+SCORE_DIGITS = ".5f"  # five decimals in scores.jsonl
+LEFT_OUT = ": remove it to see the other steps"  # advice for a damaged file of one step
+FILES = (".npz", ".json")  # the suffixes of a step's files
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """What was measured at one step.
 
-    checks: of the reading of the text. heads: what the heads do over many windows.
-    loss: nats per token on the windows, by "text" and "repeated". None at most steps, as the next.
-    ablation: for the same, by the name of each part, how the loss changes without it: a `Change`, or its two numbers.
-    readings: of each probe what is recorded. None if that is to be read from the recording's folder.
+    checks: whether the maps of the probe "text" can be trusted.
+    heads: what the heads do, measured on many windows.
+    loss: nats per token on the "text" and "repeated" windows. None at most steps, as `ablation` is.
+    ablation: for the same windows, how the loss changes without each part, by name: a `Change`, or its two numbers.
+    readings: what is recorded of each probe. None if it is still on disk, in the recording's folder.
     """
 
     step: int
@@ -60,7 +61,7 @@ class Snapshot:
 
     @property
     def scores(self) -> dict[str, np.ndarray]:
-        """By the names of `heads.SCORES`, (L, H) in [0, 1]: means over many windows; NaN for a model that diverged."""
+        """The mean of each score in `heads.SCORES` over many windows, (L, H) in [0, 1]; NaN if the model diverged."""
         return self.heads.scores
 
     @property
@@ -70,24 +71,27 @@ class Snapshot:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What is logged: attention/fidelity, attention/causality, and attention/SCORE/layer_N, a layer's best head."""
-        logged = {"attention/fidelity": self.checks.fidelity, "attention/causality": self.checks.causality}
+        """What is logged: attention/fidelity, attention/causality, and attention/SCORE/layer_N for the best head."""
+        metrics = {
+            "attention/fidelity": self.checks.fidelity,
+            "attention/causality": self.checks.causality,
+        }
         for name, score in self.scores.items():
             for layer, heads in enumerate(score):
-                logged[f"attention/{name}/layer_{layer}"] = float(heads.max())
-        return logged
+                metrics[f"attention/{name}/layer_{layer}"] = float(heads.max())
+        return metrics
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it, without the readings; figures rounded to SCORE_DIGITS."""
+        """Returns a line of scores.jsonl: all but the readings, with figures rounded to SCORE_DIGITS."""
         measured = vars(self.heads) | {"loss": self.loss, "ablation": self.ablation}
         checks = as_json(asdict(self.checks), ".6g")
         return {"step": self.step, "checks": checks, **as_json(measured, SCORE_DIGITS)}
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Snapshot:
-        """Of a line of scores.jsonl. Raises any error for other fields than those.
+        """The inverse of `to_json`. May raise any error for other input.
 
-        A score that has been added to SCORES since was not measured then: it is NaN.
+        A score that was added to SCORES after the line was written is NaN.
         """
         numbers = _numbers(line)
         unknown = np.full_like(numbers["reach"], np.nan)
@@ -97,21 +101,21 @@ class Snapshot:
             numbers["uniform"][name] = math.nan
             numbers["counts"][name] = 0
         measured = {name: numbers[name] for name in ("loss", "ablation") if line[name] is not None}
-        checks = _known(Checks, numbers["checks"])
-        return cls(int(line["step"]), checks, _known(HeadTable, numbers), **measured)
+        checks = _make(Checks, numbers["checks"])
+        return cls(int(line["step"]), checks, _make(HeadTable, numbers), **measured)
 
 
 @dataclass(eq=False)
 class Recording:
     """The snapshots of one model, in the order of their steps.
 
-    probes: short texts of one row, whose maps are shown: "text", and "repeated", random tokens that come twice, where
-        heads show that look back for repetitions.
-    windows: by the same names, the texts on which heads and losses are measured; the probes if there are none.
+    probes: one short text of each kind, whose maps are shown. "text" is ordinary text. "repeated" is random tokens that
+        occur twice: on them heads show whether they look back for repetitions.
+    windows: the texts of each kind on which heads and losses are measured; the probes if empty.
     tokenizer: fingerprint of the tokenizer that made the ids.
-    name: what pages call the model.
-    folder: in which snapshots are kept; None keeps them in memory.
-    is_prompt: whether the text is a person's own, which they want to see first.
+    name: the name of the model on pages.
+    folder: where snapshots are stored; None keeps them in memory.
+    is_prompt: whether the probe "text" is a user's prompt. Pages then open with it.
     """
 
     probes: Mapping[str, Texts]
@@ -127,7 +131,7 @@ class Recording:
 
     @classmethod
     def open(cls, folder: Path, name: str = "") -> Recording:
-        """The one in an existing folder. Raises a `Mistake` for none, a damaged file, or one of an earlier version."""
+        """Opens the recording in a folder. Raises a `Mistake` if there is none, or a damaged or outdated file."""
         folder = Path(folder)
         path = folder / "probe.json"
         scores = folder / "scores.jsonl"
@@ -135,16 +139,17 @@ class Recording:
             raise Missing(f"{folder} holds no recorded maps: train with --attention.enabled true")
         content = content_of(path)
         with parsing(path):
-            about = json.loads(content)
-            version = about.get("version")
+            stored = json.loads(content)
+            version = stored.get("version")
         if version != VERSION:
-            words = f"look at the run's model with --checkpoint {folder.parent} --prompt TEXT, or train it again"
-            raise Mistake(f"{folder} was recorded by another version of GlassGPT: {words}")
+            raise Mistake(
+                f"{folder} was recorded by another version of GlassGPT: train the run again, or look at its model with "
+                f"--checkpoint {folder.parent} --prompt TEXT"
+            )
         with parsing(path):
-            texts = {}
-            for one in ("probes", "windows"):
-                texts[one] = {kind: Texts.from_json(kind, stored) for kind, stored in about[one].items()}
-            recording = cls(texts["probes"], texts["windows"], str(about["tokenizer"]), name, folder)
+            probes = {kind: Texts.from_json(kind, texts) for kind, texts in stored["probes"].items()}
+            windows = {kind: Texts.from_json(kind, texts) for kind, texts in stored["windows"].items()}
+            recording = cls(probes, windows, str(stored["tokenizer"]), name, folder)
         for number, line in enumerate(content_of(scores).splitlines(), start=1):
             with parsing(f"{scores}, line {number}"):
                 recording.snapshots.append(Snapshot.from_json(json.loads(line)))
@@ -158,23 +163,24 @@ class Recording:
         windows: Mapping[str, Texts],
         tokenizer: str,
     ) -> Recording:
-        """The one in the folder, or a new one, whose folder is created with the first snapshot.
+        """Opens the recording in the folder if there is one, else makes a new one.
 
-        A `Mistake` if it is of other texts.
+        The folder of a new one is created with the first snapshot. Raises a `Mistake` if the recording in the folder
+        has other texts or another tokenizer.
         """
         new = cls(probes, windows, tokenizer, folder=Path(folder))
         if not (new.folder / "probe.json").exists():
             return new
-        found = cls.open(folder)
-        if found.texts() != new.texts():
+        existing = cls.open(folder)
+        if existing.texts() != new.texts():
             raise Mistake(
-                f"{folder} holds maps of another probe text or tokenizer, which cannot be continued; "
+                f"{folder} holds maps of another probe text or tokenizer, which cannot be resumed; "
                 "use a new run folder, or the data and the tokenizer of this one"
             )
-        return found
+        return existing
 
     def texts(self) -> dict[str, Any]:
-        """What probe.json holds."""
+        """Returns the content of probe.json."""
         return {
             "version": VERSION,
             "tokenizer": self.tokenizer,
@@ -188,18 +194,14 @@ class Recording:
 
     @property
     def mapped(self) -> list[int]:
-        """The steps whose maps are there; a person may have deleted the files of others."""
-        found = []
-        for one in self.snapshots:
-            if one.readings or self.path(one.step).exists():
-                found.append(one.step)
-        return found
+        """The steps whose maps exist. A user may have deleted the files of others."""
+        return [snapshot.step for snapshot in self.snapshots if snapshot.readings or self.path(snapshot.step).exists()]
 
     @property
     def formation(self) -> dict[str, dict[str, int]]:
-        """For each score the heads that have formed: "LAYER.HEAD" -> the step from which on they follow its pattern.
+        """For each score the heads that have formed: "LAYER.HEAD" -> since which step they follow its pattern.
 
-        They do at every later snapshot too.
+        A head that has formed follows the pattern at every later snapshot.
         """
         formed: dict[str, dict[str, int]] = {name: {} for name in SCORES}
         for snapshot in self.snapshots:
@@ -210,25 +212,26 @@ class Recording:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What is out of bounds, by the name of each check that fails: a sentence about the last snapshot that does."""
-        found: dict[str, str] = {}
-        for one in self.snapshots:
-            found |= {name: f"At step {one.step} {problem}." for name, problem in one.checks.problems.items()}
-        return found
+        """What is out of bounds: for each check that fails, a sentence about the last snapshot at which it does."""
+        problems = {}
+        for snapshot in self.snapshots:
+            for name, problem in snapshot.checks.problems.items():
+                problems[name] = f"At step {snapshot.step} {problem}."
+        return problems
 
     def at(self, step: int) -> Snapshot:
         return next(snapshot for snapshot in self.snapshots if snapshot.step == step)
 
     def path(self, step: int, suffix: str = ".npz") -> Path:
-        """The file of a step's maps, or in ".json" what was predicted, whether it exists or not."""
+        """Returns the path of a step's maps, or with ".json" of its figures. The file need not exist."""
         return Path(self.folder or "", f"step_{step:08d}{suffix}")
 
     def maps(self, step: int) -> dict[str, np.ndarray]:
-        """Each probe's maps at a step, (L, H, T, T). Raises as `readings`."""
-        return {kind: one.maps.numpy() for kind, one in self.readings(step).items()}
+        """Returns the maps of each probe at a step, (L, H, T, T). Raises the same errors as `readings`."""
+        return {kind: reading.maps.numpy() for kind, reading in self.readings(step).items()}
 
     def readings(self, step: int) -> Mapping[str, RecordedReading]:
-        """What the model made of each probe at a step. Raises a `Mistake` if a file has been removed or is damaged."""
+        """Returns what is recorded of each probe at a step. Raises a `Mistake` if a file is missing or damaged."""
         snapshot = self.at(step)
         if snapshot.readings is not None:
             return snapshot.readings
@@ -252,12 +255,12 @@ class Recording:
         return readings
 
     def append(self, snapshot: Snapshot) -> None:
-        """Adds a snapshot, and removes those of the same step or later, which an earlier, longer run has left.
+        """Adds a snapshot, and removes those of the same or a later step, which a longer run has left.
 
-        One without readings keeps those of its step, whose line is written anew.
+        A snapshot without readings keeps the files of its step, and only replaces its line.
         """
         outdated = [step for step in self.steps if step > snapshot.step]
-        self.snapshots = [one for one in self.snapshots if one.step < snapshot.step]
+        self.snapshots = [earlier for earlier in self.snapshots if earlier.step < snapshot.step]
         if self.folder is None:
             self.snapshots.append(snapshot)
             return
@@ -266,9 +269,9 @@ class Recording:
         if snapshot.readings is not None:
             maps: dict[str, Any] = {}
             figures = {}
-            for kind, one in snapshot.readings.items():
-                maps[kind] = one.maps.half().numpy()
-                figures[kind] = one.figures
+            for kind, reading in snapshot.readings.items():
+                maps[kind] = reading.maps.half().numpy()
+                figures[kind] = reading.figures
             with atomic_file(self.path(snapshot.step)) as file:
                 np.savez_compressed(file, **maps)
             write_atomically(self.path(snapshot.step, ".json"), _as_bytes(figures))
@@ -295,10 +298,10 @@ def take_snapshot(
     """Measures a model on the probes and windows of a recording.
 
     Args:
-        text: a reading of the probe "text", whose model is measured: with the parts that it replaced. What was
-            replaced at one token only is so in its own text only.
-        with_losses: measure what the model loses without each part too, which takes many times as long as all else.
-        autocast: see `read`.
+        text: an existing reading of the probe "text"; None reads it now. Parts that it replaced are replaced in all
+            measurements, unless it replaced them at a single token, which other texts do not have.
+        with_losses: also measure how much the loss rises without each part. This takes many times as long as the rest.
+        label, autocast: see `read`.
     """
     edits: Vectors = {}
     if text is None:
@@ -320,9 +323,9 @@ def _as_bytes(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False).encode()
 
 
-def _known(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Made of those values that it has fields for."""
-    return kind(**{one.name: values[one.name] for one in fields(kind)})
+def _make(cls: Any, values: Mapping[str, Any]) -> Any:
+    """Makes an instance of a dataclass. Values that are not among its fields are ignored."""
+    return cls(**{each.name: values[each.name] for each in fields(cls)})
 
 
 def _numbers(value: Any) -> Any:

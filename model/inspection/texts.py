@@ -1,4 +1,4 @@
-"""The texts that a model is measured on."""
+"""The texts on which a model is measured, and how they are chosen."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ from model.masks import document_mask, sliding_window_mask
 
 TEXT_WINDOWS = 16
 REPEATED_WINDOWS = 8
-PERIODS = (8 / 128, 16 / 128, 31 / 128, 50 / 128)  # of repeated tokens, as shares of a window; none is half of it
-MAX_TOKENS = 8192  # of a text that is recorded; a head's map of so many takes 128 MiB
+PERIODS = (8 / 128, 16 / 128, 31 / 128, 50 / 128)  # of repeated tokens, as shares of a window; none is half a window
+MAX_TOKENS = 8192  # in a recorded text: the map of a head takes 128 MiB at this length
 
 Label = Callable[[int], str]  # the text of a token
 Kind = Literal["text", "repeated"]
@@ -22,16 +22,16 @@ Kind = Literal["text", "repeated"]
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """N texts of T tokens each, and how the model reads them.
+    """N texts of T tokens each, and which tokens the model sees of them.
 
-    A probe is one short text, whose maps people look at. Windows are many texts as long as the context, over which
-    heads and losses are measured.
+    A probe is one short text, whose maps people look at. Windows are many texts as long as the context, on which heads
+    and losses are measured.
 
     tokens: (N, T), int64.
     labels: each token as text, N lists of T.
     kind: "text", or "repeated" for random tokens that repeat themselves.
-    document_ids: (N, T), for a model that attends within a document only; None for others.
-    attention_window: how many keys a query of the model sees at most; None for all.
+    document_ids: (N, T), if the model attends within a document only, else None.
+    attention_window: the largest number of keys that a query of the model sees; None if there is no limit.
     """
 
     tokens: Tensor
@@ -49,10 +49,10 @@ class Texts:
         end_of_text: int | None = None,
         **options: Any,
     ) -> "Texts":
-        """Of token ids (T,) or (N, T).
+        """Makes texts of token ids (T,) or (N, T).
 
-        end_of_text: the token that begins a document, for a model that was trained to attend within a document only.
-        options: the other fields.
+        end_of_text: the token that begins a document, if the model was trained to attend within a document only.
+        options: values for the other fields.
         """
         rows = torch.atleast_2d(torch.as_tensor(tokens, dtype=torch.long))
         if end_of_text is not None:
@@ -69,50 +69,50 @@ class Texts:
 
     @property
     def period(self) -> int | None:
-        """How many tokens a repeated probe repeats once, see `repeated_tokens`; None for other texts."""
+        """How many tokens a repeated probe repeats, see `repeated_tokens`; None for other texts."""
         return self.length // 2 if self.kind == "repeated" else None
 
     @property
     def _documents(self) -> Tensor:
-        """(N, T): the number of each token's document; a text is one where the model does not read them apart."""
+        """The number of each token's document, (N, T). Without document ids a whole text is one document."""
         if self.document_ids is None:
             return torch.zeros_like(self.tokens)
         return self.document_ids
 
     @cached_property
     def visible(self) -> Tensor:
-        """Which keys each query sees, (N, T, T): causality, the attention window and documents."""
+        """Which keys each query sees, (N, T, T): none that are later, beyond the window, or in another document."""
         seen = sliding_window_mask(self.length, self.attention_window)
         return seen & document_mask(self._documents)[:, 0]
 
     @cached_property
     def begins(self) -> Tensor:
-        """The first token of each text, and of each document where the model reads them apart, (N, T)."""
-        is_another = self._documents.diff(dim=1) != 0
-        return F.pad(is_another, (1, 0), value=True)
+        """Which tokens are the first of a text or of a document, (N, T)."""
+        is_new_document = self._documents.diff(dim=1) != 0
+        return F.pad(is_new_document, (1, 0), value=True)
 
     @cached_property
     def predicted(self) -> Tensor:
-        """Which next tokens count for the loss, (N, T - 1): of repeated tokens those that stood there before."""
+        """Which next tokens count for the loss, (N, T - 1): all; of repeated tokens only those that occurred before."""
         if self.kind == "text":
             return torch.ones(len(self), self.length - 1, dtype=torch.bool)
         copies = (self.tokens[:, :, None] == self.tokens[:, None, :]).tril(-1)
         return copies.any(-1)[:, :-1]
 
     def pieces(self, tokens: int) -> list["Texts"]:
-        """The same texts, at most so many tokens at a time, but one text at least."""
-        rows = max(1, tokens // self.length)
-        if rows >= len(self):
+        """Splits the texts into pieces of at most `tokens` tokens in all, but at least one text."""
+        count = max(1, tokens // self.length)
+        if count >= len(self):
             return [self]
-        found = []
-        for start in range(0, len(self), rows):
-            some = slice(start, start + rows)
-            documents = None if self.document_ids is None else self.document_ids[some]
-            found.append(replace(self, tokens=self.tokens[some], labels=self.labels[some], document_ids=documents))
-        return found
+        pieces = []
+        for start in range(0, len(self), count):
+            rows = slice(start, start + count)
+            documents = None if self.document_ids is None else self.document_ids[rows]
+            pieces.append(replace(self, tokens=self.tokens[rows], labels=self.labels[rows], document_ids=documents))
+        return pieces
 
     def to_json(self) -> dict[str, Any]:
-        """Without the kind, which is the name under which it is kept."""
+        """Omits `kind`: the caller stores the result under that name."""
         return {
             "tokens": self.tokens.tolist(),
             "labels": self.labels,
@@ -121,19 +121,19 @@ class Texts:
         }
 
     @classmethod
-    def from_json(cls, kind: Kind, about: Mapping[str, Any]) -> "Texts":
-        """Raises any error for what `to_json` does not write."""
-        tokens = torch.tensor(about["tokens"])
+    def from_json(cls, kind: Kind, stored: Mapping[str, Any]) -> "Texts":
+        """The inverse of `to_json`. May raise any error for other input."""
+        tokens = torch.tensor(stored["tokens"])
         if tokens.shape[1] > MAX_TOKENS:
             raise ValueError(f"it has a text of more than {MAX_TOKENS} tokens")
-        documents = about["document_ids"]
+        documents = stored["document_ids"]
         if documents is not None:
             documents = torch.tensor(documents)
-        return cls(tokens, about["labels"], kind, documents, about["attention_window"])
+        return cls(tokens, stored["labels"], kind, documents, stored["attention_window"])
 
 
 def spread_starts(num_tokens: int, length: int) -> list[int]:
-    """Where TEXT_WINDOWS windows begin that lie evenly over so many tokens; fewer if there are not so many."""
+    """Returns where up to TEXT_WINDOWS windows begin, spread evenly over the tokens; fewer if the text is short."""
     count = max(1, min(TEXT_WINDOWS, num_tokens // length))
     last = max(0, num_tokens - length)
     return [last * i // max(1, count - 1) for i in range(count)]
@@ -147,18 +147,18 @@ def repeated_tokens(
     first: int | None = None,
     generator: torch.Generator | None = None,
 ) -> list[int]:
-    """Distinct random tokens that repeat themselves, on which heads show that look back for repetitions.
+    """Draws distinct random tokens and repeats them. On them heads show whether they look back for repetitions.
 
     Args:
         candidates: the token ids to draw from.
-        period: how many are drawn, if there are so many.
-        length: of the result. None: the tokens are repeated once.
-        first: if given, it comes before the random tokens and is never drawn.
-        generator: that of the draw. None: one with the seed 0.
+        period: how many to draw, or all candidates if these are fewer.
+        length: how many tokens to return; None returns the drawn tokens twice.
+        first: an optional token that comes before the random tokens and is never drawn.
+        generator: of random numbers; None is a new one with the seed 0.
     """
-    known = sorted(set(candidates) - {first})
-    order = torch.randperm(len(known), generator=generator or torch.Generator().manual_seed(0))
-    drawn = [known[place] for place in order[:period].tolist()]
+    sorted_candidates = sorted(set(candidates) - {first})
+    order = torch.randperm(len(sorted_candidates), generator=generator or torch.Generator().manual_seed(0))
+    drawn = [sorted_candidates[place] for place in order[:period].tolist()]
     beginning = [] if first is None else [first]
     if length is None:
         length = len(beginning) + 2 * len(drawn)
@@ -172,7 +172,7 @@ def repeated_windows(
     *,
     first: int | None = None,
 ) -> list[list[int]]:
-    """REPEATED_WINDOWS windows of random tokens that repeat themselves over and over, at several periods.
+    """Returns REPEATED_WINDOWS windows of random tokens that repeat over and over, with the periods PERIODS.
 
     candidates, first: as in `repeated_tokens`.
     """

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.gpt import GPT, NGRAM_FACTORS
-from model.inspection.parts import blocks_of, part_means, parts_of, run, undisturbed
+from model.inspection.parts import blocks_of, features_of, part_means, parts_of, undisturbed
 from model.inspection.texts import Texts
 from model.mistakes import Mistake
 
@@ -92,7 +92,7 @@ def pack(
         exact = copy.deepcopy(gpt).float().cpu().eval()
         rounded, stored = _rounded(exact, kind)
         with undisturbed(exact), torch.no_grad():
-            logits, expected = (gpt.unembed(run(gpt, probe))[0] for gpt in (rounded, exact))
+            logits, expected = (gpt.unembed(features_of(gpt, probe))[0] for gpt in (rounded, exact))
             # What rounding adds to the loss of a text that the exact model writes: the mean Kullback-Leibler
             # divergence. Few tokens are enough; the difference of two losses would be mostly chance.
             approximate, true = (one.double().log_softmax(-1) for one in (logits, expected))
