@@ -1,8 +1,9 @@
-"""Finds the mistake in an attention that somebody has written: `check_attention`.
+"""Finds mistakes in an attention that a user has written: `check_attention`.
 
-There are two kinds of answers. What is seen: which output moves when which token changes (by gradients), weights that
-do not add up to 1, inputs that change nothing. And the cause: the formula of model/multihead.py is computed with each
-known mistake in turn, one at a time, and a cause is named only where the figures are the same.
+It reports symptoms and causes. Symptoms are what can be observed: an output depends on a token that it must not see (by
+gradients), weights do not add up to 1, an input changes nothing. To find the cause, the formula of model/multihead.py
+is computed with each known mistake in turn; a cause is named only if the formula with this one mistake gives the same
+output.
 
 Shapes: B batch, T length, D model width, H heads, K head width.
 """
@@ -21,19 +22,19 @@ from model.attention import merge_heads, split_heads
 from model.masks import causal_mask, sliding_window_mask
 from model.multihead import scaled_dot_product_attention
 
-B, T, H, K = 2, 5, 3, 8  # with which a function is tried; a module has its own H and K
+B, T, H, K = 2, 5, 3, 8  # the shape with which a function is tried; a module has its own H and K
 CAUSAL = causal_mask(T)
-UNEVEN = CAUSAL[[2, 1, 1, 1, 4]]  # the queries see the first 3, 2, 2, 2 and 5 tokens, as `valid_lens` can say too
-EXACT = 1e-4  # what rounding explains in float32, of values of about 1
-ROUGH = 0.02  # in bfloat16, in which an attention may compute
-HINTS = {  # by a word of PyTorch's error
+UNEVEN = CAUSAL[[2, 1, 1, 1, 4]]  # the queries see the first 3, 2, 2, 2 and 5 tokens: `valid_lens` can say this too
+EXACT = 1e-4  # the largest rounding error in float32, for values of about 1
+ROUGH = 0.02  # the same in bfloat16, in which an attention may compute
+HINTS = {  # advice if PyTorch's error message contains this word
     "ambiguous": ": write `if mask is not None`",
     "batch2": " Are the keys transposed?",
 }
 
 
-class _Wrong(Exception):
-    """What stops the check. Its text is a sentence for the person."""
+class _Stop(Exception):
+    """A problem that stops the check. Its message is a sentence for the user."""
 
 
 def check_attention(
@@ -41,14 +42,14 @@ def check_attention(
     *,
     width: int | None = None,
 ) -> list[str]:
-    """What is wrong with an attention, a sentence for each thing; an empty list if nothing is.
+    """Returns a sentence for each problem of an attention; an empty list if there is none.
 
     Args:
         attention: a function (q, k, v, mask=None) of tensors (B, H, T, K), or a module (x, mask=None) of (B, T, D). The
-            mask is boolean, and True means may attend. A module that takes no mask is taken for causal. A module may
-            also take `valid_lens` (B, T), how many tokens each query sees, and queries, keys and values one by one. Of
-            a result that is a tuple the first part counts.
-        width: D; by default that of the module's first matrix.
+            mask is boolean, and True means may attend. A module without a mask must be causal. Instead of a mask, a
+            module may take `valid_lens` (B, T), how many tokens each query sees; and instead of x, queries, keys and
+            values. If it returns a tuple, the first part is the output.
+        width: D; by default the width of the module's first matrix.
     """
     problems = []
     with torch.random.fork_rng([]), torch.enable_grad():
@@ -60,25 +61,26 @@ def check_attention(
         try:
             for problem in _problems(layer, torch.randn(B, T, D)):
                 problems.append(problem)
-        except _Wrong as error:
+        except _Stop as error:
             problems.append(str(error))
     return problems
 
 
 def influence(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """(T, S): how much token s moves output t, for a function of x (S, D) that gives (T, D).
+    """Returns how much token s changes output t, as (T, S), for a function from x (S, D) to (T, D).
 
-    The largest gradient of the sum of output[t] by a number of x[s]. With a batch (B, T, D) it is (B, T, B, T).
+    That is the largest absolute gradient of output[t].sum() with respect to the numbers of x[s]. For a batch (B, T, D)
+    the result is (B, T, B, T).
     """
     jacobian = torch.autograd.functional.jacobian(lambda x: function(x).sum(-1), x)
     return jacobian.abs().amax(-1)
 
 
-# ---- an attention of any kind as a layer
+# ---- calls an attention of any kind as a layer
 
 
 class _LayerOf(nn.Module):
-    """A function of q, k and v as a layer."""
+    """Makes a layer of a function of q, k and v."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -93,79 +95,84 @@ class _LayerOf(nn.Module):
 
 
 def _copy_of(module: nn.Module) -> nn.Module:
-    """In float32 and evaluation mode, to be tried while the module itself stays as it is."""
-    left = {}  # by a forward pass, on modules: no copies can be made of it while gradients hang on it
+    """Returns a copy in float32 and eval mode, with other weights, so that the check does not change the module."""
+    shared = {}  # tensors that a forward pass has left on a module: those with gradients cannot be copied
     for part in module.modules():
         for value in vars(part).values():
             if isinstance(value, Tensor):
-                left[id(value)] = value
-    layer = copy.deepcopy(module, left)
+                shared[id(value)] = value
+    layer = copy.deepcopy(module, shared)
     layer.float().cpu().eval()
     for part in layer.modules():
         if isinstance(part, nn.Linear):
-            nn.init.xavier_normal_(part.weight)  # matrices that begin with zeros would show nothing
+            nn.init.xavier_normal_(part.weight)  # a matrix that is zero at first would hide every problem
     if isinstance(layer, nn.MultiheadAttention):
         layer.batch_first = True
     return layer
 
 
 def _arguments(layer: nn.Module) -> tuple[list[str], str]:
-    """The names of those that take tokens, and of the one that takes the mask, "" if none does."""
-    tokens, mask_name = [], ""
-    for name, one in inspect.signature(layer.forward).parameters.items():
+    """Returns the names of the arguments for tokens, and of the argument for the mask; "" if there is none."""
+    token_names = []
+    mask_name = ""
+    for name, parameter in inspect.signature(layer.forward).parameters.items():
         if "mask" in name or "valid" in name:
             mask_name = name
-        elif one.default is one.empty:
-            tokens.append(name)
-    return tokens, mask_name
+        elif parameter.default is parameter.empty:
+            token_names.append(name)
+    return token_names, mask_name
 
 
 def _call(layer: nn.Module, mask: Tensor, *inputs: Tensor) -> Tensor:
-    """The output (B, T, D); `_Wrong` for an error in it, or another shape. A single input stands for all."""
-    tokens, mask_name = _arguments(layer)
+    """Returns the output (B, T, D). Raises `_Stop` if the layer fails or the output has another shape.
+
+    A single input is used for all arguments.
+    """
+    token_names, mask_name = _arguments(layer)
     if len(inputs) == 1:
-        inputs *= len(tokens)
+        inputs *= len(token_names)
     shape = inputs[0].shape
     if "valid" in mask_name:
         mask = mask.sum(-1).expand(shape[:2])
-    elif isinstance(layer, nn.MultiheadAttention):  # PyTorch's own, where True hides
+    elif isinstance(layer, nn.MultiheadAttention):  # in PyTorch's own layer True means may not attend
         mask = ~mask
+    options = {mask_name: mask} if mask_name else {}
     try:
-        return _of_shape(shape, layer(*inputs, **{mask_name: mask} if mask_name else {})).float()
-    except _Wrong:
+        return _of_shape(shape, layer(*inputs, **options)).float()
+    except _Stop:
         raise
     except Exception as error:
         hints = [hint for word, hint in HINTS.items() if word in str(error)]
-        raise _Wrong(f"it fails with {type(error).__name__}: {error}{''.join(hints)}") from error
+        raise _Stop(f"it fails with {type(error).__name__}: {error}{''.join(hints)}") from error
 
 
 def _of_shape(expected: torch.Size, output: Any) -> Tensor:
-    """The output, or the first part of it; `_Wrong` if it has another shape."""
+    """Returns the output, or its first part if it is a tuple. Raises `_Stop` if the shape is not the expected one."""
     if isinstance(output, tuple):
         output = output[0]
     if output.shape != expected:
-        raise _Wrong(f"shapes: {tuple(output.shape)} where {tuple(expected)} is expected")
+        raise _Stop(f"shapes: {tuple(output.shape)} where {tuple(expected)} is expected")
     return output
 
 
-# ---- what is seen
+# ---- symptoms
 
 
 def _problems(layer: nn.Module, x: Tensor) -> Iterator[str]:
-    tokens, mask_name = _arguments(layer)
+    token_names, mask_name = _arguments(layer)
     mask = UNEVEN if mask_name else CAUSAL
     call = partial(_call, layer, mask)
     output = call(x)
     for module in layer.modules():
         for name, value in vars(module).items():
-            # What a forward pass keeps to be looked at has a gradient.
+            # A tensor with a gradient was kept by a forward pass, to be looked at.
             if isinstance(value, Tensor) and not value.requires_grad:
-                yield f"{name} is a tensor but no buffer, so it stays behind on the way to a GPU: use register_buffer"
+                yield f"{name} is a tensor but no buffer, so `.to` does not move it to a GPU: use register_buffer"
     if not torch.allclose(output, call(x), equal_nan=True):
-        yield "two calls with the same tokens differ, after .eval() too: dropout is not switched off"
+        yield "two calls with the same tokens differ, even after .eval(): dropout is not switched off"
         return
-    for number, name in enumerate(tokens):
-        inputs = [x] * len(tokens)
+    for number, name in enumerate(token_names):
+        inputs = [x] * len(token_names)
         inputs[number] = x.flip(0)
         if torch.equal(call(*inputs), output):
             yield f"the output does not depend on {name}"
@@ -173,65 +180,63 @@ def _problems(layer: nn.Module, x: Tensor) -> Iterator[str]:
     layer.train()
     in_training = influence(call, x)[0, :, 0]
     layer.eval()
-    moved, by_others = influence(call, x)[0].unbind(1)
-    moves = moved > EXACT
-    hidden = (~mask).fill_diagonal_(False)  # its own token asks, so it moves the output anyway
-    near = mask & sliding_window_mask(T, 2)  # farther ones may be out of a window
-    means = call(x[:, :1].expand_as(x))[0]  # of tokens that are all alike
-    seen = {
-        "output {} is NaN, or does not depend on token {}, to which it may attend": near & ~(moved > 0),
+    influences, by_others = influence(call, x)[0].unbind(1)  # of the tokens of the first text, and of the second
+    depends = influences > EXACT
+    hidden = (~mask).fill_diagonal_(False)  # the token itself makes the query, so the output always depends on it
+    near = mask & sliding_window_mask(T, 2)  # farther tokens may be outside the attention's window
+    means = call(x[:, :1].expand_as(x))[0]  # all tokens alike: each output is the same mean
+    symptoms = {
+        "output {} is NaN, or does not depend on token {}, to which it may attend": near & ~(influences > 0),
         "output {} depends on token {} of another text of the batch": by_others > 0,
-        "output {} depends on token {}, which is masked or comes later": hidden & moves,
-        "in training output {} depends on token {}, as where dropout comes before the softmax": (
-            hidden & ~moves & (in_training > EXACT)
-        ),
-        "where all tokens are alike, output {} is not like the last: weights do not add up to 1 (as "
-        "with a sink, where that is meant), or heads are mixed": (((means - means[-1]).abs() > ROUGH).any(-1)),
+        "output {} depends on token {}, which is masked or comes later": hidden & depends,
+        "in training output {} depends on token {}, which is masked or comes later: does dropout come before the "
+        "softmax?": hidden & ~depends & (in_training > EXACT),
+        "with all tokens alike, output {} differs from the last: weights do not add up to 1 (right only with a sink), "
+        "or heads are mixed": ((means - means[-1]).abs() > ROUGH).any(-1),
     }
-    for sentence, places in seen.items():
+    for sentence, places in symptoms.items():
         for place in places.nonzero().tolist()[:1]:
             yield sentence.format(*place)
-    yield from _what_the_formula_says(layer, x)
+    yield from _causes(layer, x)
 
 
-# ---- what the formula says
+# ---- causes
 
 
-def _what_the_formula_says(layer: nn.Module, x: Tensor) -> Iterator[str]:
-    """The one mistake with which it gives this output; of a function also by how much the two differ.
+def _causes(layer: nn.Module, x: Tensor) -> Iterator[str]:
+    """Yields the mistake with which the formula gives the output of the layer. For a function also the difference.
 
-    The linear layers are taken for those of queries, keys and values, in any order, one or three, and of the output.
+    It assumes that one or three linear layers make queries, keys and values, in any order, and that a further one, if
+    there is any, is the output matrix.
     """
     D = x.shape[-1]
     output = _call(layer, CAUSAL, x)
-    linear = [
-        part
-        for part in layer.modules()
-        if isinstance(part, nn.Linear) and part.in_features == D and part.out_features % D == 0
-    ]
+    linear = []
+    for module in layer.modules():
+        if isinstance(module, nn.Linear) and module.in_features == D and module.out_features % D == 0:
+            linear.append(module)
     last = linear.pop() if len(linear) in (2, 4) else nn.Identity()
-    parts = [made for part in linear for made in part(x).split(D, dim=-1)]
+    parts = [part for module in linear for part in module(x).split(D, dim=-1)]
     if len(parts) != 3:
         return
     if isinstance(layer, _LayerOf):
         difference = (_attempts(H, *parts)[""] - output).abs().max()
         if difference > ROUGH:
             yield f"differs from the formula by {difference:.2g}"
-    found = [
-        name
-        for heads in range(1, D + 1)
-        if D % heads == 0
-        for order in permutations(parts)
-        for name, values in _attempts(heads, *order).items()
-        # With a mistake in the mask the first query, or the last, may see nothing.
-        if (last(values) - output)[:, 1:-1].abs().max() < EXACT
-    ]
-    if "" not in found:
-        yield from found[:1]
+    matching = []
+    for heads in range(1, D + 1):
+        if D % heads == 0:
+            for order in permutations(parts):
+                for mistake, values in _attempts(heads, *order).items():
+                    # Skips the first query and the last: with a mistake in the mask, they may see nothing.
+                    if (last(values) - output)[:, 1:-1].abs().max() < EXACT:
+                        matching.append(mistake)
+    if "" not in matching:
+        yield from matching[:1]
 
 
 def _attempts(heads: int, *parts: Tensor) -> dict[str, Tensor]:
-    """What attention gives (B, T, D), by the one mistake that is made; "" is the right one.
+    """Returns what the formula gives with each mistake, (B, T, D), by a sentence; "" is without any mistake.
 
     Args:
         heads: H.
@@ -240,7 +245,7 @@ def _attempts(heads: int, *parts: Tensor) -> dict[str, Tensor]:
     q, k, v = (split_heads(x, heads) for x in parts)
     by_view = (x.reshape_as(q) for x in parts)
     scores = q @ k.mT / q.shape[-1] ** 0.5
-    hidden = scores.masked_fill(~CAUSAL, -1e9)
+    masked = scores.masked_fill(~CAUSAL, -1e9)
 
     def attend(q=q, k=k, v=v, mask=CAUSAL, scale=None):
         values, _ = scaled_dot_product_attention(
@@ -263,8 +268,8 @@ def _attempts(heads: int, *parts: Tensor) -> dict[str, Tensor]:
         "the mask is off by one: a token sees the one after it": attend(mask=CAUSAL | CAUSAL.roll(1, -1)),
         "the mask is off by one: a token does not see itself": attend(mask=CAUSAL.tril(-1)),
         "the mask is applied after the softmax": merge_heads((scores.softmax(-1) * CAUSAL) @ v),
-        "the softmax runs over queries, not keys": merge_heads(hidden.softmax(-2) @ v),
-        "the softmax runs over heads, not keys": merge_heads(hidden.softmax(-3) @ v),
+        "the softmax runs over queries, not keys": merge_heads(masked.softmax(-2) @ v),
+        "the softmax runs over heads, not keys": merge_heads(masked.softmax(-3) @ v),
         "queries and keys are the same: one is made from the other": attend(k=q),
         "queries, keys and values are the same: all are made from the queries": attend(k=q, v=q),
         "heads are merged without transposing back": split_heads(right, heads).reshape_as(right),
