@@ -1,9 +1,9 @@
-"""Measures GlassGPT beside its peers on this machine's processor, or on its GPU.
+"""Compares the speed of GlassGPT with that of its peers, on this machine's processor or on its GPU.
 
-Each contender runs in a process of its own, in turn, over several rounds; one that fails is left out. Prints a table,
-and as the last line the same and more as JSON. Times are wall-clock time: close everything else that computes.
+The contenders take turns over several rounds, each in a process of its own; a peer that fails is left out. Prints a
+table, and as the last line the same and more as JSON. Times are wall-clock times: stop all other programs that compute.
 
-The peers are not part of this project: git clone https://github.com/karpathy/nanoGPT, pip install transformers.
+The peers have to be installed: git clone https://github.com/karpathy/nanoGPT, pip install transformers.
 """
 
 import argparse
@@ -18,13 +18,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from model.mistakes import Mistake, check_range, exit_status, file_errors
 from scripts.parser import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
-# Those of nanoGPT's README for a CPU and of its config.
+# The networks of nanoGPT: of its README for a CPU, of its config for shakespeare_char, and GPT-2.
 SMALL = {
     "num_layers": 4,
     "num_heads": 4,
@@ -47,17 +47,17 @@ LARGE = {
     "vocab_size": 50304,
 }
 NAME = "{num_layers}x{embed_dim}"
-# The networks that are trained, and the sequences in a batch: on a CPU fewer than in nanoGPT's config.
+# What `train` measures on each device: (network, sequences in a batch). On a CPU a batch is smaller than in nanoGPT.
 STEPS_OF = {
     "cpu": [(SMALL, 12), (MEDIUM, 16)],
     "cuda": [(MEDIUM, 64), (LARGE, 12)],
 }
-SECONDS = 5.0  # of training in each round, at least
-WRITER = MEDIUM | {"context_length": 1024, "vocab_size": 257}  # every byte, and an end of text
+SECONDS = 5.0  # least time of the training steps in each round
+WRITER = MEDIUM | {"context_length": 1024, "vocab_size": 257}  # 256 bytes and end-of-text
 PROMPT_TOKENS = 16
 NEW_TOKENS = 128
-TEXTS = (1, 16)  # written at once
-# The network, a batch, our steps and the peer's.
+TEXTS = (1, 16)  # texts that are written at once
+# What `time_to_loss` trains on each device: (network, sequences in a batch, our steps, nanoGPT's steps).
 LEARNING = {
     "cpu": (SMALL | {"dropout": 0.0}, 12, 80, 2000),
     "cuda": (MEDIUM | {"dropout": 0.2}, 64, 600, 5000),
@@ -65,25 +65,35 @@ LEARNING = {
 CONTENDER = "import sys; from scripts.benchmarks.gpt2 import main; main(*sys.argv[1:])"
 
 Row = dict[str, Any]
-Job = dict[str, Any]  # `function`, one of scripts/benchmarks/gpt2.py, and what it reads
+Job = dict[str, Any]  # "function", the name of one in scripts/benchmarks/gpt2.py, and its options
 
 
 @exit_status("benchmark.py")
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="benchmark.py", description=__doc__)
-    subparsers = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", parser_class=Parser)
+    subparsers = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
     for function, rounds in ((train, 3), (generate, 3), (time_to_loss, 1)):
         text = inspect.getdoc(function)
         subparser = subparsers.add_parser(function.__name__, help=text.splitlines()[0], description=text)
         subparser.set_defaults(function=function)
         add = subparser.add_argument
-        add("--device", choices=tuple(STEPS_OF), default="cpu", help="where networks are (default: cpu)")
-        add("--nanogpt", type=checkout, metavar="PATH", help="checkout of nanoGPT (default: it does not take part)")
+        add("--device", choices=tuple(STEPS_OF), default="cpu", help="where the networks run (default: cpu)")
+        add("--nanogpt", type=checkout, metavar="PATH", help="checkout of nanoGPT (default: measure without nanoGPT)")
         add("--rounds", type=int, default=rounds, metavar="N", help=f"turns of each contender (default: {rounds})")
         if function is time_to_loss:
-            usual = Path("tinyshakespeare.txt")
-            add("--data", type=Path, default=usual, metavar="FILE", help=f"ASCII text (default: {usual})")
-            add("train_options", nargs="*", metavar="-- OPTION", help="for our train.py, paths from the repository")
+            add(
+                "--data",
+                type=Path,
+                default="tinyshakespeare.txt",
+                metavar="FILE",
+                help="ASCII text to train on (default: %(default)s)",
+            )
+            add(
+                "train_options",
+                nargs="*",
+                metavar="-- OPTION",
+                help="further options for our train.py; their paths start at the root of the repository",
+            )
     options = parser.parse_args(argv)
     check_range("--rounds", options.rounds, 1)
     rows = options.function(options)
@@ -93,21 +103,21 @@ def main(argv: list[str] | None = None) -> None:
         time = f"{row['seconds']:,.2f} s" if "seconds" in row else f"{row['milliseconds_per_step']:,.2f} ms"
         print(f"{row['work']:44} {row['contender']:16} {time:>13} {row['times_faster']:>7,.2f} times ours")
     print()
-    about = {"benchmark": options.benchmark, "machine": machines[0], "commit": commit()}
-    print(json.dumps(about | {"rows": rows}))
+    result = {"benchmark": options.benchmark, "machine": machines[0], "commit": commit(), "rows": rows}
+    print(json.dumps(result))
 
 
 def checkout(folder: str) -> str:
-    """For `type=` of an option."""
+    """Parses --nanogpt: the path of a checkout of nanoGPT, made absolute."""
     if not Path(folder, "model.py").is_file():
         raise argparse.ArgumentTypeError(f"{folder} is not a checkout of nanoGPT: it has no model.py")
     return str(Path(folder).resolve())
 
 
 def train(options: argparse.Namespace) -> list[Row]:
-    """Time of a training step: our GPT in GPT-2's architecture against nanoGPT, each in a bare loop.
+    """Measures the time of a training step: our GPT in GPT-2's architecture against nanoGPT, both in the same loop.
 
-    3 minutes on 2 CPU cores.
+    Takes 3 minutes on 2 CPU cores.
     """
     rows = []
     for size, batch_size in STEPS_OF[options.device]:
@@ -125,10 +135,10 @@ def train(options: argparse.Namespace) -> list[Row]:
 
 
 def generate(options: argparse.Namespace) -> list[Row]:
-    """Time to write 128 tokens after 16: ours, nanoGPT, and GPT-2 of `transformers` with its cache.
+    """Measures the time to write 128 tokens after 16: ours, nanoGPT, and GPT-2 of `transformers` with its cache.
 
     All have the same architecture and size, 6 layers of width 384, and random weights. nanoGPT has no cache.
-    4 minutes on 2 CPU cores.
+    Takes 4 minutes on 2 CPU cores.
     """
     rows = []
     for texts in TEXTS:
@@ -146,18 +156,19 @@ def generate(options: argparse.Namespace) -> list[Row]:
 
 
 def time_to_loss(options: argparse.Namespace) -> list[Row]:
-    """Time to a validation loss on the characters of a text: configs/shakespeare_char.yaml against nanoGPT.
+    """Measures the time to reach a validation loss on a text's characters: our shakespeare_char.yaml against nanoGPT.
 
-    nanoGPT has its published settings. The target is its lowest loss, of the seed in which that is highest; without
-    it, our own. The clock stops for evaluation, and the first three steps, in which PyTorch may compile, count as long
-    as the later ones. A round takes 3 minutes on 2 CPU cores; to publish a figure take --rounds 3.
+    nanoGPT trains with its published settings. The target is the lowest loss that it reaches in every round; without
+    nanoGPT, the lowest that ours reaches. The clock stops during evaluation. The first three steps, in which PyTorch
+    may compile, are counted at the average time of the later steps. A round takes 3 minutes on 2 CPU cores; use
+    --rounds 3 for a figure to publish.
     """
     size, batch_size, our_steps, their_steps = LEARNING[options.device]
     with file_errors(options.data):
         text = options.data.read_bytes()
     if not text.isascii():
-        raise Mistake(f"--data {options.data} is not all ASCII: its bytes, which ours reads, are not its characters")
-    both = {
+        raise Mistake(f"--data {options.data} is not pure ASCII: ours reads bytes and nanoGPT characters, which differ")
+    common = {
         "size": size | {"vocab_size": len(set(text))},
         "batch_size": batch_size,
         "data": str(options.data.resolve()),
@@ -166,21 +177,26 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
         "glassgpt": {"function": "train_by_recipe", "steps": our_steps, "train_options": options.train_options},
         "nanogpt": {"function": "learn_characters", "steps": their_steps},
     }
-    jobs = {name: both | jobs[name] for name in contenders(options)}
+    jobs = {name: common | jobs[name] for name in contenders(options)}
     results = take_turns(jobs, options)
     target = max(map(lowest_loss, results.get("nanogpt", results["glassgpt"])))
-    reaching = {name: [reached(turn, target) for turn in turns] for name, turns in results.items()}
-    return compare(f"training to {target:.3f} nats, {options.data.stem}", reaching)
+    rows = {name: [reached(result, target) for result in rounds] for name, rounds in results.items()}
+    return compare(f"training to {target:.3f} nats, {options.data.stem}", rows)
 
 
 def reached(result: Row, target: float) -> Row:
-    """With the first evaluation at which the loss is `target` or less. Raises Mistake if there is none, as ours may."""
+    """Adds when the loss was first evaluated as `target` or less. Raises Mistake if it never was, as ours may."""
     lowest = lowest_loss(result)
     if lowest > target:
-        raise Mistake(f"ours did not reach {target:.3f} nats, the peer's lowest loss: its own is {lowest:.3f}")
+        raise Mistake(f"ours did not reach nanoGPT's lowest loss, {target:.3f} nats: its own lowest is {lowest:.3f}")
     first = next(point for point in result["curve"] if point["loss"] <= target)
-    about = {"target": target, "lowest_loss": lowest, "steps_to_target": first["step"]}
-    return {"seconds": first["seconds"], **about, **result}
+    return {
+        "seconds": first["seconds"],
+        "target": target,
+        "lowest_loss": lowest,
+        "steps_to_target": first["step"],
+        **result,
+    }
 
 
 def lowest_loss(result: Row) -> float:
@@ -192,30 +208,30 @@ def contenders(options: argparse.Namespace) -> list[str]:
 
 
 def run(job: Job) -> Row:
-    """What a new process measures; Mistake if it ends with status 2, for a mistake, RuntimeError if it fails."""
+    """Returns what a new process measures. Raises Mistake if its exit status is 2, RuntimeError for any other but 0."""
     command = [sys.executable, "-c", CONTENDER, json.dumps(job)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    said = process.stderr.strip().splitlines() or ["it wrote nothing"]
+    errors = process.stderr.strip().splitlines() or ["it wrote nothing"]
     if process.returncode == 2:
-        raise Mistake(said[-1])
+        raise Mistake(errors[-1])
     if process.returncode:
-        print(*said[-30:], sep="\n", file=sys.stderr)
-        raise RuntimeError(f"it ended with exit status {process.returncode}: {said[-1]}")
+        print(*errors[-30:], sep="\n", file=sys.stderr)
+        raise RuntimeError(f"it ended with exit status {process.returncode}: {errors[-1]}")
     return json.loads(process.stdout.splitlines()[-1])
 
 
 def take_turns(jobs: Mapping[str, Job], options: argparse.Namespace) -> dict[str, list[Row]]:
-    """Runs every contender once, then every contender again, so that a slow spell of the machine meets all of them.
+    """Runs each contender once a round, so that a time in which the machine is slow affects all of them.
 
-    A peer that fails is left out with a sentence; RuntimeError if ours fails, as nothing could be compared.
+    A peer that fails is left out, with a message. Raises RuntimeError if ours fails: nothing could be compared.
     """
     results: dict[str, list[Row]] = {name: [] for name in jobs}
-    both = {"device": options.device, "checkout": options.nanogpt}
+    common = {"device": options.device, "checkout": options.nanogpt}
     for seed in range(options.rounds):
         for name in list(results):
             print(f"round {seed + 1}/{options.rounds}  {name}", file=sys.stderr, flush=True)
             try:
-                results[name].append(run({**both, **jobs[name], "contender": name, "seed": seed}))
+                results[name].append(run({**common, **jobs[name], "contender": name, "seed": seed}))
             except RuntimeError as error:
                 if name == "glassgpt":
                     raise
@@ -225,22 +241,22 @@ def take_turns(jobs: Mapping[str, Job], options: argparse.Namespace) -> dict[str
 
 
 def compare(work: str, results: Mapping[str, list[Row]]) -> list[Row]:
-    """A row for each contender of `work`: the first round's result, with the median time over the rounds.
+    """Makes a row for each contender of `work`: its result in the first round, with its median time over the rounds.
 
-    `times_faster` is the median over the rounds of its time divided by ours, since the contenders of one round met
-    the same state of the machine.
+    `times_faster` is its time divided by ours in each round, and of that the median: only the contenders of one round
+    met the same state of the machine.
     """
     unit = "seconds" if "seconds" in results["glassgpt"][0] else "milliseconds_per_step"
     times = {name: [result[unit] for result in rounds] for name, rounds in results.items()}
     rows = []
-    for name, own in times.items():
-        ratios = [theirs / ours for theirs, ours in zip(own, times["glassgpt"], strict=True)]
+    for name, theirs in times.items():
+        ratios = [their_time / our_time for their_time, our_time in zip(theirs, times["glassgpt"], strict=True)]
         row = {
             "work": work,
             "contender": name,
             **results[name][0],
-            unit: statistics.median(own),
-            f"{unit}_of_rounds": own,
+            unit: statistics.median(theirs),
+            f"{unit}_of_rounds": theirs,
             "times_faster": statistics.median(ratios),
         }
         rows.append(row)
@@ -248,7 +264,7 @@ def compare(work: str, results: Mapping[str, list[Row]]) -> list[Row]:
 
 
 def commit() -> str | None:
-    """The commit that is checked out, with "+changes" if files differ from it; None outside of a repository."""
+    """Returns the checked-out commit, with "+changes" if files differ from it; None outside of a repository."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return None
     git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
@@ -256,5 +272,5 @@ def commit() -> str | None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the contender that is running is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit also ends the contender that is running
     sys.exit(main())

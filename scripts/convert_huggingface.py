@@ -1,9 +1,9 @@
 """Converts models between this project and Hugging Face's libraries.
 
-python scripts/convert_huggingface.py import gpt2 gpt2.ckpt       a model of the Hub, or a folder -> a checkpoint
+python scripts/convert_huggingface.py import gpt2 gpt2.ckpt       a model on the Hub, or a folder -> a checkpoint
 python scripts/convert_huggingface.py export runs/NAME folder     a checkpoint -> a folder for transformers
 
-It needs pip install -r requirements-hf.txt.
+Install its packages first: pip install -r requirements-hf.txt
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from model.mistakes import Mistake, exit_status
 from scripts.parser import Parser
@@ -28,25 +28,29 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="convert_huggingface.py", description=__doc__)
     commands = parser.add_subparsers(metavar="import | export", required=True)
 
-    reads = commands.add_parser("import", help="a model in GPT-2's format, or one exported here -> a checkpoint")
-    words = "folder with config.json and model.safetensors, or name on the Hub"
-    reads.add_argument("source", metavar="SOURCE", help=words)
-    reads.add_argument("output", type=Path, metavar="OUT.ckpt", help="checkpoint to write")
-    words = "bytes or a published encoding such as gpt2, in place of the model's own tokenizer files"
-    reads.add_argument("--tokenizer", metavar="NAME", help=words)
-    reads.set_defaults(run=import_model)
+    importer = commands.add_parser("import", help="a model in GPT-2's format, or one exported here -> a checkpoint")
+    importer.set_defaults(convert=import_model)
+    add = importer.add_argument
+    add("source", metavar="SOURCE", help="folder with config.json and model.safetensors, or name on the Hub")
+    add("output", type=Path, metavar="OUT.ckpt", help="checkpoint to write")
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        help="bytes, or a published encoding such as gpt2, instead of the model's own tokenizer files",
+    )
 
-    writes = commands.add_parser("export", help="a checkpoint -> a folder for transformers")
-    writes.add_argument("checkpoint", type=Path, metavar="RUN", help="checkpoint file or run folder")
-    writes.add_argument("output", type=Path, metavar="OUT_DIR", help="folder to write")
-    writes.set_defaults(run=export_model)
+    exporter = commands.add_parser("export", help="a checkpoint -> a folder for transformers")
+    exporter.set_defaults(convert=export_model)
+    add = exporter.add_argument
+    add("checkpoint", type=Path, metavar="RUN", help="checkpoint file or run folder")
+    add("output", type=Path, metavar="OUT_DIR", help="folder to write")
 
     options = parser.parse_args(argv)
-    options.run(options)
+    options.convert(options)
 
 
 def import_model(options: argparse.Namespace) -> None:
-    """Writes a checkpoint that every script and --model.init_from take."""
+    """Writes a checkpoint that every script, and --model.init_from of train.py, can read."""
     import torch
 
     from model.checkpoint import WEIGHT_PREFIX
@@ -55,7 +59,7 @@ def import_model(options: argparse.Namespace) -> None:
 
     output = options.output
     if output.exists():
-        raise Mistake(f"{output} exists already: name a new file")
+        raise Mistake(f"{output} already exists: name a new file")
     folder = local_folder(options.source)
     gpt = from_huggingface(folder)
     tokenizer = tokenizer_of(folder, options.tokenizer)
@@ -73,15 +77,16 @@ def import_model(options: argparse.Namespace) -> None:
 
 
 def tokenizer_of(folder: Path, name: str | None) -> Tokenizer:
-    """The tokenizer of that name, or the one in the folder."""
+    """Returns the tokenizer called `name`; with None, the one in the folder."""
     from data.tokenizers import Tokenizer, published
 
     if name == "bpe":
-        raise Mistake("--tokenizer bpe would be trained on your text: name bytes or a published encoding")
+        raise Mistake("--tokenizer bpe has to be trained on a text: name bytes or a published encoding")
     return published(name) if name else Tokenizer.from_folder(folder)
 
 
 def export_model(options: argparse.Namespace) -> None:
+    """Writes a folder for transformers: in GPT-2's format if that can express the model, else with our own class."""
     from model.exchange.huggingface import OUR_CLASS, to_huggingface
     from model.glass import open_run
 
@@ -89,7 +94,7 @@ def export_model(options: argparse.Namespace) -> None:
     class_name = to_huggingface(glass.gpt, output, glass.tokenizer, document_masking=glass.document_masking)
     print(f"{output}: {class_name}, {glass.gpt.num_parameters():,} parameters")
     if class_name == OUR_CLASS:
-        print("transformers has no such architecture: load it with trust_remote_code=True")
+        print("transformers lacks this architecture: load the folder with trust_remote_code=True")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
 python scripts/evaluate.py                                             the newest run, on its own validation split
 python scripts/evaluate.py --checkpoint runs/NAME --data.files 'my/*.txt' --stride 64             all of the files
-python scripts/evaluate.py --checkpoint FOLDER --split all             a model of Hugging Face
+python scripts/evaluate.py --checkpoint FOLDER --split all             a Hugging Face model
 
-The text is encoded by the model's own tokenizer. Bits per byte can be compared across tokenizers, perplexity cannot.
-With the stride that is the context length, the default, this is what training validates with.
+The model's own tokenizer encodes the text. Bits per byte can be compared across tokenizers, perplexity cannot.
+By default the stride is the context length, and the measure is the one by which training validates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from model.mistakes import Mistake, check_range, exit_status
 from model.runs.run import CONFIG
@@ -26,71 +26,88 @@ from scripts.parser import DEFAULTS, add_model_options, choose_device
 
 if TYPE_CHECKING:
     import numpy as np
+    from jsonargparse import ArgumentParser
 
     from data.datamodule import TextDataModule
     from model.glass import Glass
 
-OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # options that say which text
-# Options of the data, besides those of a corpus, that a text to read has too; the others are of training.
-NOT_OF_TRAINING = {"corpus", "max_tokens", "document_masking", "corpus_options"}
+OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # each of these options replaces the run's own text
+# The parameters of TextDataModule that are options here; the others matter only in training.
+READING = {"corpus", "max_tokens", "document_masking", "corpus_options"}
 
 
 @exit_status("evaluate.py")
 def main(argv: list[str] | None = None) -> None:
-    from jsonargparse import ArgumentParser
-
     from data.datamodule import TextDataModule
     from model.glass import open_run
     from model.runs.configs import layered, parse, read_config
 
-    parser = ArgumentParser(prog="evaluate.py", description=__doc__, exit_on_error=False, **DEFAULTS)
-    add = parser.add_argument
-    add_model_options(parser)
-    words = "tokens between the windows that are read, 1 to the context length: with a smaller one each token has more "
-    words += "text before it, and it takes longer (default: the context length)"
-    add("--stride", type=int, metavar="N", help=words)
-    words = "part of the text, split as for training, or all of it (default: all of what --data.files names, else "
-    add("--split", choices=("validation", "train", "all"), help=words + "validation)")
-    add("--batch_size", type=int, default=16, metavar="N", help="windows at once (default: 16)")
-    add("--json", action="store_true", help="write the result as one line of JSON")
-    of_training = inspect.signature(TextDataModule).parameters.keys() - NOT_OF_TRAINING
-    parser.add_class_arguments(TextDataModule, "data", skip=of_training)
+    parser = build_parser()
     typed = parse(parser, sys.argv[1:] if argv is None else argv)
-
-    named = layered(parser, typed)
-    glass = open_run(named.checkpoint, device=choose_device(named.device))
-    is_own_text = OTHER_TEXT.isdisjoint(typed.keys())
-    own = {"document_masking": glass.document_masking}
-    if glass.run and is_own_text:
-        trained = read_config(glass.run / CONFIG).get("data", {})
-        own |= {name: value for name, value in trained.items() if name in named.data}
-    options = layered(parser, parse(parser, json.dumps({"data": own})), typed)
+    options = layered(parser, typed)
+    glass = open_run(options.checkpoint, device=choose_device(options.device))
+    reads_own_text = OTHER_TEXT.isdisjoint(typed.keys())
+    defaults = {"document_masking": glass.document_masking}
+    if glass.run and reads_own_text:
+        training = read_config(glass.run / CONFIG).get("data", {})
+        defaults |= {name: value for name, value in training.items() if name in options.data}
+    options = layered(parser, parse(parser, json.dumps({"data": defaults})), typed)
     split = options.split or ("all" if "data.files" in typed else "validation")
     if split == "all" and "data.validation_fraction" in typed:
-        words = "leave it out, or write --split validation"
-        raise Mistake(f"--data.validation_fraction has no part in all of the text: {words}")
+        raise Mistake(
+            "--data.validation_fraction makes no difference where all of the text is read: leave it out, or write "
+            "--split validation"
+        )
     context = glass.gpt.config.context_length
     stride = context if options.stride is None else options.stride
-    check_range("--stride", stride, 1, context)  # a larger one would leave out tokens
+    check_range("--stride", stride, 1, context)  # a larger stride would skip tokens
     check_range("--batch_size", options.batch_size, 1)
 
     data = TextDataModule(**options.data.as_dict())
     tokens = read_text(data, split, glass)
-    if is_own_text and split != "all" and not was_read(tokens, glass):
-        print(f"The {split} split is not the one of this run: its files or options have changed.", file=sys.stderr)
+    if reads_own_text and split != "all" and not was_read(tokens, glass):
+        print(f"This is not the {split} split of the run: its files or options have changed.", file=sys.stderr)
     print(f"{glass} reads {data.corpus.name}, --split {split}: {len(tokens):,} tokens", file=sys.stderr)
-    about = {"checkpoint": str(glass), "text": data.corpus.name, "split": split}
-    result = about | measure(glass, tokens, stride, options.batch_size, options.data.document_masking)
+    result = {"checkpoint": str(glass), "text": data.corpus.name, "split": split}
+    result |= measure(glass, tokens, stride, options.batch_size, options.data.document_masking)
     if options.json:
         print(json.dumps(result))
-    else:
-        formats = {str: "", int: ",", float: ",.6f"}
-        for name, value in result.items():
-            print(f"{name.replace('_', ' '):<16}{value:{formats[type(value)]}}")
+        return
+    formats = {str: "", int: ",", float: ",.6f"}
+    for name, value in result.items():
+        print(f"{name.replace('_', ' '):<16}{value:{formats[type(value)]}}")
+
+
+def build_parser() -> ArgumentParser:
+    from jsonargparse import ArgumentParser
+
+    from data.datamodule import TextDataModule
+
+    parser = ArgumentParser(prog="evaluate.py", description=__doc__, exit_on_error=False, **DEFAULTS)
+    add_model_options(parser)
+    add = parser.add_argument
+    add(
+        "--stride",
+        type=int,
+        metavar="N",
+        help="tokens from the start of a window to the next, 1 to the context length: a smaller stride gives each "
+        "token more text before it, and takes longer (default: the context length)",
+    )
+    add(
+        "--split",
+        choices=("validation", "train", "all"),
+        help="which part of the text to read, split as in training (default: all of what --data.files names, "
+        "otherwise validation)",
+    )
+    add("--batch_size", type=int, default=16, metavar="N", help="windows at once (default: 16)")
+    add("--json", action="store_true", help="write the result as one line of JSON")
+    only_training = inspect.signature(TextDataModule).parameters.keys() - READING
+    parser.add_class_arguments(TextDataModule, "data", skip=only_training)
+    return parser
 
 
 def read_text(data: TextDataModule, split: str, glass: Glass) -> np.ndarray:
-    """Tokens (N,) of a split as training reads it, or of the whole text. Raises Mistake where there is no text."""
+    """Returns the tokens (N,) of a split as training reads it, or of all the text. Raises Mistake if it is empty."""
     import numpy as np
 
     from data.token_cache import token_stream
@@ -99,14 +116,13 @@ def read_text(data: TextDataModule, split: str, glass: Glass) -> np.ndarray:
     passages = data.corpus.all_passages() if is_whole else data.corpus.passages(split)
     limit = data.cache.max_tokens["train" if is_whole else split]
     tokens = np.concatenate([*token_stream(glass.tokenizer, passages, limit)])
-    if len(tokens) == 1:
-        where = "see --data.files and --data.text_column"
-        raise Mistake(f"{data.corpus.name} holds no text to read with --split {split}: {where}")
+    if len(tokens) == 1:  # the end-of-text with which every stream begins
+        raise Mistake(f"{data.corpus.name} has no text for --split {split}: check --data.files and --data.text_column")
     return tokens
 
 
 def was_read(tokens: np.ndarray, glass: Glass) -> bool:
-    """Whether these are the tokens of a split that the run has read; True where its checkpoint does not tell."""
+    """Returns whether the run read exactly these tokens as one of its splits; True if its checkpoint does not say."""
     from model.checkpoint import read_checkpoint
 
     state = glass.checkpoint and read_checkpoint(glass.checkpoint, on_disk=True).get("TextDataModule")
@@ -114,7 +130,10 @@ def was_read(tokens: np.ndarray, glass: Glass) -> bool:
 
 
 def measure(glass: Glass, tokens: np.ndarray, stride: int, batch_size: int, within_documents: bool) -> dict[str, Any]:
-    """How well the model predicts tokens (N,), and how many there are. stride, batch_size: as in `text_logprobs`."""
+    """Returns how well the model predicts tokens (N,), and how many tokens, bytes and documents it predicted.
+
+    stride, batch_size: as in `text_logprobs`. within_documents: no token attends to an earlier document.
+    """
     import torch
 
     from data.windows import document_ids
@@ -127,7 +146,7 @@ def measure(glass: Glass, tokens: np.ndarray, stride: int, batch_size: int, with
     logprobs = text_logprobs(glass.gpt, text, stride=stride, batch_size=batch_size, document_ids=documents)
     nats, bits = loss_and_bits(count_nats(-logprobs, text[1:], torch.from_numpy(tokenizer.lengths)))
     return {
-        "documents": int((tokens[:-1] == tokenizer.end_of_text).sum()),  # each has one before it
+        "documents": int((tokens[:-1] == tokenizer.end_of_text).sum()),  # an end-of-text stands before each
         "bytes": tokenizer.num_bytes(tokens),
         "tokens": len(logprobs),
         "stride": stride,

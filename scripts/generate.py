@@ -1,7 +1,7 @@
-"""Continues a prompt with a trained GPT and writes the text as it is drawn. Everything it needs is in the checkpoint.
+"""Continues a prompt with a trained GPT and prints each token as soon as it is drawn. The checkpoint is all it needs.
 
-Of a prompt longer than the model's context only the end is read. When the context is full, its last half is read again
-and writing goes on. A text ends early where the model ends its document. In Python, `model.open_run` writes too.
+If the prompt is longer than the model's context, only its end is read. When the context is full, the model reads its
+last half again and goes on. A text ends early if the model ends the document. In Python: `model.open_run(...).write`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from model.mistakes import Mistake, check_range, exit_status, is_out_of_memory
 from scripts.parser import Parser, add_model_options, choose_device, prompt_text
@@ -23,10 +23,10 @@ from scripts.parser import Parser, add_model_options, choose_device, prompt_text
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
 
-# A model can write any byte; on a terminal a control character would act instead of show.
+# A model can write any byte, and a terminal obeys control characters: it is shown pictures of them instead.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 
-# Options of `model.generation.sample` beside the temperature. A new rule there needs one more line here.
+# The options of `model.generation.sample`, except temperature. A new option there needs one more line here.
 SAMPLING = {
     "top_k": (int, "N", "draw from the N likeliest tokens only (default: from all)"),
     "top_p": (float, "P", "draw from the likeliest tokens that together have probability P, in (0, 1] (default: all)"),
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     check_range("--seed", options.seed, 0)
     check_range("--num_samples", options.num_samples, 1)
     if "" in options.stop:
-        raise Mistake("--stop is empty: write the text to end before")
+        raise Mistake("--stop is empty: name the text before which to end")
     prompt = prompt_text(options.prompt, options.prompt_file)
     try:
         generate(options, prompt)
@@ -48,45 +48,73 @@ def main(argv: list[str] | None = None) -> None:
         if not is_out_of_memory(error):
             raise
         remedies = "lower --max_new_tokens or --num_samples, or choose another --device"
-        raise Mistake(f"the memory is too small: {remedies}") from error
+        raise Mistake(f"there is not enough memory: {remedies}") from error
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="generate.py", description=__doc__)
     add_model_options(parser)
     prompt = parser.add_mutually_exclusive_group()
-    words = "text to continue; - reads it from standard input; an empty one starts a document (default: a line break)"
-    prompt.add_argument("--prompt", default="\n", metavar="TEXT", help=words)
+    prompt.add_argument(
+        "--prompt",
+        default="\n",
+        metavar="TEXT",
+        help="text to continue; - reads standard input; an empty text starts a document (default: a line break)",
+    )
     prompt.add_argument("--prompt_file", type=Path, metavar="PATH", help="UTF-8 file with the text to continue")
     add = parser.add_argument
-    add("--max_new_tokens", type=int, default=200, metavar="N", help="tokens to write at most, >= 1 (default: 200)")
-    words = "end before this text; may be given several times (default: only where the model ends its document)"
-    add("--stop", action="append", default=[], metavar="TEXT", help=words)
-    heat = parser.add_mutually_exclusive_group()
-    words = "divides the logits; 0 = likeliest (default: 0.8)"
-    heat.add_argument("--temperature", type=float, default=0.8, metavar="X", help=words)
-    words = "the likeliest token each time, as --temperature 0"
-    heat.add_argument("--greedy", dest="temperature", action="store_const", const=0.0, help=words)
-    for name, (kind, letter, words) in SAMPLING.items():
-        add(f"--{name}", type=kind, metavar=letter, help=words)
+    add("--max_new_tokens", type=int, default=200, metavar="N", help="most tokens to write, >= 1 (default: 200)")
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be repeated (default: only where the model ends its document)",
+    )
+    temperature = parser.add_mutually_exclusive_group()
+    temperature.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="divides the logits; 0 always takes the likeliest token (default: 0.8)",
+    )
+    temperature.add_argument(
+        "--greedy",
+        dest="temperature",
+        action="store_const",
+        const=0.0,
+        help="always take the likeliest token: the same as --temperature 0",
+    )
+    for name, (kind, letter, help) in SAMPLING.items():
+        add(f"--{name}", type=kind, metavar=letter, help=help)
     add("--num_samples", type=int, default=1, metavar="N", help="texts to write (default: 1)")
-    words = "number that makes the texts repeatable (default: a new one each time)"
-    add("--seed", type=int, default=random.getrandbits(32), metavar="N", help=words)
-    words = "of weights and cache; bfloat16 takes half the memory (default: float32)"
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help=words)
+    add(
+        "--seed",
+        type=int,
+        default=random.getrandbits(32),
+        metavar="N",
+        help="the same seed repeats the same texts (default: a new seed each time)",
+    )
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="type of the weights and the cache; bfloat16 takes half the memory (default: float32)",
+    )
     return parser
 
 
 class Text:
-    """A text whose tokens come one by one.
+    """A text that is generated token by token.
 
     Args:
-        stops: it ends before the first of these.
+        stops: the text ends before the first of these strings.
 
     Attributes:
-        text: its characters so far.
-        num_tokens: of the text, with what ended it.
-        has_ended: by a stop, or by the end of its document.
+        text: the characters so far.
+        num_tokens: the tokens so far, including the one that ended the text.
+        has_ended: whether a stop, or the end of the document, has ended the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
@@ -107,56 +135,56 @@ class Text:
         self.has_ended = ends_document or self.text != whole
 
     def certain(self) -> str:
-        """Without what later tokens may change: a character that lacks bytes, and what may become a stop."""
+        """Returns the part that no later token changes: without an incomplete character or the beginning of a stop."""
         if self.has_ended:
             return self.text
         text = self.text.rstrip("\N{REPLACEMENT CHARACTER}")
         beginnings = [stop[:size] for stop in self.stops for size in range(1, len(stop))]
-        held = max([len(beginning) for beginning in beginnings if text.endswith(beginning)], default=0)
-        return text[: len(text) - held]
+        num_uncertain = max([len(beginning) for beginning in beginnings if text.endswith(beginning)], default=0)
+        return text[: len(text) - num_uncertain]
 
 
 def generate(options: argparse.Namespace, prompt: str) -> None:
-    """Writes all texts: the first as it is drawn, the others when they have ended."""
+    """Prints all texts: the first while it is generated, the others afterwards."""
     import torch
 
     from model.glass import open_run
 
     glass = open_run(options.checkpoint, device=choose_device(options.device))
     glass.gpt.to(getattr(torch, options.dtype))
-    number = options.num_samples
+    num_texts = options.num_samples
     sampling = {name: getattr(options, name) for name in ("temperature", "seed", *SAMPLING)}
-    began = time.perf_counter()
-    steps = glass.stream(prompt, options.max_new_tokens, num_texts=number, **sampling)
-    first_step = next(steps)  # with which the memory for all texts is there
+    started = time.perf_counter()
+    steps = glass.stream(prompt, options.max_new_tokens, num_texts=num_texts, **sampling)
+    first_step = next(steps)  # allocates the cache of all texts: a lack of memory shows before anything is printed
     print(glass, file=sys.stderr)
 
-    texts = [Text(glass.tokenizer, options.stop) for _ in range(number)]
-    heading = "--- sample {} ---\n" if number > 1 else ""
+    texts = [Text(glass.tokenizer, options.stop) for _ in range(num_texts)]
+    heading = "--- sample {} ---\n" if num_texts > 1 else ""
     write_text(heading.format(1) + prompt)
-    shown = 0
-    for drawn in chain([first_step], steps):
-        for text, token in zip(texts, drawn.tolist(), strict=True):
+    num_printed = 0  # characters of the first text
+    for new_tokens in chain([first_step], steps):
+        for text, token in zip(texts, new_tokens.tolist(), strict=True):
             text.add(token)
         certain = texts[0].certain()
-        write_text(certain[shown:])
-        shown = len(certain)
+        write_text(certain[num_printed:])
+        num_printed = len(certain)
         if all(text.has_ended for text in texts):
             break
-    write_text(texts[0].text[shown:] + "\n")
-    for place, text in enumerate(texts[1:], start=2):
-        write_text(f"{heading.format(place)}{prompt}{text.text}\n")
+    write_text(texts[0].text[num_printed:] + "\n")
+    for number, text in enumerate(texts[1:], start=2):
+        write_text(f"{heading.format(number)}{prompt}{text.text}\n")
 
-    count = sum(text.num_tokens for text in texts)
-    seconds = time.perf_counter() - began
-    print(f"{count:,} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s", file=sys.stderr)
-    unmet = sum(not text.has_ended for text in texts)
-    if options.stop and unmet:
-        print(f"no --stop text came in {unmet} of {number} texts", file=sys.stderr)
+    num_tokens = sum(text.num_tokens for text in texts)
+    seconds = time.perf_counter() - started
+    print(f"{num_tokens:,} tokens in {seconds:.2f} s: {num_tokens / seconds:,.0f} tokens/s", file=sys.stderr)
+    num_unfinished = sum(not text.has_ended for text in texts)
+    if options.stop and num_unfinished:
+        print(f"no --stop text appeared in {num_unfinished} of {num_texts} texts", file=sys.stderr)
 
 
 def write_text(text: str) -> None:
-    """Onto standard output; nowhere if that is closed."""
+    """Prints `text` at once and without a line break; does nothing if standard output is closed."""
     if sys.stdout and sys.stdout.isatty():
         text = text.translate(CONTROL_PICTURES)
     print(text, end="", flush=True)

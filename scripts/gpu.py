@@ -1,7 +1,7 @@
-"""What a first run on a GPU should check and time, as one JSON object in the last line: make gpu
+"""Checks and times GlassGPT on this machine's GPU, and prints one JSON object as the last line: make gpu
 
-Every check is a process of its own. One that fails is a row with its last lines, and the others go on. Of the time that
-options take, compare the figures of one machine only. Please send the object to the project.
+Every check runs in a process of its own. The row of a check that fails holds its last lines, and the other checks still
+run. Compare times only with times of the same machine. Please send the JSON object to the project.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 import torch
 
@@ -23,17 +23,18 @@ from model import open_run
 from model.checkpoint import read_checkpoint
 from model.gpt import GPT, GPTConfig
 from model.kernels import has_fast_bfloat16
+from model.mistakes import exit_status
 from model.runs.results import read_metrics
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from scripts.benchmark import LARGE, ROOT, SMALL, commit
 from scripts.benchmarks.gpt2 import clock
 from scripts.parser import Parser, choose_device
 
-LIMIT = 300  # seconds of a check
-LINES = 20  # of a check that failed
+LIMIT = 300  # seconds after which a check is killed
+LINES = 20  # last lines that are kept of a check that failed
 TEXT = "def main(argv):\n    for i in range(10):\n        print(i)\n"
 
-# What follows `python`. {limits}: makes a large run small where there is only a processor. {peer}: nanoGPT's place.
+# The arguments of `python` for each check. {limits} makes a large run small if there is no GPU. {peer} is --nanogpt.
 TRAIN = "train.py --name={name} --trainer.default_root_dir={folder} --trainer.accelerator={device} --wandb=disabled"
 DEBUG = f"{TRAIN} --config=configs/debug.yaml --trainer.max_steps=20"
 PLAIN = f"{DEBUG} --attention.enabled=false --samples.max_new_tokens=0"
@@ -70,11 +71,14 @@ LIMITS = "--trainer.max_steps=2 --model.gpt.num_layers=1 --model.gpt.num_heads=2
 Row = dict[str, Any]
 
 
+@exit_status("gpu.py")
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="gpu.py", description=__doc__)
-    parser.add_argument("--device", default="auto", metavar="NAME", help="cuda, mps or, at small sizes, cpu")
-    parser.add_argument("--nanogpt", metavar="PATH", help="checkout of nanoGPT, to compare with")
-    parser.add_argument("--only", nargs="+", choices=CHECKS, default=CHECKS, metavar="CHECK", help=", ".join(CHECKS))
+    add = parser.add_argument
+    add("--device", default="auto", metavar="NAME", help="cuda, mps or, at small sizes, cpu (default: the fastest)")
+    add("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with (default: no comparison)")
+    checks = ", ".join(CHECKS)
+    add("--only", nargs="+", choices=CHECKS, default=CHECKS, metavar="CHECK", help=f"{checks} (default: all)")
     options = parser.parse_args(argv)
     device = choose_device(options.device).type
     limits = LIMITS if device == "cpu" else ""
@@ -85,13 +89,13 @@ def main(argv: list[str] | None = None) -> None:
             name = check.replace(" ", "-")
             command = CHECKS[check].format(device=device, folder=folder, name=name, limits=limits, peer=peer)
             rows.append(run(check, shlex.split(command), Path(folder, name, "metrics.csv")))
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)  # in case that a later one takes the machine down
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)  # kept if a later check crashes the machine
     device_name = torch.cuda.get_device_name() if device == "cuda" else device
     print(json.dumps({"device": device_name, "torch": torch.__version__, "commit": commit(), "rows": rows}))
 
 
 def run(check: str, command: list[str], metrics: Path) -> Row:
-    """What a check found: the JSON of its last line, or else the last value of each column of the run's metrics.csv."""
+    """Runs a check and returns its row: the JSON of its last line, or the last value in each column of metrics.csv."""
     environment = os.environ | {"TORCH_LOGS": "recompiles,graph_breaks"}
     started = time.perf_counter()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -114,11 +118,11 @@ def run(check: str, command: list[str], metrics: Path) -> Row:
     return row
 
 
-# ---- checks that are a function, in a process of its own
+# ---- checks that are functions of this file
 
 
 def compare_weights(left: str, right: str) -> None:
-    """Whether two runs end in the same weights, bit for bit."""
+    """Checks that two runs end in the same weights, bit for bit."""
     weights = [read_checkpoint(Path(path, "checkpoints", "last.ckpt"))["state_dict"] for path in (left, right)]
     unequal = [name for name, weight in weights[0].items() if not weight.equal(weights[1][name])]
     print(json.dumps({"unequal": unequal}))
@@ -126,40 +130,41 @@ def compare_weights(left: str, right: str) -> None:
 
 
 def measure_maps(run_dir: str, device: str) -> None:
-    """How far the maps of a device are from the processor's, and the seconds that they and the ablation take."""
-    found = {}
+    """Checks that a device's maps are the processor's, and times both devices: opening, maps and ablation of a run."""
+    row = {}
     maps = []
     for name in ("cpu", device):
         started = time.perf_counter()
         glass = open_run(run_dir, device=name)
         maps.append(torch.as_tensor(glass.read(TEXT).maps).cpu())
         glass.ablate(TEXT)
-        found[f"seconds on {name}"] = time.perf_counter() - started
-    found["difference"] = (maps[0] - maps[1]).abs().max().item()
-    print(json.dumps(found))
-    sys.exit(found["difference"] > 1e-5)
+        row[f"seconds on {name}"] = time.perf_counter() - started
+    row["difference"] = (maps[0] - maps[1]).abs().max().item()
+    print(json.dumps(row))
+    sys.exit(row["difference"] > 1e-5)
 
 
 def measure_parts(device: str) -> None:
-    """Which attention kernels run with and without a mask, and the seconds of an update by each optimizer."""
+    """Names the attention kernels that run with each kind of mask, and times an update by each optimizer."""
     size = SMALL if device == "cpu" else LARGE
     context = size["context_length"]
     tokens = torch.zeros(2, context, dtype=torch.long, device=device)
-    found: Row = {}
+    row: Row = {}
     for name, window, ids in (("causal", None, None), ("window", context // 4, None), ("documents", None, tokens)):
         gpt = GPT(GPTConfig(**size, window=window)).to(device)
         autocast = torch.autocast(device, torch.bfloat16, enabled=has_fast_bfloat16(device))
         with torch.profiler.profile() as profile, autocast:
             gpt.loss(tokens, tokens, document_ids=ids).backward()
-        found[name] = [one.key for one in profile.key_averages() if "_attention" in one.key or "sdpa" in one.key]
+        kernels = [kernel.key for kernel in profile.key_averages()]
+        row[name] = [kernel for kernel in kernels if "_attention" in kernel or "sdpa" in kernel]
     for algorithm in ("muon", "adamw"):
         optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
-        optimizer.step()  # makes its state
+        optimizer.step()  # allocates its state
         started = clock(device)
         optimizer.step()
-        found[f"seconds of {algorithm}"] = clock(device) - started
-    print(json.dumps(found))
+        row[f"seconds of {algorithm}"] = clock(device) - started
+    print(json.dumps(row))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,11 +2,11 @@
 
   --run runs/NAME                            the page of a run: how it learned, its maps, the model to type to
   --run runs/NAME --prompt "def f("          the page of its best checkpoint, opened with your own text
-  --output maps.svg                          a picture instead of a page: layers down, heads across
-  --output maps.csv                          the weights instead
-  --experiments                              what can be tried with the model, what it predicts, and what came of it
+  --output maps.svg                          a picture instead of a page: layers from top to bottom, heads side by side
+  --output maps.csv                          the weights as a table
+  --experiments                              experiments that work on this model: what it predicts, and what happened
 
-Without --run it is the newest run under runs/.
+Without --run, the newest run under runs/ is shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it runs as a file too
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
 
 from model.mistakes import Mistake, exit_status
 from model.runs.run import ATTENTION, HEAD_SCORES, REPORT, Run
@@ -28,11 +28,11 @@ from scripts.parser import Parser, prompt_text
 if TYPE_CHECKING:
     from model.inspection.recording import Recording
 
-    Shown = tuple[Recording, Callable[[], str], Path]  # with what makes its page, and the page's usual place
+    Shown = tuple[Recording, Callable[[], str], Path]  # the maps, what makes their page, and the page's default file
 
 PAGE, TABLE = ".html", ".csv"
 PICTURES_AND_TABLE = (".png", ".svg", ".pdf", TABLE)
-TITLE_CHARS = 60  # of a prompt in its page's title
+TITLE_CHARS = 60  # of the prompt, in the title of its page
 
 
 @exit_status("inspect_attention.py")
@@ -42,92 +42,116 @@ def main(argv: list[str] | None = None) -> None:
     if options.experiments:
         print(experiments_table(options.run))
         return
-    shown, page, usual = of_run(options.run) if options.prompt is None else of_prompt(options)
-    output = options.output or usual
-    write(shown, output, options, page)
-    for sentence in shown.problems.values():
-        print(f"warning: {shown.name}: {sentence[0].lower()}{sentence[1:]}", file=sys.stderr)
-    said = f"wrote {output}"
+    recording, page, default_output = of_run(options.run) if options.prompt is None else of_prompt(options)
+    output = options.output or default_output
+    write(recording, output, options, page)
+    for problem in recording.problems.values():
+        print(f"warning: {recording.name}: {problem[0].lower()}{problem[1:]}", file=sys.stderr)
+    message = f"wrote {output}"
     if options.open and not webbrowser.open(output.resolve().as_uri()):
-        said += "; there is no browser here to open it in"
-    print(said)
+        message += "; there is no browser here to open it in"
+    print(message)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="inspect_attention.py", description=__doc__)
     add = parser.add_argument
-    words = (
-        "run whose recorded maps are shown, or that reads --prompt: its folder or a checkpoint (default: the newest)"
+    add(
+        "--run",
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="run folder or checkpoint: its recorded maps are shown, or its model reads --prompt (default: newest run)",
     )
-    add("--run", "--checkpoint", type=Path, metavar="PATH", help=words)
-    words = "text to read, of a long one the end that fits the context; - reads it from standard input"
-    add("--prompt", metavar="TEXT", help=words)
-    words = f"file: {', '.join([PAGE, *PICTURES_AND_TABLE])} (default: report.html in the run's folder, or "
-    words += "attention.html for a prompt)"
-    add("--output", type=Path, metavar="PATH", help=words)
-    words = "training steps: with --prompt such as 0,500,1500, of which the run has a checkpoint (default: the "
-    words += "best one's); for a picture or a table of recorded maps one step (default: the last)"
-    add("--steps", type=step_list, metavar="N,N,...", help=words)
-    words = "for a picture or a table: only these heads, counted from 0, such as 0.1 1.0 (default: all)"
-    add("--head", nargs="+", metavar="LAYER.HEAD", help=words)
+    add(
+        "--prompt",
+        metavar="TEXT",
+        help="text to read, cut to its end if it is longer than the context; - reads standard input",
+    )
+    add(
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help=f"file to write: {', '.join([PAGE, *PICTURES_AND_TABLE])} (default: report.html in the run's folder; "
+        "attention.html for a prompt)",
+    )
+    add(
+        "--steps",
+        type=step_list,
+        metavar="N,N,...",
+        help="training steps. With --prompt: steps whose checkpoints the run has, such as 0,500,1500 (default: the "
+        "best). For a picture or a table of recorded maps: one step (default: the last)",
+    )
+    add(
+        "--head",
+        nargs="+",
+        metavar="LAYER.HEAD",
+        help="for a picture or a table: only these heads, counted from 0, such as 0.1 1.0 (default: all)",
+    )
     add("--open", action="store_true", help="open the written file in the browser")
-    words = "print the experiments that hold for the model: text, change, prediction, and what was measured"
-    add("--experiments", action="store_true", help=words)
+    add(
+        "--experiments",
+        action="store_true",
+        help="print the experiments that work on the model: text, change, prediction, and what was measured",
+    )
     return parser
 
 
 def step_list(text: str) -> list[int]:
-    """For `type=` of an option: different steps in ascending order."""
+    """Parses --steps: distinct steps in ascending order."""
     return sorted({int(step) for step in text.split(",")})
 
 
 def ending(output: Path | None) -> str:
-    """Which kind of file it is: of .SVG too, as some systems write it."""
+    """Returns the ending that says what kind of file to write, in lower case: some systems write .SVG."""
     return PAGE if output is None else output.suffix.lower()
 
 
 def check(options: argparse.Namespace) -> None:
-    """Finds mistakes before anything is loaded."""
+    """Raises Mistake for options that do not go together, before anything is loaded."""
     is_page = ending(options.output) == PAGE
     others = (options.prompt, options.output, options.steps, options.head, options.open or None)
     if options.experiments and any(other is not None for other in others):
-        raise Mistake("--experiments prints a table of the whole model: leave out all options but --run")
+        raise Mistake("--experiments prints a table about the whole model: leave out all other options but --run")
     if not is_page and ending(options.output) not in PICTURES_AND_TABLE:
         raise Mistake(f"--output {options.output} must end in {' or '.join([PAGE, *PICTURES_AND_TABLE])}")
     if is_page and (options.head or (options.steps and options.prompt is None)):
         raise Mistake(
-            "the page has all heads, and of a run all recorded steps: --head and --steps are for an --output that ends "
-            f"in {', '.join(PICTURES_AND_TABLE)}, --steps also for --prompt"
+            "a page shows all heads, and the page of a run all recorded steps: use --head and --steps with an "
+            f"--output that ends in {', '.join(PICTURES_AND_TABLE)}, or --steps with --prompt"
         )
     if not is_page and len(options.steps or ()) > 1:
         raise Mistake("--steps: a picture or a table shows one step: write one number")
 
 
 def experiments_table(path: Path | None) -> str:
-    """What can be tried with a model: a few lines for each experiment that holds, and why the others do not."""
+    """Tries all experiments on a model: a few lines about each one that works, and why each of the others does not."""
     from model.glass import open_run
     from model.inspection.experiments import LISTED
     from model.pages.describe import visible
 
-    effects, tried = open_run(path).experiments()
+    effects, failures = open_run(path).experiments()
     lines = []
     for effect in effects:
-        (halved, right, count), (before, after) = effect.texts, effect.usual
-        source = f"; head {effect.head} looks at what tells it, {effect.weight:.0%}" if effect.weight else ""
+        halved, right, tried = effect.texts
+        before, after = effect.usual
+        source = f"; head {effect.head} puts {effect.weight:.0%} on what tells it" if effect.weight else ""
         lines += [
             effect.title,
             f"  text        {visible(effect.trial.text, 100)}",
             f"  change      {effect.change}",
             f"  prediction  after the change {visible(effect.trial.answer)} is at most half as likely to come next",
-            f"  measured    {halved} of {right} texts (of {count}); medians {before:.0%} -> {after:.0%}{source}",
+            f"  measured    true of {halved} of {right} texts that the model predicts ({tried} tried); "
+            f"median probability {before:.0%} -> {after:.0%}{source}",
         ]
     if effects:
-        lines.append(f"(A token that is not among the {LISTED} likeliest, as many as the page lists, counts as 0%.)")
-    return "\n".join([*lines, *(f"{title}: not found, {reason}" for title, reason in tried.items())])
+        lines.append(f"(A token counts as 0% if it is not among the {LISTED} likeliest, which the page lists.)")
+    lines += [f"{title}: not found, {reason}" for title, reason in failures.items()]
+    return "\n".join(lines)
 
 
 def of_run(path: Path | None) -> Shown:
-    """What was recorded in the run that a person means. Its page has the model of its checkpoint, if there is one."""
+    """Opens what a run has recorded. Its page also holds the model of its checkpoint, if there is one."""
     from model.inspection.recording import Recording
     from model.runs.results import report_html
 
@@ -137,7 +161,7 @@ def of_run(path: Path | None) -> Shown:
 
 
 def of_prompt(options: argparse.Namespace) -> Shown:
-    """What a model attends to in the prompt, and in random tokens that are repeated, at each of the steps."""
+    """Lets the model of each step read the prompt, and a text of repeated random tokens."""
     from model.glass import open_run, recording_of
     from model.pages.describe import shortened
     from model.pages.page import run_page
@@ -145,7 +169,7 @@ def of_prompt(options: argparse.Namespace) -> Shown:
     glass = open_run(options.run)
     tokenizer, tokens = glass.tokenizer, glass.encode(prompt_text(options.prompt))
     if len(tokens) < 2:
-        raise Mistake("a prompt must be at least 2 tokens long, so that there is a next one; this one is 1")
+        raise Mistake("--prompt must be at least 2 tokens long, so that there is a next token; this one is 1")
     opened = [glass.at(step) for step in options.steps] if options.steps else [glass]
     recording = recording_of([(glass, glass.read(tokens)) for glass in opened])
     models = [(glass.step or 0, glass.gpt) for glass in opened]
@@ -156,8 +180,8 @@ def of_prompt(options: argparse.Namespace) -> Shown:
     return recording, page, Path("attention.html")
 
 
-def write(shown: Recording, output: Path, options: argparse.Namespace, page: Callable[[], str]) -> None:
-    """Writes the kind of file that its ending says."""
+def write(recording: Recording, output: Path, options: argparse.Namespace, page: Callable[[], str]) -> None:
+    """Writes `output` as the kind of file that its name ends in."""
     from model.files import write_atomically
     from model.pages import export
 
@@ -165,13 +189,13 @@ def write(shown: Recording, output: Path, options: argparse.Namespace, page: Cal
         write_atomically(output, page().encode())
         return
     step = options.steps[0] if options.steps else None
-    heads = export.choose_heads(shown, options.head)
+    heads = export.choose_heads(recording, options.head)
     if ending(output) == TABLE:
-        export.write_csv(shown, output, step, heads)
+        export.write_csv(recording, output, step, heads)
     else:
-        from model.pages import images  # imports matplotlib
+        from model.pages import images  # imports matplotlib, which is slow
 
-        images.draw_maps(shown, output, step, heads)
+        images.draw_maps(recording, output, step, heads)
 
 
 if __name__ == "__main__":

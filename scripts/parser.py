@@ -1,4 +1,4 @@
-"""What the scripts share on their command lines: the parser, options of several scripts, and what these name."""
+"""What the scripts share on their command lines: the parser, the options that choose a model, and how to read them."""
 
 from __future__ import annotations
 
@@ -17,42 +17,53 @@ DEFAULTS: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.R
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a mistake with one sentence, without the usage, and takes no abbreviated options.
+    """Reports a mistake as one sentence, without the usage lines, and accepts no abbreviated options.
 
-    It takes what begins with - for an option, also after one that wants a value, and says how to write it as a value.
+    Text that begins with - is read as an option, even after an option that needs a value. The sentence then says how to
+    write it as a value.
     """
 
     def __init__(self, **options) -> None:
         super().__init__(**DEFAULTS | options)
 
     def error(self, message: str) -> None:
-        script = self.prog.split()[0]  # a subcommand's prog ends in its own name
-        self.exit(2, f"{script}: {with_hint(message)}; --help lists the options\n")
+        raise Mistake(f"{with_hint(message)}; --help lists the options")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """--checkpoint and --device, for `open_run` and `choose_device`."""
-    kinds = "checkpoint file, run folder or folder of a Hugging Face model"
-    parser.add_argument("--checkpoint", type=Path, metavar="PATH", help=f"{kinds} (default: newest run under runs/)")
-    names = "cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)"
-    parser.add_argument("--device", default="auto", metavar="NAME", help=names)
+    """Adds --checkpoint, for `open_run`, and --device, for `choose_device`."""
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="PATH",
+        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/)",
+    )
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)",
+    )
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" is the accelerator, else the CPU."""
+    """Returns the device of that name; "auto" is the accelerator if there is one, else the CPU."""
     import torch
 
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        return torch.Generator(name).device  # which only a device with random numbers has
+        return torch.Generator(name).device  # fails for a missing device, and for one that cannot draw, such as meta
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise Mistake(f"--device {name} is not available here ({reason}): leave it out, or write cpu") from error
 
 
 def prompt_text(prompt: str, file: Path | None = None) -> str:
-    """The text of `file`, or else of --prompt, where - reads standard input. Raises Mistake unless it is UTF-8."""
+    """Returns the text of `file` if there is one, else --prompt; the prompt - is read from standard input.
+
+    Raises Mistake unless the text is UTF-8.
+    """
     source, content = "--prompt", os.fsencode(prompt)
     if file is not None:
         source = str(file)

@@ -1,4 +1,4 @@
-"""The benchmarks' command line, with work so small that its figures mean nothing: what it prints and refuses."""
+"""Tests the benchmarks' command line: what it prints and refuses. The work is so small that figures mean nothing."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ from scripts.benchmarks import gpt2
 from tests.command_lines import call, refused, tells
 
 SMALL = {"num_layers": 1, "num_heads": 2, "embed_dim": 16, "context_length": 8, "vocab_size": 257}
-# Answers like nanoGPT's model.py, with our network.
+# Has the interface of nanoGPT's model.py, with our network behind it.
 STAND_IN = """
 from collections import namedtuple
 import torch
@@ -55,7 +55,7 @@ def nanogpt(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def characters(tmp_path_factory):
-    """A text of 3,000 ASCII characters that is soon learned."""
+    """A text of 3,000 ASCII characters that a model learns quickly."""
     path = tmp_path_factory.mktemp("characters") / "text.txt"
     path.write_text("abcdefgh \n" * 300)
     return f"--data={path}"
@@ -63,7 +63,7 @@ def characters(tmp_path_factory):
 
 @pytest.fixture
 def measure(monkeypatch, capsys, tmp_path):
-    """Runs the command line with work of seconds, its contenders in this process; returns the rows."""
+    """Returns a function that runs the command line on tiny work, all contenders in this process, and returns rows."""
     sizes = {"STEPS_OF": {"cpu": [(SMALL, 2)]}, "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
     learning = {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 40, 60)}, "SECONDS": 0.0}
     for name, value in {**sizes, **learning}.items():
@@ -129,7 +129,7 @@ def test_times_are_compared_round_by_round():
 
 
 def jobs(monkeypatch, **codes):
-    """A job for each contender that runs Python code, in which `seed` is known."""
+    """Makes a job for each contender. Its process runs the given Python code, which can use `seed`."""
     popen = subprocess.Popen
 
     def start(command, **options):
@@ -157,7 +157,7 @@ def test_nothing_is_compared_where_ours_fails_which_is_told(nanogpt, monkeypatch
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="it ended with exit status 1: KeyError"):
         jobs(patch, measure_step="raise KeyError('lost')")
         benchmark.main(["train", nanogpt])
-    assert "Traceback" in capsys.readouterr().err  # of the process
+    assert "Traceback" in capsys.readouterr().err  # from the contender's process
     jobs(monkeypatch, measure_step="import sys; print('too few', file=sys.stderr); sys.exit(2)")
     status, _, error = call(benchmark.main, capsys, "train", nanogpt)
     assert status == 2 and error.endswith("benchmark.py: too few\n")
@@ -174,7 +174,7 @@ def test_the_target_is_reached_at_the_first_evaluation_that_shows_it():
 
 @pytest.mark.parametrize("length", [5, 9, 57, 1001])
 def test_validation_counts_every_token_once_with_the_clock_stopped(length, monkeypatch):
-    """By nats that depend on no window, and a loss that takes 50 seconds. Compiling does not count."""
+    """A token's nats do not depend on its window. A loss takes 50 seconds; the first step, which compiles, 100."""
     now, text = 0.0, torch.randint(5, (length,))
     monkeypatch.setattr(gpt2.time, "perf_counter", lambda: now)
     monkeypatch.setattr(gpt2, "EVALUATIONS", 2)

@@ -1,4 +1,4 @@
-"""scripts/convert_huggingface.py: there and back, and the sentence for each mistake."""
+"""Tests scripts/convert_huggingface.py: export and import again, and one sentence for each mistake."""
 
 import json
 import shlex
@@ -29,7 +29,7 @@ def gpt():
     ("options", "exported"), [(GPT2, "GPT2LMHeadModel"), ({"window": 4}, "GlassGPTForCausalLM")], ids=["gpt2", "modern"]
 )
 def test_a_run_is_exported_and_imported_bit_for_bit(options, exported, tmp_path, capsys):
-    """One that is no GPT-2 with its source, which a person must trust."""
+    """A model other than GPT-2 is exported with its source code, which the user must trust."""
     gpt = random_gpt(GPTConfig(**SIZES, **options))
     save_checkpoint(tmp_path / "run/checkpoints/best.ckpt", gpt)
     status, out, _ = call(main, capsys, "export", tmp_path / "run", tmp_path / "folder")
@@ -67,6 +67,6 @@ def test_a_mistake_gets_one_sentence_and_leaves_nothing(gpt, tmp_path, capsys, h
     for name, content in byte_level().huggingface_files().items():
         (tmp_path / "small" / name).write_text(json.dumps(content))
     before = sorted(path.name for path in tmp_path.iterdir())
-    for typed, said in MISTAKES.items():
-        assert tells(refused(main, capsys, *shlex.split(typed)), said)
+    for typed, words in MISTAKES.items():
+        assert tells(refused(main, capsys, *shlex.split(typed)), words)
     assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -1,4 +1,4 @@
-"""scripts/generate.py: what a person types, and the text or the sentence that comes back."""
+"""Tests scripts/generate.py: for what a user types, the text or the error message that is printed."""
 
 import io
 import re
@@ -32,24 +32,24 @@ def test_the_seed_repeats_the_text_and_samples_differ(run_dir, capsys):
 
 WHOLE = Tokenizer("words", r"[\s\S]+", byte_level().ranks | {b"xab": 257}, {END_OF_TEXT: 256})
 LACKING = "\N{REPLACEMENT CHARACTER}"
-TEXTS = [  # tokens, stops, what is certain after each token and what at the end
+TEXTS = [  # tokens, stops, what becomes certain after each token, and what is left for the end
     ("é€".encode(), [], ["", "é", "", "", "€", ""]),
     (b"\xe2a\xf0", [], ["", f"{LACKING}a", "", LACKING]),
     ([97, 256, 98], [], ["a", "", "", ""]),
     (b"xENaEND?", ["END", "a!"], ["x", "", "", "EN", "a", "", "", "", ""]),
     ([*b"EENNE", 256], ["END"], ["", "E", "", "ENN", "", "E", ""]),
-    ([257, 99], ["bc"], ["xa", "", ""]),  # of a stop a token covers a part
+    ([257, 99], ["bc"], ["xa", "", ""]),  # a token that ends in the first part of a stop
 ]
 
 
 @pytest.mark.parametrize(("tokens", "stops", "pieces"), TEXTS, ids=repr)
 def test_a_text_shows_what_no_later_token_changes_and_ends_before_its_first_stop(tokens, stops, pieces):
-    text, shown, given = Text(WHOLE, stops), "", []
+    text, shown, parts = Text(WHOLE, stops), "", []
     for token in tokens:
         text.add(token)
-        given.append(text.certain().removeprefix(shown))
-        shown += given[-1]
-    assert [*given, text.text.removeprefix(shown)] == pieces
+        parts.append(text.certain().removeprefix(shown))
+        shown += parts[-1]
+    assert [*parts, text.text.removeprefix(shown)] == pieces
     assert text.has_ended == (bool(stops) or 256 in [*tokens])
 
 
@@ -61,17 +61,17 @@ def test_any_prompt_is_continued(run_dir, capsys, prompt):
 
 def test_the_prompt_comes_from_a_file_or_standard_input(run_dir, capsys, tmp_path, monkeypatch):
     path = tmp_path / "prompt.txt"
-    path.write_text("über\nalles", encoding="utf-8-sig")  # a byte order mark, as of Windows, is no text
+    path.write_text("über\nalles", encoding="utf-8-sig")  # a byte order mark, as Windows writes it, is not text
     status, out, _ = call(main, capsys, "--checkpoint", run_dir, "--prompt_file", path)
     assert status == 0 and out.startswith("über\nalles")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("von Stdin ü".encode())))
     status, out, _ = call(main, capsys, "--checkpoint", run_dir, "--prompt", "-")
     assert status == 0 and out.startswith("von Stdin ü")
-    monkeypatch.setattr(sys, "stdin", None)  # as Python has it after <&-
+    monkeypatch.setattr(sys, "stdin", None)  # as after <&- in the shell
     assert tells(refused(main, capsys, "--checkpoint", run_dir, "--prompt", "-"), "input closed")
 
 
-# tests/model/test_generation.py has what each number of the sampling may be.
+# tests/model/test_generation.py tests the ranges of the sampling options.
 
 MISTAKES = {
     "--num_samples 0": "--num_samples 0",

@@ -1,4 +1,4 @@
-"""scripts/inspect_attention.py: pages and pictures of runs and prompts, and a sentence for every mistake."""
+"""Tests scripts/inspect_attention.py: pages and pictures of runs and prompts, and one sentence for every mistake."""
 
 import shlex
 import shutil
@@ -24,7 +24,7 @@ RUN = Path("runs/run")
 
 @pytest.fixture(scope="module")
 def workplace(trained, tmp_path_factory):
-    """A folder with a run, as training leaves it."""
+    """A folder with a finished run."""
     folder = tmp_path_factory.mktemp("workplace")
     shutil.copytree(trained("--checkpoints.keep_steps=[0,3,4,8,12,99]"), folder / RUN)
     return folder
@@ -88,8 +88,8 @@ def test_the_written_file_is_opened_where_there_is_a_browser(opens, monkeypatch,
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or opens)
     assert main(["--output", str(output), "--open"]) == 0
     assert opened == [output.resolve().as_uri()]
-    said = capsys.readouterr().out
-    assert str(output) in said and ("no browser" in said) != opens and said.count("\n") == 1
+    out = capsys.readouterr().out
+    assert str(output) in out and ("no browser" in out) != opens and out.count("\n") == 1
 
 
 def test_of_a_prompt_that_is_too_long_the_end_is_read_and_that_is_said(caplog):

@@ -1,11 +1,11 @@
-"""GPT-2's architecture by three authors: ours and nanoGPT's train, and with transformers' they write.
+"""Measures three implementations of GPT-2's architecture: ours, nanoGPT's and, for writing only, that of transformers.
 
-nanoGPT's model.py is run from the person's checkout. Its train.py trains as soon as it is imported, so its loop is
-written here anew, with the settings that it publishes, and trains ours too.
+nanoGPT's model.py is loaded from the user's checkout. Its train.py cannot be imported without training, so its loop is
+written again here, with nanoGPT's published settings. It also trains ours.
 
-scripts/benchmark.py starts a process of this file for each contender. `job` says what it does: `function`, one of this
-file, `contender`, `device`, `size` (fields of GPTConfig), `checkout` (nanoGPT's folder), `seed`, `batch_size`, and what
-it reads. On a GPU networks that train are compiled, ours and nanoGPT's, as each project does there.
+scripts/benchmark.py starts a process for each contender and passes it a `job`. Every job has `function` (one of this
+file), `contender`, `device`, `size` (fields of GPTConfig), `checkout` (nanoGPT's folder), `seed` and `batch_size`; the
+other fields belong to its function. On a GPU, ours and nanoGPT's are compiled for training, as each project does.
 Letters: B sequences in a batch, T tokens of context, N tokens of a text.
 """
 
@@ -23,11 +23,11 @@ from types import SimpleNamespace as Namespace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
+from model.exchange.huggingface import GPT2_FAMILY
 from model.files import content_of
 from model.generation import generate
 from model.gpt import GPT, GPTConfig, in_eval_mode
@@ -38,30 +38,30 @@ from model.training.schedule import ScheduleConfig, learning_rate_factor
 from train import main as train_main
 
 ROOT = Path(__file__).resolve().parents[2]
-WARM_UP = 3  # steps, in which PyTorch may compile
-EVALUATIONS = 20  # of each training, evenly spaced
-# Of nanoGPT's train.py, prepare.py and config/train_shakespeare_char.py, which its README's command for CPUs uses too.
+WARM_UP = 3  # first steps, in which PyTorch may compile
+EVALUATIONS = 20  # in each training, evenly spaced
+# From nanoGPT's train.py, prepare.py and config/train_shakespeare_char.py. Its README's command for CPUs uses them too.
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.1
 BETAS = (0.9, 0.99)
 GRADIENT_CLIP = 1.0
 VALIDATION_FRACTION = 0.1
-SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # its warm-up is slower by 1%
-# What nanoGPT calls fields of GPTConfig.
+SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # nanoGPT's warm-up is 1% slower
+# Fields of GPTConfig -> what nanoGPT calls them, where the names differ.
 NANOGPT_NAMES = {
     "num_layers": "n_layer",
     "num_heads": "n_head",
     "embed_dim": "n_embd",
     "context_length": "block_size",
 }
-SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in its sample.py
+SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in nanoGPT's sample.py
 
 Row = dict[str, Any]
 Writer = tuple[nn.Module, Callable[..., Tensor]]  # a network, and (prompt, max_new_tokens=...) -> prompt and text
 
 
 class Learner(NamedTuple):
-    """A network and what trains it. loss: tokens, targets (B, T) -> mean nats."""
+    """A network and what trains it. loss: (tokens, targets), each (B, T) -> mean nats."""
 
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -70,7 +70,10 @@ class Learner(NamedTuple):
 
 
 def main(content: str) -> None:
-    """Prints what a job measures as its last line. A mistake in the options of our train.py ends it with status 2."""
+    """Runs a job, given as JSON, and prints what it measured as the last line, also as JSON.
+
+    Exits with status 2 if train.py refuses an option.
+    """
     job = Namespace(**json.loads(content))
     print(json.dumps(globals()[job.function](job)))
 
@@ -79,7 +82,7 @@ def main(content: str) -> None:
 
 
 def measure_step(job: Namespace) -> Row:
-    """Time of a step on random tokens, after a warm-up: what a step costs does not depend on the text."""
+    """Measures the time of a training step, after a warm-up. Tokens are random: a step costs the same on any text."""
     tokens = job.batch_size * job.size["context_length"]
     text = torch.randint(job.size["vocab_size"], (100 * tokens,))
     learner = build_learner(job)
@@ -96,14 +99,14 @@ def measure_step(job: Namespace) -> Row:
 
 
 def clock(device: str) -> float:
-    """The time at which the device has done what it was asked to do, in seconds."""
+    """Waits until the device has done all its work, and returns the time in seconds."""
     torch.get_device_module(device).synchronize()
     return time.perf_counter()
 
 
 def learn_characters(job: Namespace) -> Row:
-    """The learning curve of nanoGPT on the characters of `data`."""
-    text, validation = split(read(job.data).unique(return_inverse=True)[1])  # a token for each character
+    """Trains nanoGPT on the characters of the file `data` and returns its learning curve."""
+    text, validation = split(read(job.data).unique(return_inverse=True)[1])  # one token for each distinct character
     learner = build_learner(job)
     curve = Curve(job.steps, learner.model, learner.loss, validation.to(job.device), job.size["context_length"])
     for step in train(learner, text, job):
@@ -112,7 +115,7 @@ def learn_characters(job: Namespace) -> Row:
 
 
 def train_by_recipe(job: Namespace) -> Row:
-    """The learning curve of `python train.py` with our recipe for characters and the sizes of the job."""
+    """Runs train.py with configs/shakespeare_char.yaml and the job's sizes, and returns the learning curve."""
     options = [
         f"--config={ROOT / 'configs' / 'shakespeare_char.yaml'}",
         *(f"--model.gpt.{name}={value}" for name, value in job.size.items() if name != "vocab_size"),
@@ -123,7 +126,7 @@ def train_by_recipe(job: Namespace) -> Row:
         f"--trainer.accelerator={job.device}",
         "--wandb=disabled",
         *job.train_options,
-        # What no option of a person changes: the text, and that validation is the callback's.
+        # Last, so that no option of the user changes them: the text, and that only LearningCurve validates.
         "--data.tokenizer=bytes",
         f"--data.validation_fraction={VALIDATION_FRACTION}",
         "--trainer.val_check_interval=1000000000",
@@ -138,11 +141,11 @@ def train_by_recipe(job: Namespace) -> Row:
 
 
 def build_learner(job: Namespace) -> Learner:
-    """The contender's network and optimizer; ours also keeps freed memory in this process."""
+    """Builds the contender's network and optimizer. For ours, also lets this process keep freed memory."""
     torch.manual_seed(job.seed)
     on_gpu = job.device == "cuda"
     if job.contender == "nanogpt":
-        torch.set_float32_matmul_precision("high" if on_gpu else "highest")  # as its train.py allows TF32
+        torch.set_float32_matmul_precision("high" if on_gpu else "highest")  # nanoGPT's train.py allows TF32
         model = build_nanogpt(job, bias=False).to(job.device)
         optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, job.device)
         call = torch.compile(model) if on_gpu else model
@@ -157,7 +160,7 @@ def build_learner(job: Namespace) -> Learner:
 
 
 def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
-    """nanoGPT's training on windows of `text` (N,) drawn at random; yields the number of updates."""
+    """Trains as nanoGPT does, on windows of `text` (N,) drawn at random. Yields the number of updates after each."""
     context = job.size["context_length"]
     for step in range(job.steps):
         for group in learner.optimizer.param_groups:
@@ -174,34 +177,41 @@ def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
 
 
 def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Of windows (B, T + 1), both (B, T)."""
+    """Splits windows (B, T + 1) into inputs and targets, each (B, T)."""
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
 def read(path: str) -> Tensor:
-    """The bytes of a text (N,)."""
+    """Returns the bytes of a file as tokens (N,)."""
     return torch.tensor(list(Path(path).read_bytes()))
 
 
 def split(text: Tensor) -> tuple[Tensor, Tensor]:
-    """The parts of a text (N,) to train on and to validate with, whose first token is context only."""
+    """Splits a text (N,) into the parts for training and validation. The first token of the latter is only context."""
     cut = int((1 - VALIDATION_FRACTION) * len(text))
     return text[:cut], text[cut - 1 :]
 
 
 class Curve:
-    """The loss on a validation text (N,) over the time of a training. `loss`: tokens, targets -> mean nats."""
+    """The validation loss over the time of a training.
+
+    Args:
+        steps: how many steps the training has.
+        loss: (tokens, targets) -> mean nats.
+        text: (N,), to validate on.
+        context: tokens in a window.
+    """
 
     def __init__(self, steps: int, model: nn.Module, loss: Callable[..., Tensor], text: Tensor, context: int):
         self.model = model
         self.loss = loss
-        self.windows = text.unfold(0, context + 1, context)  # a rest of the text is left out
+        self.windows = text.unfold(0, context + 1, context)  # tokens that do not fill a last window are left out
         self.due = {WARM_UP, *(steps * number // EVALUATIONS for number in range(1, EVALUATIONS + 1))}
         self.points: list[dict[str, float]] = []
         self.seconds = 0.0
 
     def after(self, step: int) -> None:
-        """To be called after every batch; evaluates if that is due, with the clock stopped."""
+        """Evaluates if that is due after `step`, with the clock stopped. Call it after every batch."""
         if step not in self.due:
             return
         self.due.remove(step)  # a step may have several batches
@@ -222,7 +232,7 @@ class Curve:
 
 
 class LearningCurve(Callback):
-    """The curve of `python train.py` on the text `data`, of bytes, which leaves its row in `result`."""
+    """Measures the Curve of a run of train.py on the bytes of the file `data`, and leaves its row in `result`."""
 
     result: ClassVar[Row]
 
@@ -245,7 +255,7 @@ class LearningCurve(Callback):
 
 
 def measure_writing(job: Namespace) -> Row:
-    """Seconds to write `new_tokens` for all prompts of a batch, once, after a shorter text that is not timed."""
+    """Measures the seconds to continue a batch of prompts by `new_tokens`, once, after a few tokens as a warm-up."""
     torch.manual_seed(job.seed)
     network, write = build_writer(job)
     network.to(job.device).eval()
@@ -259,6 +269,7 @@ def measure_writing(job: Namespace) -> Row:
 
 
 def build_writer(job: Namespace) -> Writer:
+    """Builds the contender's network, and the function by which it writes."""
     if job.contender == "glassgpt":
         gpt = GPT(gpt2_config(job.size))
         return gpt, partial(generate, gpt, **SAMPLING)
@@ -270,9 +281,9 @@ def build_writer(job: Namespace) -> Writer:
     names = NANOGPT_NAMES | {"context_length": "n_positions"}
     config = GPT2Config(
         **{names.get(name, name): value for name, value in job.size.items()},
-        bos_token_id=None,  # nothing ends a text early
+        bos_token_id=None,  # so that no token ends a text early
         eos_token_id=None,
-        activation_function="gelu",  # that of the others; GPT-2's own takes more operations
+        activation_function="gelu",  # as the others have it; GPT-2's own takes more operations
     )
     gpt = GPT2LMHeadModel(config)
     return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, use_cache=True, **SAMPLING)
@@ -282,19 +293,22 @@ def build_writer(job: Namespace) -> Writer:
 
 
 def build_nanogpt(job: Namespace, *, bias: bool) -> nn.Module:
+    """Builds the GPT of the model.py in nanoGPT's checkout."""
     nanogpt = runpy.run_path(str(Path(job.checkout, "model.py")), run_name="nanogpt")
     shape = {NANOGPT_NAMES.get(name, name): value for name, value in job.size.items()}
     return nanogpt["GPT"](nanogpt["GPTConfig"](**{"dropout": 0.0} | shape, bias=bias))
 
 
 def gpt2_config(size: dict[str, int], **changes: Any) -> GPTConfig:
-    """Our GPT in GPT-2's architecture as nanoGPT builds it, with `changes`."""
-    recipe = yaml.safe_load((ROOT / "configs" / "gpt2_124m.yaml").read_text(encoding="utf-8"))
-    return GPTConfig(**recipe["model"]["gpt"] | size | {"activation": "gelu_exact"} | changes)
+    """Returns the config of our GPT in GPT-2's architecture as nanoGPT builds it, with `changes`."""
+    return GPTConfig(**GPT2_FAMILY | {"activation": "gelu_exact", "tie_embeddings": True} | size | changes)
 
 
 def describe(network: nn.Module, precision: str) -> Row:
-    """The network, in which precision of matrix products, and on which machine. Shared weights count once."""
+    """Describes what was measured: the network's size, the precision of its matrix products, and the machine.
+
+    A weight that the network uses twice counts once.
+    """
     if next(network.parameters()).is_cuda:
         device = torch.cuda.get_device_name()
     else:
