@@ -1,7 +1,7 @@
-"""What each head does, in a sentence, and on what evidence. Pure functions of what a recording says of the heads.
+"""Sentences that say what each head does, with the numbers behind them: pure functions of a recording.
 
-A head gets the name of a pattern that it follows in all of the window (see `heads`), and of several that which says
-most about where it looks (see `heads.information`).
+A head is named after a pattern that it follows over the whole window (see `heads`). If it follows several, its name is
+the one that says most about where it looks (see `heads.information`).
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -23,21 +23,22 @@ SIGNS = {
     "\t": "⇥",
     "\r": "␍",
 }
-RESTING = {"sink", "current_token"}
-WITHIN = {"recent": {"previous_token", "current_token"}}  # patterns whose keys are among those of another
+RESTING = {"sink", "current_token"}  # patterns of a head that gathers nothing from the text
+NARROWER = {"recent": {"previous_token", "current_token"}}  # by pattern: patterns that look at only some of its keys
 
 Description = dict[str, Any]
 Place = tuple[int, int]  # (layer, head)
 
 
 def describe_heads(snapshot: Snapshot, effects: Sequence[Effect] = ()) -> list[list[Description]]:
-    """One description for each head, [L][H].
+    """Describes each head, [L][H].
 
-    effects: what experiments have found of the same model.
+    effects: the experiments that hold for the same model.
 
-    name: of the pattern in SCORES that the head follows, or None.
-    patterns: names of those that the sentence tells: this one, and another that it follows on text.
-    sentence, evidence: for people. The evidence holds the numbers that the sentence rests on.
+    Each description has:
+    name: the pattern in SCORES that the head follows, or None.
+    patterns: the patterns that the sentence mentions: `name`, and the one that the head follows on ordinary text.
+    sentence, evidence: text for people. The evidence holds the numbers on which the sentence rests.
     """
     layers, heads = snapshot.shape
     return [[_described(snapshot, effects, (layer, head)) for head in range(heads)] for layer in range(layers)]
@@ -55,7 +56,7 @@ def _described(
         sentences = ["Its weights are not numbers: the model diverged"]
     else:
         name, on_text = followed(snapshot, at), followed(snapshot, at, "text")
-        patterns = [one for one in dict.fromkeys((name, on_text)) if one]
+        patterns = [pattern for pattern in dict.fromkeys((name, on_text)) if pattern]
         spreads = _spreads(float(snapshot.heads.reach[at]))
         if name is None:
             sentences = [f"Follows no pattern that has a name: it {spreads}"]
@@ -63,13 +64,15 @@ def _described(
             sentences = [_looks(name, on_text)]
             evidence = [_score(snapshot, name, at), f"On ordinary text it {spreads}"]
         head = "{}.{}".format(*at)
-        found = [effect for effect in effects if effect.head == head and effect.weight]
-        sentences += [f"It {one.finding}, with {one.weight:.0%} of its weight (“{one.title}”)" for one in found]
-    told = {"sentence": _text(sentences), "evidence": _text(evidence)}
+        for effect in effects:
+            if effect.head == head and effect.weight:
+                weight = f"{effect.weight:.0%} of its weight on average"
+                sentences.append(f"It {effect.finding}, with {weight} (experiment “{effect.title}”)")
     return {
         "name": name,
         "patterns": patterns,
-        **told,
+        "sentence": _text(sentences),
+        "evidence": _text(evidence),
     }
 
 
@@ -78,13 +81,15 @@ def followed(
     at: Place,
     kind: str | None = None,
 ) -> str | None:
-    """The pattern that a head follows: of several the one that says most. kind: only those that show on such windows.
+    """The pattern that a head follows, or None; if it follows several, the one that says most.
 
-    A head that looks at the token just before also looks at recent tokens, and is said to do the first.
+    kind: only consider patterns that are measured on windows of this kind, "text" or "repeated".
+
+    A head that looks at the token just before also looks at recent tokens: only the narrower pattern counts.
     """
     formed = {name for name in SCORES if snapshot.heads.formed[name][at]}
     names = [name for name in SCORES if name in formed and kind in (None, SCORES[name].probe)]
-    names = [name for name in names if not WITHIN.get(name, set()) & formed]
+    names = [name for name in names if not NARROWER.get(name, set()) & formed]
     return max(names, key=lambda name: informs(snapshot, name, at), default=None)
 
 
@@ -93,16 +98,16 @@ def informs(
     name: str,
     at: Place,
 ) -> float:
-    """What a pattern says about where a head looks, in nats."""
+    """How much a pattern says about where a head looks, in nats; 0 for a score that is not a pattern."""
     if not SCORES[name].is_pattern:
         return 0.0
     return information(snapshot.scores[name][at].item(), snapshot.heads.uniform[name])
 
 
 def first_formed(recording: Recording) -> list[dict[str, Any]]:
-    """When the first head of each pattern formed, by step: {"score", "head", "step"}.
+    """The first head of each pattern to form, sorted by step: {"score", "head", "step"}.
 
-    Of several that formed at once it is the one that was strongest then, whatever they do later.
+    If several heads formed at that step, the one whose score was highest at that step.
     """
     found = []
     for name, heads in recording.formation.items():
@@ -111,13 +116,13 @@ def first_formed(recording: Recording) -> list[dict[str, Any]]:
         step = min(heads.values())
         scores = recording.at(step).scores[name]
         at_once = [head for head, formed in heads.items() if formed == step]
-        head = max(at_once, key=lambda one: scores[tuple(map(int, one.split(".")))])
+        head = max(at_once, key=lambda layer_and_head: scores[tuple(map(int, layer_and_head.split(".")))])
         found.append({"score": name, "head": head, "step": step})
-    return sorted(found, key=lambda one: one["step"])
+    return sorted(found, key=lambda stage: stage["step"])
 
 
 def visible(label: str, length: int = LABEL_LENGTH) -> str:
-    """A token's text as the page writes it: a sign for each space and line break, an escape for what has no shape."""
+    """A token's text as the page writes it: signs for spaces and line breaks, escapes for unprintable characters."""
     shown = (SIGNS.get(char) or (char if char.isprintable() else f"\\u{ord(char):04x}") for char in label[: length + 1])
     return shortened("".join(shown) or "∅", length)
 
@@ -130,11 +135,11 @@ def shortened(text: str, length: int) -> str:
 
 
 def _text(sentences: Sequence[str]) -> str:
-    return " ".join(f"{one}." for one in sentences)
+    return " ".join(f"{sentence}." for sentence in sentences)
 
 
 def _looks(name: str, on_text: str | None) -> str:
-    """Such as "Looks at the token just before"."""
+    """Says what the head does, such as "Looks at the token just before"."""
     sentence = SCORES[name].meaning
     if SCORES[name].probe == "repeated":
         sentence = f"where the text repeats itself, it {sentence}"
@@ -145,8 +150,8 @@ def _looks(name: str, on_text: str | None) -> str:
 
 def _spreads(tokens: float) -> str:
     if tokens < 1.5:
-        return "puts its weight on a single token"
-    return f"spreads its weight over {tokens:.0f} tokens on average"
+        return "puts its weight on about one token on average"
+    return f"spreads its weight over about {tokens:.0f} tokens on average"
 
 
 def _score(
@@ -154,30 +159,32 @@ def _score(
     name: str,
     at: Place,
 ) -> str:
-    """Such as "0.71 ± 0.02 of its weight on 16 windows of 128 tokens (uniform attention: ...)", with standard error."""
+    """The score and its standard error, such as "0.71 ± 0.02 of its weight, measured on 16 windows of 128 tokens"."""
     kind, uniform = SCORES[name].probe, snapshot.heads.uniform[name]
     total, length = snapshot.heads.windows[kind]
     count = snapshot.heads.counts[name]
     error = f" ± {snapshot.heads.errors[name][at]:.2f}" if count > 1 else ""
-    # A pattern of lines or signs is not in every window, and only where it is can it be shown.
+    # Not every window has line breaks or brackets: a score counts only the windows that can show its pattern.
     windows = f"{count} windows of " if count == total else f"{count} of {total} windows of "
     if total == 1:
         windows = ""
     repeats = " that repeat" if kind == "repeated" else ""
-    limits = f"(uniform attention: {uniform:.2f}; it is called so from {threshold(uniform):.2f} on)"
-    return f"{snapshot.scores[name][at]:.2f}{error} of its weight on {windows}{length} tokens{repeats} {limits}"
+    limits = f"(uniform attention: {uniform:.2f}; the name needs over {threshold(uniform):.2f}, in each half as well)"
+    share = f"{snapshot.scores[name][at]:.2f}{error} of its weight"
+    return f"{share}, measured on {windows}{length} tokens{repeats} {limits}"
 
 
 # ---- what a page opens with
 
 
 def opening_view(recording: Recording, step: int) -> dict[str, Any]:
-    """The head that teaches most, and the token that shows it: {"head", "probe", "token", "score"}.
+    """The head that the page opens with, and a token that shows what it does: {"head", "probe", "token", "score"}.
 
-    head: layer * H + head, of the head about which its name says most; one that rests only if no other has a name, and
-        without any the first.
+    head: layer * H + head. It is the head whose pattern says most about where it looks; a head that rests only if no
+        other follows a pattern, and the first head if none does.
     probe, score: the names of the probe that shows the pattern, and of the pattern.
-    token: the last query that reads nearly as clearly as any, of those whose next token is known.
+    token: the last query that puts nearly as much weight on the pattern as any. The last token of the probe is left
+        out, because its true next token is not known.
     """
     snapshot = recording.at(step)
     kind = "text" if recording.is_prompt else None
@@ -200,7 +207,7 @@ def opening_view(recording: Recording, step: int) -> dict[str, Any]:
     keys = score.keys(texts)
     (counted,) = keys & choosing(keys, texts)[:, :, None]
     weights = recording.readings(step)[score.probe].maps[layer, head]
-    clear = (weights * counted)[:-1].sum(-1)  # after the last the true next token is not known
+    clear = (weights * counted)[:-1].sum(-1)  # the weight of each query on the pattern, without the last query
     (tokens,) = torch.where(clear >= 0.9 * clear.max())
     return {
         "head": layer * snapshot.shape[1] + head,

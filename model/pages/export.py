@@ -1,4 +1,4 @@
-"""What a person chooses of the recorded maps for a picture or a table, and the table.
+"""Chooses the step and the heads whose maps a person asks for, and writes these maps as a CSV table.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -14,7 +14,7 @@ from model.files import write_atomically
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
 
-DIGITS = 5  # significant ones of a weight: enough to tell every float16 from its neighbours
+DIGITS = 5  # significant digits of a weight: enough to tell every float16 from its neighbours
 COLUMNS = (
     "run",
     "step",
@@ -31,18 +31,18 @@ Head = tuple[int, int]  # layer, head
 
 
 def choose_step(recording: Recording, step: int | None = None) -> int:
-    """The step itself, or the last that was recorded. Raises Mistake if there are no maps, or none of this step."""
+    """Returns `step`, or by default the last step with maps. Raises Mistake if this step, or any step, has no maps."""
     mapped = recording.mapped
-    if not mapped:  # nothing was recorded, or the files have been removed
+    if not mapped:  # nothing was recorded, or its files have been removed
         raise Mistake(f"{recording.name} has no recorded maps")
     if step is None or step in mapped:
         return mapped[-1] if step is None else step
     near = min(mapped, key=lambda other: abs(other - step))
-    raise Mistake(f"--steps {step} has no maps in {recording.name}: the nearest that has is {near}")
+    raise Mistake(f"--steps {step} has no maps in {recording.name}: write {near}, the nearest step that has maps")
 
 
 def choose_heads(recording: Recording, names: Sequence[str] | None) -> list[Head] | None:
-    """The heads named LAYER.HEAD, or None for all. Raises Mistake for one that the model does not have."""
+    """Parses names LAYER.HEAD; None stands for all heads. Raises Mistake for a head that the model does not have."""
     if names is None:
         return None
     layers, heads = recording.at(choose_step(recording)).shape
@@ -59,9 +59,9 @@ def write_csv(
     step: int | None = None,
     heads: Sequence[Head] | None = None,
 ) -> None:
-    """The maps of the text at a step, by default the last: a row for each weight of a query that can see its key.
+    """Writes the maps of the probe "text" at a step, by default the last, with one row for each pair of query and key.
 
-    Layers, heads and positions count from 0. A later key has a row only where it has weight.
+    Layers, heads and positions count from 0. A key after its query has a row only if its weight is not 0.
     """
     step = choose_step(recording, step)
     text = recording.readings(step)["text"]
@@ -83,4 +83,5 @@ def write_csv(
                 )
                 number = f"{weight:.{DIGITS}g}" if np.isfinite(weight) else ""
                 writer.writerow((*of_query, key, text.tokens[key], number))
-    write_atomically(path, content.getvalue().encode(errors="backslashreplace"))  # a folder's name may be no valid text
+    # A run folder's name may be invalid Unicode.
+    write_atomically(path, content.getvalue().encode(errors="backslashreplace"))

@@ -1,6 +1,6 @@
 """Attention maps as pictures (PNG, SVG, PDF), drawn by matplotlib without a display.
 
-Import this only to draw: matplotlib takes a second. Weights may be an array or a tensor on the CPU.
+Import this module only when you draw: importing matplotlib takes a second.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -24,18 +24,18 @@ from model.pages.describe import shortened, visible
 from model.pages.export import Head, choose_step
 from model.pages.template import COLOURS
 
-DPI = 72  # dots an inch, so that a point, in which matplotlib measures text, is a pixel
-SIDE = 400  # pixels of a map, unless its labels need more
-MAX_SIDE = 4000  # pixels of all maps, without the labels
-PIXELS = 600  # of the longer side of a picture without text, unless there are more weights
-LABEL_PITCH = 10  # pixels from one token label to the next, below which they would touch
-MAX_LABEL = 12  # characters of a token
+DPI = 72  # makes a point, matplotlib's unit of text sizes, one pixel
+SIDE = 400  # pixels of a map's side, unless its labels need more
+MAX_SIDE = 4000  # pixels of the longer side of all maps together, without labels
+PIXELS = 600  # of the longer side of a picture without text; more if there are more weights
+LABEL_PITCH = 10  # pixels from one token label to the next: closer labels would touch
+MAX_LABEL = 12  # characters of a token's label
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
 TICKS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # of the colour bar
-BETWEEN = "#c8c8c8"  # the colour of what is between the maps, and of NaN
+BETWEEN = "#c8c8c8"  # the colour between maps, and of NaN
 SETTINGS = {
-    "text.parse_math": False,  # no token is a formula
-    "svg.fonttype": "none",  # text stays text
+    "text.parse_math": False,  # a "$" in a token begins no formula
+    "svg.fonttype": "none",  # keeps text as text, not as outlines
     "pdf.fonttype": 42,
     "svg.hashsalt": "glassgpt",  # the same maps make the same file
 }
@@ -52,9 +52,10 @@ def draw_maps(
     step: int | None = None,
     heads: Sequence[Head] | None = None,
 ) -> None:
-    """Draws the maps of one step, by default the last, into `path`: of all heads, or only of `heads`, side by side.
+    """Writes a picture of the maps of the probe "text" at a step, by default the last.
 
-    The ending of `path` says which kind: .png, .svg or .pdf.
+    path: its suffix sets the format: .png, .svg or .pdf.
+    heads: draws only these heads, side by side; by default all, one row per layer.
     """
     step = choose_step(recording, step)
     text = recording.readings(step)["text"]
@@ -67,7 +68,7 @@ def draw_maps(
     content = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         figure = maps_figure(text.maps.numpy(), rows, text.tokens, title)
-        # The maps fill the figure. What stands around them is outside of it, and the tight box makes room for it.
+        # The maps fill the figure. Title, labels and colour bar lie outside it: bbox_inches makes room for them.
         figure.savefig(
             content,
             format=kind[1:],
@@ -83,13 +84,13 @@ def maps_figure(
     labels: Sequence[str],
     title: str,
 ) -> Figure:
-    """The maps of heads in rows, tokens along the left and the lower edge.
+    """Draws rows of maps with the tokens along the left and the lower edge.
 
-    Colour grows with the square root of a weight, because most of what a head does happens below 0.1.
+    The colour depends on the square root of a weight, because most of a head's weights are below 0.1.
 
     Args:
         maps: (L, H, T, T), queries by keys.
-        heads: those of each row.
+        heads: the heads of each row of the figure.
         labels: the T tokens as text.
     """
     size = len(labels)
@@ -109,7 +110,7 @@ def maps_figure(
     axes.tick_params(length=0)
     axes.spines[:].set_color(BETWEEN)
 
-    tokens = np.arange(0, size, math.ceil(LABEL_PITCH / pitch))  # those that have room for a label
+    tokens = np.arange(0, size, math.ceil(LABEL_PITCH / pitch))  # the tokens that get a label
     texts = [legible(labels[token]) for token in tokens]
     small = {"fontsize": 8, "fontfamily": [FONT, "monospace"]}
     lefts = (size + 1) * np.arange(len(heads[0]))
@@ -127,7 +128,7 @@ def maps_figure(
     )
     for top, row in zip(tops, heads, strict=True):
         for left, (layer, head) in zip(lefts, row, strict=True):
-            # A causal map is empty in this corner.
+            # A causal map is empty in its upper right corner.
             axes.text(
                 left + size - 1,
                 top,
@@ -147,10 +148,10 @@ def maps_figure(
 
 
 def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
-    """Maps (L, H, T, T) as bare pixels, uint8 (height, width, 3), layers down and heads across.
+    """Draws maps (L, H, T, T) without text: uint8 pixels (height, width, 3), a row of heads for each layer.
 
-    The colours are those of `maps_figure`, each weight is a square, and there are about PIXELS on the longer side.
-    Without text this takes a hundredth of the time.
+    Each weight is a square in the colour that `maps_figure` gives it, and the longer side has about PIXELS pixels. This
+    takes a hundredth of the time of `maps_figure`. weights: an array, or a tensor on the CPU.
     """
     values = np.sqrt(_mosaic(weights))
     pixels = _colour_map()(values, bytes=True)[..., :3]
@@ -159,19 +160,19 @@ def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
 
 
 def legible(token: str) -> str:
-    """A token as the page writes it, in at most MAX_LABEL characters; what FONT cannot draw is escaped."""
+    """A token as the page writes it, at most MAX_LABEL characters; escapes characters that FONT cannot draw."""
     font = get_font(findfont(FONT))
     text = ""
     for char in token[: MAX_LABEL + 1]:
         sign = visible(char)
-        has_glyphs = all(font.get_char_index(ord(one)) for one in sign)
-        is_mark = unicodedata.combining(char)  # which would stand on the character before
+        has_glyphs = all(font.get_char_index(ord(shown)) for shown in sign)
+        is_mark = unicodedata.combining(char)  # would be drawn onto the character before it
         text += sign if has_glyphs and not is_mark else char.encode("unicode_escape").decode()
     return shortened(text or visible(token), MAX_LABEL)
 
 
 def _mosaic(weights: ArrayLike) -> np.ndarray:
-    """Maps (R, C, T, T) side by side, with a line of NaN between two. Weights are clipped to 0 and 1."""
+    """Joins maps (R, C, T, T) into one, with a line of NaN between two. Clips weights to [0, 1]."""
     maps = np.asarray(weights, dtype=np.float32).clip(0, 1)
     maps = np.pad(
         maps,

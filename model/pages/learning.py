@@ -1,4 +1,4 @@
-"""How a run learned, as its page tells it: a story, figures, curves over the steps, and what the model wrote."""
+"""The part of a page about a run's training: its story, its figures, curves over the steps, and samples."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ import numpy as np
 
 from model.mistakes import listed
 
-Rows = Sequence[Mapping[str, float]]  # of metrics.csv: the columns that have a number there, "step" always
+Rows = Sequence[Mapping[str, float]]  # of metrics.csv: each row has "step" and the columns that are not empty
 Points = list[tuple[float, float]]  # (step, value)
 
-MAX_POINTS = 1500  # of a curve: more than a screen has pixels for
+MAX_POINTS = 1500  # of a curve: about as many as a screen has pixels
 MAX_SAMPLES = 200
 
-# Title and unit of each chart, and its curves: name -> column of metrics.csv.
+# Each chart: title, unit, and its curves as {name: column of metrics.csv}.
 CHARTS = (
     ("Loss", "nats per token", {"training": "train/loss", "validation": "val/loss"}),
     ("Bits per byte", "of the validation text", {"validation": "val/bits_per_byte"}),
@@ -30,10 +30,10 @@ CORPORA = {
 
 
 def learning(rows: Rows, samples: Sequence[dict], config_text: str, config: Mapping) -> dict[str, Any]:
-    """What a page shows of a run; what the run does not have yet is left out.
+    """The data of a page about a run's training. Charts and figures that the run does not have yet are left out.
 
-    rows: of its metrics. samples: each with step, prompt and text. config_text: its configuration as YAML; config: as
-    values, for the story.
+    samples: dicts with step, prompt and text. config_text: the run's configuration as YAML. config: the same, parsed,
+    for the story.
     """
     charts = []
     for title, unit, columns in CHARTS:
@@ -53,56 +53,54 @@ def learning(rows: Rows, samples: Sequence[dict], config_text: str, config: Mapp
 
 
 def evenly(items: Sequence, count: int) -> list:
-    """At most `count` of the items, evenly spaced, including the first and the last."""
+    """Picks at most `count` items, evenly spaced, including the first and the last."""
     places = np.linspace(0, len(items) - 1, min(count, len(items)))
     return [items[place] for place in places.round().astype(int)]
 
 
 def story(rows: Rows, config: Mapping) -> str:
-    """What this is and how long it trained on what, in sentences for someone who has never seen the project."""
+    """Sentences for someone who has never seen the project: what the model is, and how long it trained on what."""
     gpt = config.get("model", {}).get("gpt")
     size = f" of {_count(gpt['num_layers'], 'layer')} with {_count(gpt['num_heads'], 'head')} each" if gpt else ""
     data = config.get("data", {})
-    told = f"A GPT{size} learns to predict the next token of {_text_in_words(data)}.{_repeats_in_words(data)}"
-    read = column_points(rows, "tokens")
-    if not read:
-        return told
-    step, tokens = read[-1]
+    goal = f"A GPT{size} learns to predict the next token of {_text_in_words(data)}.{_repeats_in_words(data)}"
+    progress = column_points(rows, "tokens")
+    if not progress:
+        return goal
+    step, tokens = progress[-1]
     planned = (config.get("trainer") or {}).get("max_steps") or -1
     steps = f"{step} of {planned} steps" if step < planned else _count(step, "step")
     seconds = training_seconds(rows)
     time = f", in {duration(seconds)}" if round(seconds) else ""
-    return f"{told} It read {short(tokens)} tokens in {steps}{time}."
+    return f"{goal} It read {short(tokens)} tokens in {steps}{time}."
 
 
 def _text_in_words(data: Mapping) -> str:
-    """What was read, from the options of the data."""
+    """Names the training text, from the data options."""
     corpus, files = data.get("corpus"), data.get("files")
     if data.get("dataset"):
-        text = f"the data set {data['dataset']}"
-    elif files:
-        text = ", ".join(files) if isinstance(files, list) else files
-    else:
-        text = CORPORA.get(corpus, f"the corpus {corpus}") if corpus else "a text"
-    return text
+        return f"the data set {data['dataset']}"
+    if files:
+        return ", ".join(files) if isinstance(files, list) else files
+    return CORPORA.get(corpus, f"the corpus {corpus}") if corpus else "a text"
 
 
 def _repeats_in_words(data: Mapping) -> str:
-    """A sentence on the windows that repeat themselves, from the options of the data; nothing if none do."""
-    told = []
-    windows = data.get("batch_size") or 1  # of a step
+    """A sentence on training texts that repeat themselves, from the data options; "" if there are none."""
+    shares = []
+    windows = data.get("batch_size") or 1  # windows in a step
     first = (data.get("repeat_from") or 0) // windows
     last = data.get("repeat_until")
     steps = f"from step {first} on" if last is None else f"in steps {first} to {last // windows}"
     if share := data.get("repeat_fraction"):
-        told.append(f"{share:.0%} of its windows repeat their text {steps}")
+        shares.append(f"{share:.0%} of the texts it reads repeat their beginning over and over {steps}")
     if share := data.get("random_repeat_fraction"):
-        told.append(f"{share:.1%} repeat random tokens")
-    return f" So that heads form early, {listed(told)}." if told else ""
+        shares.append(f"{share:.1%} repeat random tokens")
+    return f" So that heads form early, {listed(shares)}." if shares else ""
 
 
 def facts(rows: Rows) -> list[tuple[str, str, str]]:
-    """The most important figures: (name, value, remark)."""
+    """The most important figures, each as (name, value, remark)."""
     found = []
     for column, name in (("val/bits_per_byte", "bits per byte"), ("val/loss", "validation loss")):
         if points := column_points(rows, column):
@@ -116,7 +114,10 @@ def facts(rows: Rows) -> list[tuple[str, str, str]]:
 
 
 def training_seconds(rows: Rows) -> float:
-    """Seconds of the training steps, without validation: each row's new tokens by that row's tokens per second."""
+    """Seconds spent in training steps, without validation.
+
+    Sums over the rows: tokens since the row before, divided by the row's tokens per second.
+    """
     seconds = seen = 0.0
     for row in rows:
         if "tokens" in row:
@@ -127,12 +128,12 @@ def training_seconds(rows: Rows) -> float:
 
 
 def column_points(rows: Rows, column: str) -> Points:
-    """The finite numbers of a column."""
+    """The points (step, value) of a column, without values that are empty, NaN or infinite."""
     return [(row["step"], row[column]) for row in rows if math.isfinite(row.get(column, math.nan))]
 
 
 def short(number: float) -> str:
-    """Such as 950, 51.3k, 1.47M."""
+    """Formats a number such as 950, 51.3k or 1.47M."""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"
@@ -140,7 +141,7 @@ def short(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as 40 seconds, 4.1 minutes, 2.5 hours."""
+    """Formats a duration such as "40 seconds", "4.1 minutes" or "2.5 hours"."""
     for size, unit in ((3600, "hours"), (60, "minutes")):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

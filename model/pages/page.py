@@ -1,12 +1,14 @@
-"""The page of a run, or of a model: one HTML file, which opens offline.
+"""The page of a run or of a model: one HTML file, which opens offline.
 
-It tells how the run learned, shows the recorded maps at each step, and holds the weights of a few steps, with which the
-browser runs the model on what a person types. While a run goes on it is written again and again, without weights.
+It shows how the run learned and the recorded maps of each step. It also holds the model's weights at a few steps, so
+that the browser can run the model on text that a person types. During a run the page is rewritten again and again,
+without weights.
 
-The page holds the lower triangles of the maps, one byte 255 sqrt(p) a weight, which is within 0.004 of a weight from 0
-to 1; of others the page says that it shows them as 0 or 1 (see `Checks`). Weights above the diagonal are left out: a
-causal model has none, and of another the page says that it looks into the future. Each step has a block for the maps of
-each text, one for what was predicted and why (see `Reading.figures`), and one for what each head does.
+The page holds the lower triangle of each map, one byte 255 sqrt(p) for each weight p. That is within 0.004 of a weight
+in [0, 1]; if a model has other weights, the page says that it shows them as 0 or 1 (see `Checks`). Weights above the
+diagonal are left out: a causal model has none, and of any other model the page says that it looks into the future. Each
+step has one block for the maps of each text, one for the predictions and their causes (see `Reading.figures`), and one
+for the sentences about heads.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -32,12 +34,12 @@ from model.pages.describe import describe_heads, first_formed, opening_view
 from model.pages.learning import evenly
 from model.pages.weights import Models, Packed, pack
 
-MAX_MAP_BYTES = 25_000_000  # of the recorded maps and what was measured beside them
-MAX_STEPS = 100  # whose maps the page shows: more than one looks at, and each takes time to pack
+MAX_MAP_BYTES = 25_000_000  # of the blocks of all steps
+MAX_STEPS = 100  # with maps: more than a person looks at, and packing each takes time
 MAX_CURVE_POINTS = 300
 
-# Of the steps in the last page of a recording, as long as that lives: of a run that goes on, a page packs only what is
-# new. It takes as many bytes as that page.
+# Blocks of the snapshots in the last page, so that the next page of a run packs only the new steps. They take as much
+# memory as that page, and are freed with their snapshots.
 _packed_steps: WeakKeyDictionary[Snapshot, list[str]] = WeakKeyDictionary()
 
 
@@ -51,15 +53,17 @@ def run_page(
     state: str | None = None,
     gap: float = 0.0,
 ) -> str:
-    """The page of what there is: of a run that has just begun, that is its title.
+    """Writes the page from the parts that exist so far. At the start of a run, that is only the title.
 
     Args:
-        recording: whose maps it shows, and on whose windows experiments are tried.
+        recording: the maps to show, and the windows on which experiments are tried.
         learning: see `learning.learning`.
-        models: those whose weights the page holds, by step, in ascending order. Where they are too large, or have
-            diverged, the page says so and has none. What the recording lacks of steps that it holds is measured here.
-        tokenizer: of the models, one of `data.tokenizers`.
-        state: of a run, "running", "interrupted" or "ended"; gap: the seconds since the page before this one.
+        models: the models whose weights the page holds, by step, in ascending order. If they are too large or have
+            diverged, the page says so and holds no weights. A step that the recording lacks, or for which it has no
+            losses, is measured here.
+        tokenizer: the models' tokenizer, one of `data.tokenizers`.
+        state: "running", "interrupted" or "ended" for a run.
+        gap: seconds between the run's previous page and this one.
     """
     data: dict[str, Any] = {
         "title": title,
@@ -79,16 +83,16 @@ def run_page(
     notes: list[str] = []
     elements: list[str] = []
     held: list[int] = []  # the steps whose weights the page holds
-    effects: Sequence[Effect] = ()  # what experiments found at the last of them
+    effects: Sequence[Effect] = ()  # the experiments that hold at the last of these steps
     if models and recording:
         model, notes = _packed(models, tokenizer, recording)
         if model:
             held = model.manifest["steps"]
-            recording = _with_steps(recording, [one for one in models if one[0] in held], tokenizer)
+            recording = _with_steps(recording, [(step, gpt) for step, gpt in models if step in held], tokenizer)
             gpt, means = model.models[-1]
             effects, tried = try_all(gpt, tokenizer, recording.windows["text"], means)
             data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}
-            # No one can type the token that ends a document.
+            # The page opens with the longest document, because nobody can type the token that separates documents.
             documents = tokenizer.decode(recording.probes["text"].tokens[0].tolist())
             data["text"] = max(documents.split(tokenizer.label(tokenizer.end_of_text)), key=len)
             elements = [template.json_element("manifest", model.manifest)]
@@ -97,10 +101,10 @@ def run_page(
     if recording and recording.mapped:
         blocks, left_out = pack_steps(recording, MAX_MAP_BYTES, held)
         data["run"] = _about(recording, blocks, held)
-        maps: list[str] = []  # before the weights, so that a page that is cut there still shows them
-        for step, of_step in blocks.items():
+        maps: list[str] = []  # these precede the weights, so that a file cut short in the weights still shows its maps
+        for step, blocks_of_step in blocks.items():
             described = describe_heads(recording.at(step), effects if [step] == held[-1:] else ())
-            maps += [*of_step, _block(f"descriptions-{step}", template.to_json(described).encode())]
+            maps += [*blocks_of_step, _block(f"descriptions-{step}", template.to_json(described).encode())]
         elements = maps + elements
         notes += [*left_out, *recording.problems.values()]
     return template.fill(data | {"notes": notes}, elements)
@@ -111,19 +115,19 @@ def _with_steps(
     models: Models,
     tokenizer: Any,
 ) -> Recording:
-    """The recording, with a snapshot measured now for each model's step that lacks maps or losses."""
+    """Returns the recording with a newly measured snapshot for each model's step that lacks maps or losses."""
     steps = {step for step, _ in models}
-    there = {one.step: one for one in recording.snapshots if one.step not in steps or one.ablation}
+    snapshots = {taken.step: taken for taken in recording.snapshots if taken.step not in steps or taken.ablation}
     for step, gpt in models:
-        if step not in there or step not in recording.mapped:
-            there[step] = take_snapshot(
+        if step not in snapshots or step not in recording.mapped:
+            snapshots[step] = take_snapshot(
                 gpt,
                 step,
                 recording,
                 tokenizer.label,
                 with_losses=True,
             )
-    return replace(recording, snapshots=[there[step] for step in sorted(there)])
+    return replace(recording, snapshots=[snapshots[step] for step in sorted(snapshots)])
 
 
 def _packed(
@@ -131,14 +135,14 @@ def _packed(
     tokenizer: Any,
     recording: Recording,
 ) -> tuple[Packed | None, list[str]]:
-    """The models for the page: all, or the last alone, or none; and why a page has none."""
+    """Packs all models; if that fails, the last one alone; if that fails too, returns None and a note that says why."""
     probe, windows = recording.probes["text"], recording.windows["text"]
     for chosen in (models, models[-1:]):
         try:
             return pack(chosen, tokenizer, probe, windows), []
         except Mistake as mistake:
             reason = str(mistake)
-    return None, [f"One cannot type to this model here: {reason}."]
+    return None, [f"You cannot type to this model here: {reason}."]
 
 
 def pack_steps(
@@ -146,24 +150,23 @@ def pack_steps(
     room: int,
     wanted: Collection[int] = (),
 ) -> tuple[dict[int, list[str]], list[str]]:
-    """The blocks of the steps that `room` bytes hold, by step, and a note if steps were left out.
+    """Packs as many steps as fit into `room` bytes: their blocks by step, and a note if steps were left out.
 
-    They are left out evenly, but never the first, the last, or those that are `wanted`.
-
-    Raises a `Mistake` if even these do not fit.
+    The steps that stay are evenly spaced, and always include the first, the last, and the `wanted` ones. Raises a
+    `Mistake` if even these do not fit.
     """
     steps = recording.mapped
     count = MAX_STEPS
     while True:
         kept = sorted({*evenly(steps, count), *wanted})
         blocks = {step: _step_blocks(recording, step) for step in kept}
-        size = sum(len(block) for of_step in blocks.values() for block in of_step)
+        size = sum(len(block) for blocks_of_step in blocks.values() for block in blocks_of_step)
         if size <= room:
             break
         count = count * room // size
         if count < 2:
             length = max(probe.length for probe in recording.probes.values())
-            raise Mistake(f"maps of {length} tokens do not fit into a page: take a shorter text, or a .csv")
+            raise Mistake(f"maps of {length} tokens do not fit into a page: use a shorter text, or --output maps.csv")
     for snapshot in recording.snapshots:
         if snapshot.step not in blocks:
             _packed_steps.pop(snapshot, None)
@@ -173,14 +176,14 @@ def pack_steps(
 
 
 def _step_blocks(recording: Recording, step: int) -> list[str]:
-    """The maps of each text at a step, and what was predicted and why."""
+    """The blocks of a step, packed once: the maps of each text, then the predictions and their causes."""
     snapshot = recording.at(step)
     if snapshot not in _packed_steps:
         readings = recording.readings(step)
-        told = template.to_json({kind: reading.figures for kind, reading in readings.items()})
+        details = template.to_json({kind: reading.figures for kind, reading in readings.items()})
         _packed_steps[snapshot] = [
             *(_block(f"{kind}-{step}", _triangles(reading.maps), level=4) for kind, reading in readings.items()),
-            _block(f"details-{step}", told.encode()),
+            _block(f"details-{step}", details.encode()),
         ]
     return _packed_steps[snapshot]
 
@@ -193,8 +196,8 @@ def _triangles(maps: Tensor) -> bytes:
 
 
 def _block(name: str, content: bytes, level: int = 6) -> str:
-    """level: of gzip; for maps a higher one than 4 takes time and helps no more."""
-    # Without a time stamp, so that the same snapshots make the same page.
+    """Compresses a block. level: of gzip; for maps a level above 4 takes more time and saves nothing."""
+    # mtime=0 leaves out the time stamp, so that the same snapshots make the same page.
     packed = gzip.compress(content, level, mtime=0)
     return template.text_element(f"block-{name}", base64.b64encode(packed).decode())
 
@@ -204,24 +207,27 @@ def _about(
     mapped: Collection[int],
     held: Sequence[int],
 ) -> dict[str, Any]:
-    """What the page has of a recording beside its blocks: texts, scores and dates.
+    """The page's data about a recording, apart from its blocks: texts, scores, and the steps at which heads formed.
 
-    mapped: the steps whose maps it shows; held: those whose weights it holds.
+    mapped: the steps whose maps the page shows. held: the steps whose weights it holds.
     """
     layers, heads = recording.snapshots[0].shape
     points = {*mapped, *evenly(recording.steps, MAX_CURVE_POINTS)}
     snapshots = []
-    for one in recording.snapshots:
-        if one.step in points:
-            told = one.to_json() | {"mapped": one.step in mapped}
-            # Of a model that is random none holds: the others judge noise then.
-            wrong = one.checks.problems.keys()
-            for name in ("repeatable", "causal", "faithful"):
-                told[name] = not wrong & {name, "repeatable"}
-            if one.step in held:
-                told["weights"] = held.index(one.step)
-            snapshots.append(told)
-    probes = [{"name": kind, "labels": of.labels[0], "period": of.period} for kind, of in recording.probes.items()]
+    for snapshot in recording.snapshots:
+        step = snapshot.step
+        if step in points:
+            stored = snapshot.to_json() | {"mapped": step in mapped}
+            # A model that is not repeatable passes no check: the other two would judge noise.
+            failed = snapshot.checks.problems.keys()
+            for check in ("repeatable", "causal", "faithful"):
+                stored[check] = not failed & {check, "repeatable"}
+            if step in held:
+                stored["weights"] = held.index(step)
+            snapshots.append(stored)
+    probes = []
+    for kind, probe in recording.probes.items():
+        probes.append({"name": kind, "labels": probe.labels[0], "period": probe.period})
     uniform = recording.snapshots[-1].heads.uniform
     return {
         "layers": layers,
@@ -237,7 +243,7 @@ def _about(
 
 
 def _scores() -> dict[str, Any]:
-    """What the scores are called and mean, by name."""
+    """Names, letters and explanations of the scores, by name."""
     return {
         name: {"label": name.replace("_", " "), "letter": score.letter or name[0].upper()}
         | {field: getattr(score, field) for field in ("meaning", "glossary", "probe", "is_pattern")}

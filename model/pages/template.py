@@ -1,12 +1,12 @@
-"""A self-contained HTML file: page.html, style sheets, JavaScript modules, and data that is never taken for markup.
+"""Builds a self-contained HTML file from page.html, style sheets, JavaScript modules and data.
 
-The program browser/page.js and every module that it imports become data: URLs in an import map, so that the modules are
-ordinary ES modules and the document is still a single file.
+The program browser/page.js and every module that it imports become data: URLs in an import map. So the modules are
+ordinary ES modules, and the document is still a single file.
 
-A worker does not see its page's import map. So a module that the program names by import.meta.resolve("browser/..."),
-to start a worker with it, has the URLs of what it imports written into it.
+A worker does not see the import map of its page. The program starts a worker from a module that it names by
+import.meta.resolve("browser/..."): in the URL of that module, every import is replaced by the imported module's URL.
 
-In page.html, /* other.css */ stands for a style sheet.
+In page.html, /* other.css */ stands for a style sheet. The browser never parses the data as markup.
 """
 
 import base64
@@ -23,7 +23,7 @@ IMPORT = re.compile(r'^import (?:[^"]* from )?"(\S+)";$', re.MULTILINE)
 STYLES = re.compile(r"/\* (\S+\.css) \*/")
 WORKER = re.compile(r'import\.meta\.resolve\("(\S+)"\)')
 
-# In a frame of an older page of the same run (see watching.js), the page only tells when it was written.
+# An older page of the same run loads this one into a frame (see watching.js), where it only says when it was written.
 TELLS_WHEN = """<script>
 if (parent !== window && location.search.startsWith("?look=")) {
   parent.postMessage({ written: %s }, "*");
@@ -31,7 +31,7 @@ if (parent !== window && location.search.startsWith("?look=")) {
 }
 </script>"""
 
-# From white to dark blue with steadily falling lightness, so that it can be read without colour vision.
+# From white to dark blue. The lightness falls steadily, so that people without colour vision can read it.
 COLOURS = (
     "#ffffff",
     "#cfe8e3",
@@ -41,7 +41,7 @@ COLOURS = (
     "#1d2f6f",
     "#0d1238",
 )
-# The colours of the page's maps, of weights from 0 to 1 and of differences from -1 to 1, where 0 is that of the paper.
+# Colours for weights from 0 to 1 and for differences from -1 to 1, whose 0 has the colour of the page's background.
 PALETTES = {
     "light": {
         "weights": COLOURS,
@@ -55,7 +55,7 @@ PALETTES = {
 
 
 def fill(data: Mapping[str, Any], elements: Iterable[str]) -> str:
-    """The document with its data, of which "title" is its title, and more elements."""
+    """Returns the document with its data, whose "title" becomes the document's title, and with further elements."""
     written = TELLS_WHEN % json.dumps(data["status"]["written"]) if data.get("status") else ""
     document = _document().replace("<!-- written -->", written, 1)
     document = document.replace(
@@ -75,12 +75,12 @@ def to_json(value: object) -> str:
 
 
 def json_element(name: str, value: object) -> str:
-    """`value` as JSON, in which without any "<" no text can end the element or open a comment."""
+    """An element that holds `value` as JSON. "<" is escaped, so no text can end the element or open a comment."""
     return text_element(name, to_json(value).replace("<", "\\u003c"))
 
 
 def text_element(name: str, text: str) -> str:
-    """An element that the browser does not parse, even if it holds megabytes."""
+    """An element whose text the browser does not parse: megabytes of it cost no time."""
     return f'<script type="text/plain" id="{name}">{text}</script>'
 
 
@@ -96,7 +96,7 @@ def _read(name: str) -> str:
 
 
 def _program(entry: str) -> str:
-    """An import map of `entry`, of all that it imports and of its workers, and the script that starts it."""
+    """The import map of `entry`, of all modules that it imports and of its workers, and the script that starts it."""
     urls, wanted, workers = {}, [entry], []
     while wanted:
         name = wanted.pop()
@@ -113,8 +113,11 @@ def _program(entry: str) -> str:
 
 @cache
 def _with_imports(name: str) -> str:
-    """The URL of a module that needs no import map. What two of its modules import is in it twice."""
-    return _url(IMPORT.sub(lambda line: line[0].replace(f'"{line[1]}"', f'"{_with_imports(line[1])}"'), _read(name)))
+    """The URL of a module that needs no import map. A module that two of its modules import is in it twice."""
+    source = _read(name)
+    for imported in IMPORT.findall(source):
+        source = source.replace(f'"{imported}"', f'"{_with_imports(imported)}"')
+    return _url(source)
 
 
 def _url(source: str) -> str:

@@ -1,16 +1,16 @@
-"""Packs trained models for a page that runs them: weights, tokenizer, and what the page checks itself against.
+"""Packs trained models for a page that runs them: weights, tokenizer, and reference logits.
 
-The page's data is a manifest, which is JSON, and for each snapshot of the model one block of bytes in base64, all laid
-out alike. The manifest's tensors say where in a block each weight matrix begins and how it is stored:
+The page gets a manifest in JSON, and one block of bytes in base64 for each snapshot of the model. All blocks have the
+same layout. The manifest's tensors say where in a block each weight begins and how it is stored:
 
-    bfloat16    the upper halves of float32 numbers, for small models
-    int8        for others: the scale of each row in float32, and then each row divided by its scale, as integers.
-                Half the size, so that the page opens sooner; rounding adds 0.0005 bits to the default run's loss of a
-                token (19,200 tokens of code)
-    float32     what has one axis, such as biases
+    bfloat16    matrices of small models: the upper halves of float32 numbers
+    int8        matrices of larger models: the scale of each row in float32, then each row divided by its scale, as
+                integers. Half the size, so that the page opens sooner; rounding raises the loss of the default run by
+                0.0005 bits per token (measured on 19,200 tokens of code)
+    float32     tensors with one axis, such as biases
 
-After the weights come the mean of each part that can be switched off (see `ablation`), and the logits that PyTorch
-computes with these same rounded weights for a recorded text, by which the page checks its own arithmetic.
+After the weights come the mean of each part that can be switched off (see `part_means`), and the logits that PyTorch
+computes from the same rounded weights for a recorded text: with these the page checks its own arithmetic.
 
 Shapes: T tokens, V vocabulary.
 """
@@ -32,20 +32,21 @@ from model.inspection.parts import blocks_of, features_of, part_means, parts_of,
 from model.inspection.texts import Texts
 from model.mistakes import Mistake
 
-MAX_BYTES = 40_000_000  # of the weights in a page, which may hold several snapshots
-MAX_REFERENCE = 2**13  # logits that are kept to check the page's own, 32 KiB a snapshot
-MAX_DIFFERENCE = 1e-3  # of a logit, above which the model's attention is another than the page's
-EXACT_BYTES = 12_000_000  # below which a page is small enough to hold bfloat16
+MAX_BYTES = 40_000_000  # of the weights in a page, all snapshots together
+MAX_REFERENCE = 2**13  # reference logits of a snapshot: 32 KiB
+MAX_DIFFERENCE = 1e-3  # of a logit; above it, the model's attention is not the one that the page computes
+EXACT_BYTES = 12_000_000  # up to which weights are stored in bfloat16
 
-Models = Sequence[tuple[int, GPT]]  # by step, in ascending order
+Models = Sequence[tuple[int, GPT]]  # (step, model), in ascending order of the steps
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What a page holds to run a model.
+    """The data with which a page runs a model.
 
-    manifest: plain data for JSON; see `pack`. blocks: the weights of each snapshot in base64. models: each as the page
-    has it, with the means of its parts.
+    manifest: plain data for JSON; see `pack`.
+    blocks: the weights of each snapshot, in base64.
+    models: each snapshot with the rounded weights that the page has, and the means of its parts.
     """
 
     manifest: dict[str, Any]
@@ -59,44 +60,46 @@ def pack(
     probe: Texts,
     windows: Texts | None = None,
 ) -> Packed:
-    """The data of a page that runs a model, or several snapshots of one.
+    """Packs a model, or several snapshots of one.
 
     Args:
-        snapshots: of one config, in the order of a slider.
+        snapshots: all of the same config, in the order of the page's slider.
         tokenizer: one of `data.tokenizers`.
-        probe: T tokens, 2 or more, that the page reads to check itself, and by which the cost of rounding is measured.
-            Where it has document ids, the page reads each document apart.
-        windows: texts over which parts are averaged; the probe if None.
+        probe: one text of T tokens, 2 or more. The page reads it to check itself, and the cost of rounding is measured
+            on it. If it has document ids, the page's attention stays within a document.
+        windows: texts over which the outputs of parts are averaged; the probe if None.
 
-    Returns:
-        The blocks, the models, and a manifest of: config; tokenizer; parameters, of each part; steps; kind, of the
-        matrices; bytes, of a block; tensors and means, lists of {name, shape, kind, start}; reference, one of these;
-        and parity, with the probe, the positions that the reference has logits of, and for each snapshot the bits a
-        token that rounding costs.
+    The manifest has:
+        config, tokenizer, steps.
+        parameters: how many each part has.
+        kind: how matrices are stored. bytes: the size of a block.
+        tensors, means: lists of {name, shape, kind, start}. reference: one such entry.
+        parity: the probe, the positions whose logits are the reference, and what rounding costs each snapshot, in bits
+            per token.
 
-    Raises a Mistake if the snapshots are of different configs or have diverged, if the model's attention is not the
-    standard one, which the page computes, or the smallest kind takes more than MAX_BYTES.
+    Raises a Mistake if the snapshots have different configs, if one has diverged, if the model's attention is not the
+    standard attention that the page computes, or if even int8 takes more than MAX_BYTES.
     """
     config = snapshots[0][1].config
     if any(gpt.config != config for _, gpt in snapshots):
-        raise Mistake("the snapshots are not of one model: their configs differ")
+        raise Mistake("the snapshots are of different models: their configs differ")
     for step, gpt in snapshots:
         if not all(weight.isfinite().all() for weight in gpt.parameters()):
             raise Mistake(f"the model at step {step} has diverged: some of its weights are not numbers")
     kind = _kind_that_fits(snapshots)
     stored_tokenizer = tokenizer.to_dict()
     kept = min(probe.length, max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
-    positions = np.linspace(probe.length - 1, 0, kept).astype(int)[::-1].tolist()  # evenly spread, the last included
+    positions = np.linspace(probe.length - 1, 0, kept).astype(int)[::-1].tolist()  # evenly spread, with the last
     blocks, bits, models = [], [], []
     for _, gpt in snapshots:
         exact = copy.deepcopy(gpt).float().cpu().eval()
         rounded, stored = _rounded(exact, kind)
         with undisturbed(exact), torch.no_grad():
             logits, expected = (gpt.unembed(features_of(gpt, probe))[0] for gpt in (rounded, exact))
-            # What rounding adds to the loss of a text that the exact model writes: the mean Kullback-Leibler
-            # divergence. Few tokens are enough; the difference of two losses would be mostly chance.
-            approximate, true = (one.double().log_softmax(-1) for one in (logits, expected))
-            bits.append(F.kl_div(approximate, true, reduction="batchmean", log_target=True).item() / math.log(2))
+            # What rounding adds to the loss on text that the exact model writes: the mean Kullback-Leibler divergence.
+            # A few tokens are enough for it; the difference of two losses would be mostly chance.
+            log_rounded, log_exact = (one.double().log_softmax(-1) for one in (logits, expected))
+            bits.append(F.kl_div(log_rounded, log_exact, reduction="batchmean", log_target=True).item() / math.log(2))
             means = part_means(rounded, windows or probe)
         models.append((rounded, means))
         content = bytearray()
@@ -105,7 +108,7 @@ def pack(
         reference = _append(content, "reference", "float32", [logits[positions]])
         blocks.append(base64.b64encode(content).decode())
     _check_attention_is_standard(exact, probe.tokens)
-    # The token that begins a document, where the model was trained to see nothing before it.
+    # The token that begins a document, for a model whose attention stays within a document; else None.
     document_start = None if probe.document_ids is None else tokenizer.end_of_text
     manifest = {
         "config": asdict(config) | {"ngram_factors": NGRAM_FACTORS, "document_start": document_start},
@@ -123,7 +126,7 @@ def pack(
 
 
 def _parameters(gpt: GPT) -> dict[str, int]:
-    """How many numbers the model, its last matrix and each part have; a head has its share of the attention."""
+    """Counts the parameters of the model, of its last matrix and of each part; a head counts 1/H of its attention."""
     counts = {"model": gpt.num_parameters(), "next token": gpt.head.weight.numel()}
     for name, part in parts_of(gpt).items():
         is_head = name.startswith("head ")
@@ -139,7 +142,7 @@ def _append(
     kind: str,
     tensors: Sequence[Tensor],
 ) -> dict[str, Any]:
-    """Adds the tensors, the last of which has the shape, at a multiple of four bytes. Returns the manifest's entry."""
+    """Appends tensors at a multiple of four bytes, and returns their manifest entry, with the last tensor's shape."""
     content += bytes(-len(content) % 4)
     start = len(content)
     for tensor in tensors:
@@ -153,7 +156,7 @@ def _append(
 
 
 def _kind_that_fits(snapshots: Models) -> str:
-    """How matrices are stored, by their size alone, so that no large model is packed in vain."""
+    """Chooses how matrices are stored, from their size alone, so that a model that is too large is never packed."""
     gpt = snapshots[0][1]
     numbers, rows = gpt.num_parameters(), sum(len(weight) for weight in gpt.parameters() if weight.ndim > 1)
     in_base64 = len(snapshots) * 4 / 3
@@ -169,10 +172,10 @@ def _kind_that_fits(snapshots: Models) -> str:
 
 
 def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor]]]]:
-    """A copy of the model with the weights that the page will have, and how each is stored: its kind and tensors."""
+    """A copy of the model with the page's rounded weights, and for each weight its kind and the tensors to store."""
     rounded = copy.deepcopy(gpt)
     stored = {}
-    for name, parameter in rounded.named_parameters():  # a head that is the embedding once
+    for name, parameter in rounded.named_parameters():  # yields a head tied to the embedding only once
         weight = parameter.detach()
         if weight.ndim < 2:
             stored[name] = ("float32", [weight])
@@ -188,10 +191,10 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
 
 
 def _check_attention_is_standard(gpt: GPT, tokens: Tensor) -> None:
-    """Raises a Mistake for a model whose `attend` gives something else than what the page computes.
+    """Raises a Mistake if the model's `attend` differs from the standard attention that the page computes.
 
-    The tokens (1, T) are repeated up to the context's end: an `attend` may differ only for keys that are far away. The
-    model is left with the standard attention.
+    The tokens (1, T) are repeated to fill the context, because an `attend` may differ only for distant keys. The model
+    keeps the standard attention afterwards.
     """
     context = gpt.config.context_length
     tokens = tokens.repeat(1, math.ceil(context / tokens.shape[1]))[:, :context]
@@ -212,5 +215,5 @@ def _check_attention_is_standard(gpt: GPT, tokens: Tensor) -> None:
     if not difference <= MAX_DIFFERENCE:
         raise Mistake(
             "the page computes standard attention, and this model's attend gives something else: logits differ by up "
-            f"to {difference:.2g}; the maps here are of the recorded texts, as your attend made them"
+            f"to {difference:.2g}; the page shows the maps that your attend made of the recorded texts"
         )

@@ -94,7 +94,7 @@ def test_the_page_of_a_model_that_cannot_be_in_it_says_so_and_has_what_was_recor
     recording.append(take_snapshot(gpt, 0, recording))
     page = Page(run_page("tiny", recording, models=[(0, gpt)], tokenizer=TOKENIZER))
     (note,) = page.data["notes"]
-    assert note.startswith("One cannot type") and "and the limit is 0 MB" in note
+    assert "cannot type" in note and "and the limit is 0 MB" in note
     assert "text" not in page.data and "manifest" not in page.scripts
     # Nor is anything measured for it: of a model too large for a page that takes hours on a processor.
     (shown,) = page.data["run"]["snapshots"]
