@@ -2,12 +2,12 @@
 
 import { withMinus } from "browser/words.js";
 
-export const BOX = { left: 46, right: 12, top: 16, bottom: 21 }; // above the curves stand the marks of the stages
-const NARROW = 34; // pixels from one step's number to the next
-const APART = 46; // pixels from one flag to the next
-const DOTTED = 40; // points of a curve, of which each gets a dot
+export const BOX = { left: 46, right: 12, top: 16, bottom: 21 }; // pixels around the curves: the flags are above them
+const NUMBER_GAP = 34; // least pixels from one step's number to the next
+const FLAG_GAP = 46; // least pixels from one flag to the next
+const MOST_DOTS = 40; // a curve with more points has a dot at the last one only
 
-// Adds an SVG element.
+// Appends an SVG element to its parent.
 export function shape(parent, name, attributes, textContent = "") {
   const node = Object.assign(document.createElementNS("http://www.w3.org/2000/svg", name), { textContent });
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
@@ -15,8 +15,8 @@ export function shape(parent, name, attributes, textContent = "") {
   return node;
 }
 
-// From a step to its place, 0 to 1, on an axis on which the stops, ascending, are evenly spaced; between them it is
-// linear. With fewer than two stops it is linear from 0 to `last`.
+// Returns a function from a step to its place on an axis, from 0 to 1. The stops, ascending, are evenly spaced, and the
+// axis is linear between two stops. With fewer than two stops it is linear from 0 to `last`.
 export function stepAxis(stops, last) {
   if (stops.length < 2) return (step) => step / Math.max(1, last);
   return (step) => {
@@ -26,11 +26,11 @@ export function stepAxis(stops, last) {
   };
 }
 
-// Draws a chart into an SVG element of the size that the style sheet gives it, which takes a millisecond.
+// Draws a chart into an SVG element, at the size that the style sheet gives it. This takes a millisecond.
 //
-// share: see stepAxis. stops: [{ step, isMarked }], whose numbers stand below. curves: [{ points: [[step, value]],
-// colour }]; a point without a value is left out. stages: [{ step, colour }], when heads formed. guides: of values from
-// 0 to 1, [{ value, dashes }]. Returns { x, y }: from a step and from a value to pixels.
+// share: see stepAxis. stops: [{ step, isMarked }], the steps numbered below the chart. curves: [{ points: [[step,
+// value]], colour }]; a point whose value is null is left out. stages: [{ step, colour }], when heads formed. guides:
+// [{ value, dashes }], lines for values from 0 to 1. Returns { x, y }, functions from a step and a value to pixels.
 export function drawChart(svg, { share, stops, curves, stages, guides }) {
   const [low, high] = guides ? [0, 1] : range(curves.flatMap(({ points }) => points.map(([, value]) => value)));
   const [width, height] = [svg.clientWidth, svg.clientHeight];
@@ -44,10 +44,10 @@ export function drawChart(svg, { share, stops, curves, stages, guides }) {
     shape(svg, "text", { x: BOX.left - 7, y: y(value) + 4, "text-anchor": "end" }, written(value));
   }
   for (const { value, dashes } of guides ?? []) level(value, { class: "guide", "stroke-dasharray": dashes });
-  let free = Infinity; // from right to left, so that the last one has its number
+  let free = Infinity; // the last x with room for a number; from right to left, so that the last step has its number
   for (const { step, isMarked } of [...stops].reverse()) {
     const fits = x(step) <= free;
-    if (fits) free = x(step) - NARROW;
+    if (fits) free = x(step) - NUMBER_GAP;
     const foot = height - BOX.bottom;
     shape(svg, "line", { class: "stop", x1: x(step), x2: x(step), y1: foot, y2: foot + 4 });
     if (isMarked) shape(svg, "circle", { cx: x(step), cy: foot + 2, r: 4, style: "fill: var(--ink)" });
@@ -56,37 +56,37 @@ export function drawChart(svg, { share, stops, curves, stages, guides }) {
   for (const { step, colour: stroke } of stages)
     shape(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: 14, y2: height - BOX.bottom, stroke });
   for (const { points, colour } of curves) {
-    const known = points.filter(([, value]) => value !== null);
-    const d = known.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+    const drawn = points.filter(([, value]) => value !== null);
+    const d = drawn.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
     shape(svg, "path", { d, style: `stroke: ${colour}`, "stroke-width": 1.8 });
-    for (const [step, value] of known.length <= DOTTED ? known : known.slice(-1))
+    for (const [step, value] of drawn.length <= MOST_DOTS ? drawn : drawn.slice(-1))
       shape(svg, "circle", { cx: x(step), cy: y(value), r: 2.6, style: `fill: ${colour}` });
   }
   return { x, y };
 }
 
-// The lowest and the highest value of an axis.
+// The lowest and the highest value of the axis for these values.
 function range(values) {
   const [low, high] = [Math.min(...values), Math.max(...values)];
   const floor = low > 0 && (low < 0.5 * high || low === high) ? 0 : low;
   return [floor, high > floor ? high : floor + 1];
 }
 
-// The places of the middles of flags, ascending, with room for each and none beyond the width.
+// Moves the middles of flags, in pixels and ascending, so that no two flags touch and none is cut off at the width.
 export function apart(places, width) {
   const moved = [];
-  for (const place of places) moved.push(Math.max(place, (moved.at(-1) ?? -Infinity) + APART));
-  let free = width - APART / 2; // from right to left
+  for (const place of places) moved.push(Math.max(place, (moved.at(-1) ?? -Infinity) + FLAG_GAP));
+  let free = width - FLAG_GAP / 2; // the last free place, from right to left
   for (let i = moved.length - 1; i >= 0; i--) {
     moved[i] = Math.min(moved[i], free);
-    free = moved[i] - APART;
+    free = moved[i] - FLAG_GAP;
   }
   return moved;
 }
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
-// A number beside an axis: a large one as `short` in learning.py writes it.
+// Writes a number beside an axis; large numbers as `short` in learning.py.
 export function written(value) {
   const size = Math.abs(value);
   if (size >= 100) return withMinus(compact.format(value).replace("K", "k"));

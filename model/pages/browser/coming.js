@@ -1,5 +1,5 @@
-// What comes next: the likeliest tokens after the text, on one side or both that are compared. Where a person types,
-// each is a button that writes it; where parts are switched off, a mark shows what the whole model gives.
+// The panel "What comes next": the likeliest next tokens, on one side or on both that are compared. If a person types,
+// each is a button that writes its token. If parts are switched off, a tick shows the probability with all parts on.
 
 import { $, element, track } from "browser/elements.js";
 import { addView, rendered, shown } from "browser/render.js";
@@ -10,38 +10,38 @@ import { engine } from "browser/typed-text.js";
 import { percent, quote, visible } from "browser/words.js";
 
 const SHOWN = 8;
-const EXPECTED = 3; // of the whole model's, and of the other side's, which are shown in any case
+const EXPECTED = 3; // likeliest of the whole model, and of the other side, that are shown in any case
 
-// The text that a token writes, null for one that is only a part of a character, and for the end of the text.
+// The text that a token adds; null for the end of the text, and for a token that is only part of a character.
 const textOf = (id) =>
   (shown.typing && id !== engine.tokenizer.endOfText ? decoded(engine.tokenizer.bytes(id)) : null);
 const labelOf = (id, { measured }) => (shown.typing ? engine.tokenizer.label(id) : measured.tokens[id]);
-// The token after which one looks: the current one, or else the last.
+// The token whose next one is predicted: the chosen token, or else the last.
 const current = () => shown.token ?? shown.labels.length - 1;
 
-// By id what comes after the current token: of a text that the page's model reads, as it would be drawn with the
-// temperature and top-k; of a recorded one the few that were recorded.
+// Probabilities of the next token, by id. For typed text: of all tokens, as drawn with the temperature and top-k. For a
+// recorded text: of the few likeliest tokens, which were recorded.
 function sharesOf(side, logits) {
   if (shown.typing) return probabilities(logits, shown);
   const { top, top_probability: recorded } = side.measured;
   return Object.fromEntries(top[current()].map((id, place) => [id, recorded[current()][place]]));
 }
 
-// What is shown: { id, shares, before }: the probabilities on each side as the model is switched, and with all parts on
-// the first; `before` is undefined where all are on.
+// The tokens to show, as { id, shares, before }. shares: the probability on each side, with the parts that are off.
+// before: that on the first side with all parts on; undefined if no part is off.
 function likeliestNext(sides) {
   const all = sides.map((side) => sharesOf(side, side.logits));
   const [first] = sides;
   const whole = first.off?.length ? sharesOf(first, first.whole) : null;
   const rank = (shares, count) => (shown.typing
     ? likeliest(shares, count).filter((id) => shares[id] > 0)
-    : Object.keys(shares).map(Number).sort((one, two) => shares[two] - shares[one]).slice(0, count));
+    : Object.keys(shares).map(Number).sort((a, b) => shares[b] - shares[a]).slice(0, count));
   const always = [whole, all[1]].flatMap((shares) => (shares ? rank(shares, EXPECTED) : []));
   const truth = shown.typing ? first.typed.tokens[current() + 1] : undefined;
   const wanted = [truth, ...always, ...rank(all[0], SHOWN)].filter((id) => id !== undefined);
   const ids = [...new Set(wanted)].slice(0, SHOWN);
   const found = ids.map((id) => ({ id, shares: all.map((shares) => shares[id] ?? null), before: whole?.[id] }));
-  return found.sort((one, two) => two.shares[0] - one.shares[0]);
+  return found.sort((a, b) => b.shares[0] - a.shares[0]);
 }
 
 function row({ id, shares, before }, sides) {
@@ -59,13 +59,13 @@ function row({ id, shares, before }, sides) {
   const does = isTrue ? ", the true next token" : disabled ? "" : "; write it";
   button.ariaLabel = `${quote(label)}, probability ${inWords.join(" in A and ")}${both}${whole}${does}`;
   button.addEventListener("click", async () => {
-    if (box.readOnly) return; // it writes
+    if (box.readOnly) return; // the model is writing
     const place = [...$("next").children].findIndex((item) => item.contains(document.activeElement));
     keepText();
     showInBox(box.value + textOf(id));
     readBox();
     await rendered;
-    $("next").children[place]?.firstChild.focus(); // the list has been made anew
+    $("next").children[place]?.firstChild.focus(); // the list is new
   });
   return element("li", {}, button);
 }
@@ -76,13 +76,13 @@ addView(function drawNext() {
   $("coming-title").textContent = `Next after “${isLast ? "…" : ""}${visible(labels[current()], 8)}”`;
   const found = likeliestNext(sides);
   $("next").classList.toggle("both", sides.length > 1);
-  $("next").replaceChildren(...found.map((one) => row(one, sides)));
+  $("next").replaceChildren(...found.map((next) => row(next, sides)));
   const rest = 1 - found.reduce((sum, { shares: [share] }) => sum + share, 0);
   $("coming-note").textContent = sides.length > 1 ? sides.map(({ title }) => title).join(", ") : [
-    sides[0].off?.length && "mark: all on",
+    sides[0].off?.length && "tick: all on",
     typing && (temperature !== 1 || topK) && `at temperature ${temperature}${topK ? `, top ${topK}` : ""}`,
     isLast ? typing && "click to write" : `token ${current()}`,
-    $("next").querySelector(".true") && "frame: the true one",
+    $("next").querySelector(".true") && "frame: true token",
     `others ${percent(Math.max(0, rest))}`,
   ].filter(Boolean).join("; ");
 });

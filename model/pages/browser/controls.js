@@ -1,5 +1,5 @@
-// The header, the slider of the steps, the keys, and one line that says what is not as in the trained model, or beside
-// it: switched off, patched, compared; with one button that ends all of it.
+// The header, the sliders of the steps, the keys, and a line that says what is switched off, patched or compared, with
+// one button that ends all of this.
 
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
@@ -9,7 +9,7 @@ import { listed, visible } from "browser/words.js";
 
 const openManual = () => $("manual").showModal();
 
-// Of each side the parts of its control, and the field of the state that is its step.
+// For each side the elements of its slider, and the field of the state that holds its step.
 const slides = [["slide-a", "at"], ["slide-b", "other"]].map(([id, field]) => {
   const [slider, output] = ["input", "output"].map((part) => $(id).querySelector(part));
   return { root: $(id), slider, output, field };
@@ -29,7 +29,7 @@ addView(function drawSteps() {
 addView(function drawChanged() {
   const { typing, off, otherText, other, sides } = shown;
   const parts = [
-    typing && off.length && `Switched off: ${listed(off)} (gives its average instead, the same at every token).`,
+    typing && off.length && `Switched off: ${listed(off)} (gives its mean instead, the same at every token).`,
     typing && otherText && `Text B to patch from: “${visible(otherText, 30)}”.`,
     other !== null && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
   ].filter(Boolean);
@@ -45,7 +45,7 @@ function endChanges() {
 
 const toggleCompare = () => change({ other: state.other === null ? 0 : null });
 
-// What each key does outside of a box; a view may add its own.
+// What each key does while no input has the focus. A view may add its own keys.
 export const keys = {
   ArrowLeft: () => change({ at: clamp(state.at - 1, LAST) }),
   ArrowRight: () => change({ at: clamp(state.at + 1, LAST) }),

@@ -1,4 +1,4 @@
-// Finds and makes elements. Text from outside is only ever set as text, never parsed as markup.
+// Finds and makes elements. Text from the data is always set as text, never parsed as markup.
 
 import { codePoint, cut, HIDDEN } from "browser/words.js";
 
@@ -7,11 +7,11 @@ export const css = (name) => getComputedStyle(document.documentElement).getPrope
 export const clamp = (i, last) => Math.max(0, Math.min(last, i));
 export const systemTheme = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 
-// What the arrow keys add to a row and a column, and those of them that add to a place in a line.
+// What each arrow key adds to a row and a column, and what the two horizontal ones add to a place in a line.
 export const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 export const SIDEWAYS = { ArrowLeft: -1, ArrowRight: 1 };
 
-// Calls `move` with what each of the keys stands for, which then does nothing else, and `choose` for enter.
+// On each of the keys calls `move` with its value in `keys`, and stops the event; on enter calls `choose`.
 export function onKeys(node, keys, move, choose = () => {}) {
   node.addEventListener("keydown", (event) => {
     if (event.key === "Enter") choose(event);
@@ -22,7 +22,7 @@ export function onKeys(node, keys, move, choose = () => {}) {
   });
 }
 
-// The item for which `distance` is smallest; the first of them.
+// The item with the smallest distance; of several, the first.
 export const closest = (items, distance) =>
   items.reduce((best, item) => (distance(item) < distance(best) ? item : best));
 
@@ -36,9 +36,9 @@ export function element(name, { style, dataset, ...fields } = {}, ...children) {
 
 export const button = (textContent, onclick) => element("button", { textContent, onclick });
 
-// A bar for each share, and a tick at another one if it is given.
+// A bar for each share of 1, and a tick at another share if it is given.
 export function track(shares, tick) {
-  const bars = shares.map((one) => element("i", { style: { width: `${100 * one}%` } }));
+  const bars = shares.map((share) => element("i", { style: { width: `${100 * share}%` } }));
   const ticks = tick === undefined ? [] : [element("u", { style: { left: `calc(${100 * tick}% - 1px)` } })];
   return element("span", { className: "track" }, ...bars, ...ticks);
 }
@@ -48,7 +48,7 @@ export function tableHead(titles) {
   return element("thead", {}, element("tr", {}, ...cells));
 }
 
-// A text as one span a token, each with its position in data-index. Line ends stay line ends, and get a visible sign.
+// One span for each token, with its position in data-index. Line breaks stay, after a visible sign.
 export function tokenSpans(labels) {
   return labels.map((label, index) => {
     const text = cut(label, 60).replace(HIDDEN, (c) => (c === "\n" ? "↵\n" : codePoint(c)));
@@ -56,14 +56,13 @@ export function tokenSpans(labels) {
   });
 }
 
-// ---- a table with a cell for each row and token: to point at a cell or to go there with the arrow keys reads it; a
-// click or enter chooses it
-
-// read(row, token) and choose(row, token) are called with the place of a cell. Returns the function that makes the rows
-// of the table anew from their names and returns the cells by row and token. The tab key reaches the row `first`.
+// Fills a table with a cell for each row and token. Pointing at a cell, or moving to it with the arrow keys, calls
+// read(row, token); a click or enter calls choose(row, token). Returns a function (names, length, first) that replaces
+// the rows of the table by rows with these names, and returns the cells by row and token. The tab key reaches a cell of
+// the row `first`.
 export function createCells(table, { read, choose }) {
   let cells = [];
-  let [row, token] = [0, 0]; // of the one cell that the tab key reaches
+  let [row, token] = [0, 0]; // the cell that the tab key reaches
 
   function reach(newRow, newToken) {
     const before = cells[row]?.[token];

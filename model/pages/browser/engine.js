@@ -1,19 +1,19 @@
-// The page's side of the worker that holds the model: numbered questions, and their answers.
+// The page's end of the connection to the worker that holds the model: sends numbered questions, receives answers.
 
 import { createTokenizer } from "browser/tokenizer.js";
 
-// manifest: see weights.py. texts: the weights of each snapshot, in base64 as they stand in the page, and complete.
-// onWaiting(count) is called with the number of questions without an answer so far, onStop() if the worker fails later.
-// Rejects if the browser has no such workers, and with an error whose `answered` is true if the model cannot be run.
+// manifest: see weights.py. texts: the complete weights of each snapshot, in base64 as in the page. onWaiting(count) is
+// called with the number of open questions, onStop() if the worker fails later. Rejects if the browser has no such
+// workers; if the model cannot be run, the error's `answered` is true.
 //
-// ask(name, request, { onValue, signal }) asks a method of LiveModel and gives a promise of the answer, which is
-// undefined if the AbortSignal takes the question back before. onValue takes what the method yields.
+// The engine's ask(name, request, { onValue, signal }) calls a method of LiveModel and returns a promise of its result,
+// which is undefined if the AbortSignal withdraws the question first. onValue gets each value that the method yields.
 export async function startEngine(manifest, texts, { onWaiting = () => {}, onStop = () => {} } = {}) {
   const worker = new Worker(import.meta.resolve("browser/worker.js"), { type: "module" });
   const ask = connect(worker, onWaiting);
-  const started = ask("start", { manifest, texts }); // with the parity of the last
+  const started = ask("start", { manifest, texts }); // resolves to the parity of the last snapshot
   const parities = { [texts.length - 1]: started };
-  const tokenizer = createTokenizer(manifest.tokenizer); // while the worker starts
+  const tokenizer = createTokenizer(manifest.tokenizer); // meanwhile the worker starts
   await started;
   worker.addEventListener("error", onStop);
   return {
@@ -25,7 +25,7 @@ export async function startEngine(manifest, texts, { onWaiting = () => {}, onSto
   };
 }
 
-// Returns ask: see startEngine.
+// Returns the function `ask`: see startEngine.
 function connect(worker, onWaiting) {
   const open = new Map();
   let last = 0;

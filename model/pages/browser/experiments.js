@@ -1,5 +1,5 @@
-// Experiments that hold for this model (see experiments.py): a text, one change, and what was predicted beside what the
-// page shows. They use what a person can do as well: type, choose a head, switch it off.
+// The experiments that hold for this model (see experiments.py): each has a text and one change, and shows what PyTorch
+// predicted beside what the page measures. They do only what a person can do: type, choose a head, switch it off.
 
 import { $, button, closest, element } from "browser/elements.js";
 import { ofHead, weightAt } from "browser/maps.js";
@@ -13,11 +13,10 @@ import { stopWriting } from "browser/writing.js";
 const OPENING = $("experiment").textContent;
 const { effects, tried } = data.experiments ?? { effects: [], tried: {} };
 export const TRIED_AT = [...mapped.keys()].findLast(holdsWeights); // the step at which they were tried
-// An experiment, and what the page has shown of its right tokens before the change and after it, by step.
-let chosen = null; // { effect, before, after }
-let answer = null; // to why it repeats itself, in nodes
+let chosen = null; // { effect, before, after }: what the page measured before the change and after it, by step
+let answer = null; // the nodes that answer REPEATS
 
-// What is typed and switched off before the change and after it.
+// The text and the parts that are off, before the change and after it.
 const stages = ({ trial, off }) => [{ typed: trial.text, off: [] }, { typed: trial.changed, off }];
 const isShown = ({ typed, off }) =>
   shown.typing && shown.typed === typed && String(shown.off) === String(off);
@@ -35,7 +34,7 @@ async function show(effect, stage) {
   change({ typed, off, token, probe: 0, at, other: null, square: null, ...PLAIN, ...head });
 }
 
-// What the right tokens get of the probability, as far as they are listed.
+// The probability of the right tokens, as far as they are among the likeliest.
 const rightShare = ({ trial: { right } }) =>
   shown.sides[0].next.reduce((sum, [id, probability]) => sum + (right.includes(id) ? probability : 0), 0);
 
@@ -51,28 +50,28 @@ addView(function drawExperiment() {
 });
 
 const paragraph = (...nodes) => element("p", {}, ...nodes);
-const listedOnes = () => `the ${shown.sides[0].next.length} likeliest`;
-const gets = ({ trial: { right, answer } }) =>
+const likeliestOnes = () => `the ${shown.sides[0].next.length} likeliest`;
+const rightGets = ({ trial: { right, answer } }) =>
   right.length > 1
-    ? `together, those of ${listedOnes()} that begin with ${quote(answer)} get`
-    : `${quote(answer)} gets`;
+    ? `those of ${likeliestOnes()} tokens that begin with ${quote(answer)} together get`
+    : `the right token, ${quote(answer)}, gets`;
 const whenTried = () => `at step ${mapped[TRIED_AT].step}`;
 const usually = ({ usual, texts: [halved, right] }) =>
-  `${whenTried()} on ${halved} of ${right} such texts the share fell to half or less (typically ${fromTo(usual)}; ` +
-  `a token that is not among ${listedOnes()} counts as 0%)`;
+  `${whenTried()} on ${halved} of the ${right} such texts that the model got right, this fell to half or less ` +
+  `(medians ${fromTo(usual)}; a token that is not among ${likeliestOnes()} counts as 0%)`;
 
 function headOf({ head, weight, trial: { source }, texts: [, right] }) {
   if (!weight) return "";
   const [{ weights, labels }] = shown.sides;
   const number = headNumber(head);
   const here = percent(weightAt(ofHead(weights, number, labels.length), labels.length - 1, source));
-  return `Look at the last row of ${headPart(number)} on the map: to ${quote(labels[source])}, which tells what comes` +
-    ` next, it gives here ${here} of its attention, on average over ${right} texts ${whenTried()} ${percent(weight)}.`;
+  return `Look at the last row of the map of ${headPart(number)}: it gives ${here} of its attention to ` +
+    `${quote(labels[source])}, which tells what comes next (on average over ${right} texts ${whenTried()}: ` +
+    `${percent(weight)}).`;
 }
 
 const lookAt = (effect) => [
-  paragraph(`${effect.look} What should come next: ${gets(effect)} ${percent(chosen.before[shown.at])}. `,
-    headOf(effect)),
+  paragraph(`${effect.look} Now ${rightGets(effect)} ${percent(chosen.before[shown.at])}. `, headOf(effect)),
   paragraph(`Expected after the change: half of that or less; ${usually(effect)}. `,
     button(`▶ ${effect.change}`, () => show(effect, 1))),
 ];
@@ -81,19 +80,19 @@ function compare(effect) {
   const share = (pair) => element("b", {}, fromTo(pair));
   return [
     element("p", { id: "predicted" },
-      `Before → after the change, ${gets(effect)} `, share(effect.shares), ` as predicted by PyTorch ${whenTried()}, `,
-      share([chosen.before[shown.at], chosen.after[shown.at]]), ` as measured here at step ${shown.snapshot.step}; `,
-      `${usually(effect)}.`),
+      `Before → after the change, ${rightGets(effect)} `, share(effect.shares), " as PyTorch predicted ",
+      `${whenTried()}, `, share([chosen.before[shown.at], chosen.after[shown.at]]),
+      ` as measured here at step ${shown.snapshot.step}; ${usually(effect)}.`),
     paragraph(`${effect.question} `, button("◀ undo the change", () => show(effect, 0))),
   ];
 }
 
-// Why it repeats itself: where that experiment does not hold, the page measures it on what the model writes.
+// If the experiment of this name does not hold, the page measures it on what the model writes.
 const REPEATS = "Why does it repeat itself?";
-const [WRITTEN, IN_A_ROW, SHARP] = [400, 5, 0.5]; // tokens, and a temperature
+const [WRITTEN, IN_A_ROW, SHARP] = [400, 5, 0.5]; // tokens to write, tokens of a repeat, temperature
 const copiers = Object.keys(RUN.formation.induction ?? {}).map((name) => `head ${name}`);
 
-// What the model writes after the text: how much of it stood there before, and the tokens, those marked.
+// Writes on after the text: the share of tokens that end a repeat, and all tokens as nodes, those marked.
 async function writeOn(off) {
   const written = [];
   const request = { snapshot: mapped[TRIED_AT].weights, tokens: tokensOf(box.value).tokens, off, count: WRITTEN };
@@ -113,11 +112,11 @@ async function tellWhy() {
   const text = (name, { share, nodes }) =>
     element("div", {}, element("b", {}, `${name}, ${share} repeats:`), element("pre", {}, ...nodes));
   answer = [
-    paragraph(`Written after ${quote(box.value.slice(-20))}, twice, at temperature ${SHARP}. Marked: at least ` +
-      `${IN_A_ROW} tokens in a row that it had written before. One pair of texts may be chance: press again for more.`),
+    paragraph(`Written after ${quote(box.value.slice(-20))}, twice, at temperature ${SHARP}. A token is marked if it ` +
+      `ends ${IN_A_ROW} in a row that were written before. One pair of texts may be chance: press again for another.`),
     element("div", { className: "both" }, text(`With ${copier}`, whole), text("Without it", without)),
     paragraph("This head finds what followed the same token before (induction), so what was written once is written " +
-      "again. A higher temperature helps as well. ",
+      "again. At a higher temperature it repeats itself less, too. ",
       button(`▶ write in the box without ${copier}, at temperature ${SHARP}`, async () => {
         await stopWriting();
         change({ off: [copier], temperature: SHARP });
@@ -127,15 +126,15 @@ async function tellWhy() {
   change({ at: TRIED_AT, ...choosing(copier), off: [] });
 }
 
-// A text of one's own ends an experiment, and what it changed.
+// Typing another text ends an experiment and undoes its change.
 box.addEventListener("input", () => {
   if (chosen && String(state.off) === String(chosen.effect.off)) state.off = [];
   chosen = answer = null;
-}, true); // before it is read
+}, true); // captured, so that it runs before the text is read
 $("experiment").hidden = !effects.length;
 $("tries").append(...effects.map((effect) => button(effect.title, () => show(effect, 0))));
 if (copiers.length && REPEATS in tried) $("tries").append(button(REPEATS, tellWhy));
 if (data.experiments && !effects.length) {
-  const found = Object.entries(tried).map(([title, why]) => `${title} (${why})`);
-  $("tries").textContent = `None of these was found in this model: ${found.join(", ")}.`;
+  const reasons = Object.entries(tried).map(([title, why]) => `${title} (${why})`);
+  $("tries").textContent = `None of these experiments holds for this model: ${reasons.join(", ")}.`;
 }

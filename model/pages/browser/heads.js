@@ -1,5 +1,5 @@
-// The model as one picture that is always in sight, and by which one finds one's way: its tables, and of each block the
-// heads, as thumbnails of their maps, and the feed-forward. What a part is stands in the help (see page.html).
+// The picture of the model, in which a person chooses parts: its tables, and for each block its heads, as thumbnails of
+// their maps, and its feed-forward. The help explains each kind of part (see page.html).
 
 import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
@@ -9,10 +9,10 @@ import {
 } from "browser/state.js";
 import { decimal } from "browser/words.js";
 
-// What the help says of a word: as a tooltip where the page uses it (dfn), and of a part beside the map.
+// The explanations of the help by word: tooltips where the page uses the word (dfn), and texts about parts.
 const words = new Map([...$("words").querySelectorAll("dt")].map(({ textContent, nextElementSibling }) =>
   [textContent, nextElementSibling.textContent.replace(/\s+/g, " ").trim()]));
-for (const used of document.querySelectorAll("dfn")) used.title = words.get(used.textContent.toLowerCase());
+for (const use of document.querySelectorAll("dfn")) use.title = words.get(use.textContent.toLowerCase());
 export const word = (textContent) =>
   (words.has(textContent) ? element("dfn", { textContent, title: words.get(textContent) }) : textContent);
 const kindOf = (part) => part.replace(/ [\d.]+$/, "");
@@ -24,8 +24,8 @@ export const thumbs = ALL_HEADS.map((head) => {
   return element("button", { className: "thumb", title: words.get("head"), onclick }, ...parts);
 });
 
-let inSight = null; // the part
-Object.assign(state, { part: null }); // that is not a head and was chosen last
+let inSight = null; // the part that was scrolled to last
+Object.assign(state, { part: null }); // the part that was chosen last, if it is not a head
 const PARTS = Object.keys(RUN.snapshots.find(({ ablation }) => ablation)?.ablation.text ?? {});
 export const buttons = new Map(ALL_HEADS.map((head) => [headPart(head), thumbs[head]]));
 
@@ -37,15 +37,15 @@ function buttonOf(part) {
   return button;
 }
 
-// The help says nothing of parts that this model lacks.
+// The help leaves out parts that this model does not have.
 for (const term of $("words").querySelectorAll("[data-part]"))
   term.hidden = term.nextElementSibling.hidden = !PARTS.some((part) => kindOf(part) === term.textContent);
 const tables = PARTS.filter((part) => !/\d$/.test(part));
 const blocks = [...Array(LAYERS).keys()].map((layer) => {
   const heads = element("span", { className: "heads" }, ...thumbs.slice(layer * HEADS, (layer + 1) * HEADS));
-  const of = (kind) => PARTS.filter((part) => part === `${kind} ${layer}`).map(buttonOf);
+  const buttonsOf = (kind) => PARTS.filter((part) => part === `${kind} ${layer}`).map(buttonOf);
   const name = element("span", { className: "heading" }, word("block"), ` ${layer}`);
-  const parts = [...of("value embeddings"), heads, ...of("feed-forward")];
+  const parts = [...buttonsOf("value embeddings"), heads, ...buttonsOf("feed-forward")];
   return element("span", { className: "block" }, name, element("span", {}, ...parts));
 });
 const flow = (...nodes) => element("span", {}, ...nodes);
@@ -57,10 +57,10 @@ $("grid").style.setProperty("--columns", HEADS <= 4 ? HEADS : Math.ceil(Math.sqr
 addView(function drawHeads() {
   const [side] = shown.sides;
   const scores = side.snapshot.scores[shown.score].flat();
-  const told = side.descriptions.flat().map(({ patterns }) => patterns);
+  const patternsOf = side.descriptions.flat().map(({ patterns }) => patterns);
   const { label } = SCORES[shown.score];
   const length = shown.labels.length;
-  const width = Math.max(1, thumbs[0].clientWidth * devicePixelRatio); // none where the page is not shown yet
+  const width = Math.max(1, thumbs[0].clientWidth * devicePixelRatio); // the width is 0 before the page is shown
   const factor = Math.ceil(length / width);
   const image = new ImageData(Math.ceil(length / factor), Math.ceil(length / factor));
   for (const [head, button] of thumbs.entries()) {
@@ -69,13 +69,13 @@ addView(function drawHeads() {
     shrink(ofHead(side.weights, head, length), length, factor, shown.palette.weights, image);
     canvas.getContext("2d").putImageData(image, 0, 0);
     bar.style.width = `${100 * scores[head]}%`;
-    const formed = MARKED.filter((one) => formation(one, head) <= side.snapshot.step);
-    marks.replaceChildren(shortName(head), ...told[head].map(markOf));
-    const since = formed.map((one) => `${SCORES[one].label} formed ${formedBetween(formation(one, head))}`);
+    const formed = MARKED.filter((score) => formation(score, head) <= side.snapshot.step);
+    marks.replaceChildren(shortName(head), ...patternsOf[head].map(markOf));
+    const since = formed.map((score) => `${SCORES[score].label} formed ${formedBetween(formation(score, head))}`);
     button.ariaLabel = [headName(head), `${label} ${decimal(scores[head])}`, ...since].join(", ");
   }
   const chosen = shown.part ?? headPart(side.head);
-  // Where not all of it has room, the chosen part is in sight.
+  // If the picture is wider than the window, scrolls to the chosen part.
   if (chosen !== inSight) $("grid").scrollLeft = buttons.get(chosen).offsetLeft - $("grid").clientWidth / 2;
   inSight = chosen;
   for (const [part, button] of buttons) button.ariaPressed = part === chosen;

@@ -1,4 +1,4 @@
-// The large map: one head at one step, or at two of them.
+// The large map of one head, at one step or at two steps side by side.
 
 import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
 import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, weightAt } from "browser/maps.js";
@@ -17,8 +17,8 @@ addView(function drawStage() {
     title.textContent = `${sides[i].title}, ${headPart(sides[i].head)}`;
     title.hidden = !sides[1];
   }
-  // Room for the map in the first screen, below the header and beside the rest of this panel, which stands by now.
-  const opened = $("square").offsetHeight; // below the map, where one scrolls to it
+  // The map fits into the window, below the header and with the rest of this panel, whose height is known by now.
+  const opened = $("square").offsetHeight; // not counted: it is below the map, and a person scrolls to it
   const rest = $("stage").offsetHeight - $("panes").offsetHeight - opened + titles[0].offsetHeight;
   const height = Math.max(300, (parseFloat(css("window")) || innerHeight) - $("main").offsetTop - rest - 28);
   shown.panes = sides.map(({ name, when, head, weights }, i) => {
@@ -63,7 +63,7 @@ function hover(cell) {
   if (cell?.query !== before?.query || cell?.key !== before?.key) point({ cell });
 }
 
-// Frames the chosen token's row, and draws a crosshair on the square that is pointed at.
+// Frames the row of the chosen token, and draws a crosshair on the square that is pointed at.
 function drawHover() {
   const { cell: pointed } = pointer;
   const mark = { back: css("accent"), ink: css("panel") };
@@ -89,13 +89,13 @@ function drawHover() {
     context.lineWidth = 2;
     context.strokeRect(room + pointed.key * cell - 1, PAD + pointed.query * cell - 1, cell + 2, cell + 2);
   }
-  const invitation = `Point at a square to read it; click to ${shown.typing ? "open it" : "choose its token"}.`;
+  const invitation = `Point at a square to read it; click to ${shown.typing ? "open it" : "choose its row"}.`;
   const reading = ({ query, key }) =>
     squareInWords(shown.labels, query, key, shown.panes.map(({ name, value }) => [name, value(query, key)]));
   $("readout").textContent = pointed ? reading(pointed) : invitation;
 }
 
-// Fills an element with a ramp of the page's colours, and with what its left end, its middle and its right end mean.
+// Fills an element with a ramp of the page's colours and the meanings of its left end, middle and right end.
 export function fillRamp(parent, name, meanings) {
   const stops = data.colours[shown.theme][name];
   const bar = element("i", { style: { background: `linear-gradient(90deg, ${stops})` } });

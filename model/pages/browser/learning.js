@@ -1,6 +1,6 @@
-// How it learned: figures, and a chart over the steps, which has the axis of the slider below it. It shows what was
-// measured of the run, such as the loss, or a score of the chosen head. Flags show when heads formed and go there,
-// cursors which steps are shown.
+// How the run learned: its figures, and a chart over the steps, with the axis of the slider below it. The chart shows
+// a measurement of the run, such as the loss, or a score of the chosen head. A flag marks when a head formed, and leads
+// to that step. Cursors mark the steps that are shown.
 
 import { apart, BOX, drawChart, stepAxis, written } from "browser/chart.js";
 import { $, closest, element } from "browser/elements.js";
@@ -14,11 +14,11 @@ import { decimal } from "browser/words.js";
 const { story = "", facts = [], charts = [], samples = [], config = "" } = data.learning ?? {};
 const STOPS = mapped.map(({ step }, at) => ({ step, isMarked: holdsWeights(at) }));
 const LAST_STEP = Math.max(1, ...charts.flatMap(({ curves }) => curves).map(({ points }) => points.at(-1)[0]));
-const NEAR = LAST_STEP / 50; // steps, within which a figure stands for a step at which it was not measured
+const NEAR = LAST_STEP / 50; // a figure measured up to so many steps away stands for a step without one
 const SHARE = stepAxis(STOPS.map(({ step }) => step), LAST_STEP);
 const COLOURS = ["var(--first)", "var(--ink)"];
-// When the first head of each kind formed, see describe.py. While the run goes on, what began at its newest step may
-// have gone by the next one, and is not named yet.
+// When the first head of each pattern formed, see describe.py. During a run, a pattern that began at the newest step is
+// left out, because it may be gone at the next one.
 const newest = data.status?.state === "running" ? RUN.snapshots.at(-1)?.step : null;
 const STAGES = RUN.stages.filter(({ step }) => step !== newest);
 const colourOf = (score) => `var(--${SCORES[score].colour})`;
@@ -32,9 +32,9 @@ const flags = STAGES.map(({ score, head, step }) => {
 });
 const svg = $("curve");
 
-let chart = null; // what it shows: { title, unit, curves: [{ name, points }], and of a score guides }
-export let curve = null; // { x, y }: from a step and from a value to pixels
-let drawn = null; // what decides how the lines look
+let chart = null; // what is shown: { title, unit, curves: [{ name, points }] }, for a score also guides
+export let curve = null; // { x, y }: functions from a step and a value to pixels
+let drawn = null; // all that the lines depend on, when they were drawn last
 
 addOption("curve", [...charts.map((_, i) => String(i)), ...(RUN.snapshots.length > 1 ? ["score"] : [])]);
 
@@ -45,7 +45,7 @@ function draw() {
     drawn = wanted;
     chart = charts[state.curve] ?? scoreChart(score, head);
     const colours = chart.guides ? [colourOf(score)] : COLOURS;
-    chart.curves.forEach((one, i) => (one.colour = colours[i]));
+    chart.curves.forEach((line, i) => (line.colour = colours[i]));
     const stages = STAGES.map((stage) => ({ step: stage.step, colour: colourOf(stage.score) }));
     curve = drawChart(svg, { share: SHARE, stops: STOPS, stages, ...chart });
     const places = apart(STAGES.map(({ step }) => curve.x(step)), svg.clientWidth);
@@ -58,20 +58,20 @@ function draw() {
     $(id).hidden = !side;
     if (side) $(id).style.left = `${curve.x(side.snapshot.step)}px`;
   });
-  for (const show of [tell, showSample]) show(shown?.snapshot.step ?? LAST_STEP);
+  for (const show of [showValues, showSample]) show(shown?.snapshot.step ?? LAST_STEP);
 }
 
 function scoreChart(score, head) {
   const points = RUN.snapshots.map(({ step, scores }) => [step, scores[score].flat()[head]]);
   const guides = [{ value: RUN.uniform[score], dashes: "6 4" }];
   if (SCORES[score].is_pattern) guides.push({ value: RUN.threshold[score], dashes: "2 4" });
-  const unit = "dashes: uniform attention; dots: what a head must pass to form";
+  const unit = "dashes: uniform attention; dots: what a head must exceed to form";
   return { title: SCORES[score].label, unit, curves: [{ name: headName(head), points }], guides };
 }
 
-// The values at a step, beside the chart's name.
-function tell(step) {
-  const number = (one) => one.toLocaleString("en");
+// Shows the values at a step, below the chart's name.
+function showValues(step) {
+  const number = (value) => value.toLocaleString("en");
   const valueOf = (points) => {
     const found = points.findLast(([at]) => at <= step + NEAR);
     if (!found) return `– before step ${number(points[0][0])}`;
@@ -85,9 +85,9 @@ function tell(step) {
   $("curve-key").replaceChildren(where, ...entries);
 }
 
-// What the model wrote at this step, or last before it.
+// Shows the sample of this step, or the last one before it.
 function showSample(step) {
-  const sample = samples.findLast((one) => one.step <= step) ?? samples[0];
+  const sample = samples.findLast((written) => written.step <= step) ?? samples[0];
   $("samples").hidden = !sample;
   if (!sample) return;
   $("sample-step").textContent = `at step ${sample.step.toLocaleString("en")}`;

@@ -1,5 +1,5 @@
-// The lens (nostalgebraist 2020): what the model would predict if it stopped after each sub-layer. A table of
-// sub-layers by positions with the likeliest next token in each cell.
+// The logit lens (nostalgebraist 2020): what the model would predict if it stopped after each sub-layer. A table with a
+// row for each sub-layer, a column for each position, and the likeliest next token in each cell.
 
 import { createCells, element } from "browser/elements.js";
 import { isDark, rgb } from "browser/maps.js";
@@ -9,16 +9,16 @@ function lensCell({ lens, tokens, sublayers, labels }, row, token) {
   const [probability, divergence] = [lens.probability[row][token], lens.divergence[row][token]];
   const text = tokens[lens.token[row][token]] ?? null;
   const next = labels[token + 1];
-  const truth = next === undefined ? "" : `, the true next token ${quote(next)} gets ${percent(probability)}`;
+  const truth = next === undefined ? "" : `; the true one, ${quote(next)}, gets ${percent(probability)}`;
   const bits = `${decimal(divergence, 1)} bits from the final prediction`;
   const distance = row === sublayers.length - 1 ? "the final prediction" : bits;
-  const guess = `likeliest next ${text === null ? "–" : quote(text)}`;
-  const place = `After ${sublayers[row]}, reading ${token} ${quote(labels[token])}`;
+  const guess = `the likeliest next token is ${text === null ? "–" : quote(text)}`;
+  const place = `After ${sublayers[row]}, at token ${token} ${quote(labels[token])}`;
   return { text, probability, sentence: `${place}: ${guess}${truth}; ${distance}.` };
 }
 
-// Adds a table to a parent and returns the function that fills it with { measured, colours, token, name }. `choose` is
-// called with the token of a cell.
+// Adds an empty table to a parent, and returns the function that fills it from { measured, colours, token, name }. A
+// click on a cell calls `choose` with its token.
 export function createLens(parent, choose) {
   const readout = element("p", { className: "soft readout", ariaLive: "polite" });
   const [head, body, foot] = ["thead", "tbody", "tfoot"].map((name) => element(name));
@@ -30,7 +30,7 @@ export function createLens(parent, choose) {
     choose: (_, token) => choose(token),
   });
   let view = null;
-  let cells = []; // by sub-layer and position
+  let cells = []; // [sub-layer][position]
 
   function build() {
     const { sublayers, labels } = view.measured;

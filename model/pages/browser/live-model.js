@@ -1,5 +1,5 @@
-// A page's model: reads and writes text, without some of its parts if it is asked to. Runs in a worker (worker.js) or
-// in node. What takes long is a generator, so that it can be stopped where it yields.
+// The page's model: reads and writes text, with parts switched off on request. It runs in a worker (worker.js) or in
+// node. Methods that take long are generators, so that they can be stopped where they yield.
 
 import { Cache, CHUNK, Network, row } from "browser/network.js";
 import { logTotal, Reading } from "browser/reading.js";
@@ -7,16 +7,16 @@ import { recent } from "browser/recent.js";
 import { sample } from "browser/sampling.js";
 import { bytesOf, tensorsOf } from "browser/weights.js";
 
-const KEPT_READINGS = 6; // of two snapshots: text A as it is switched and with all parts, and text B
+const KEPT_READINGS = 6; // for each of two snapshots: text A with parts off, text A with all parts on, and text B
 
-// Every question names its snapshot, by its number in the manifest.
+// Every request names its snapshot by its number in the manifest.
 export class LiveModel {
   // manifest: see weights.py; texts: the weights of each snapshot in base64.
   constructor(manifest, texts) {
     Object.assign(this, { manifest, config: manifest.config, texts, snapshots: [], readings: recent(KEPT_READINGS) });
   }
 
-  // What a block of weights holds: { network, means of its parts, reference logits }, unpacked when first asked for.
+  // The content of a block of weights, { network, means of parts, reference logits }, unpacked on first use.
   snapshot(number) {
     if (this.snapshots[number]) return this.snapshots[number];
     const { tensors, means, reference } = this.manifest;
@@ -29,7 +29,7 @@ export class LiveModel {
     });
   }
 
-  // How far the logits of the recorded probe are from PyTorch's, and what quantisation costs in bits per token.
+  // The largest difference of the probe's logits from PyTorch's, and what rounding the weights costs in bits per token.
   *parity({ snapshot }) {
     const { probe, positions, bits } = this.manifest.parity;
     const { network, reference } = this.snapshot(snapshot);
@@ -37,17 +37,16 @@ export class LiveModel {
     yield* reading.read(probe, false);
     const errors = positions.flatMap((position, i) =>
       Array.from(reading.logits(position), (logit, id) => Math.abs(logit - reference[i * network.V + id])));
-    return { error: errors.reduce((most, one) => Math.max(most, one)), bits: bits[snapshot] };
+    return { error: errors.reduce((a, b) => Math.max(a, b)), bits: bits[snapshot] };
   }
 
-  // What was read of a text stays, so that a typed letter costs one token. off: parts that give their mean.
-  // text: "A" or "B".
+  // The reading of a text, kept so that a typed letter costs one token. off: parts that give their mean. text: A or B.
   reading(snapshot, off = [], text = "A") {
     const name = JSON.stringify([snapshot, off, text]);
     return this.readings(name, () => new Reading(this.snapshot(snapshot).network, this.edits(snapshot, off)));
   }
 
-  // As Network.read takes them.
+  // The edits for Network.read that switch parts off.
   edits(snapshot, off) {
     return off.map((part) => ({ part, vector: this.snapshot(snapshot).means.get(part) }));
   }
@@ -59,7 +58,7 @@ export class LiveModel {
     return { block: reading.block(), details: reading.details(details), next };
   }
 
-  // The logits of what comes after one token of a text: exact, of the whole vocabulary.
+  // The exact logits (V,) of the next token after one token of a text.
   *logits({ snapshot, tokens, off, token }) {
     const reading = this.reading(snapshot, off);
     yield* reading.read(tokens, false);
@@ -73,8 +72,8 @@ export class LiveModel {
     return yield* reading.square(place);
   }
 
-  // Yields each new token. As model/generation.py: of a long text only the end is read, and when the context is full,
-  // its last half is read again.
+  // Yields each new token. As in model/generation.py, only the end of a long text is read, and the last half of the
+  // context is read again when the context is full.
   *write({ snapshot, tokens, off = [], count = 200, temperature = 1, topK = null, stop = null }) {
     const context = this.config.context_length;
     const { network } = this.snapshot(snapshot);
@@ -94,35 +93,35 @@ export class LiveModel {
     }
   }
 
-  // What becomes of `target` after the tokens where one head's output is replaced by what it gives at the same position
-  // of another text. Yields for each head, of all positions that both texts have, { plain, patched: [position] }, each
-  // [logit, probability] of the target.
+  // What happens to the token `target` after the text if one head's output at one position is replaced by its output at
+  // the same position of another text. Yields { plain, patched: [position] } for each head, with the positions that
+  // both texts have. Each entry is [logit, probability] of the target.
   *patchAll({ snapshot, tokens, other, target }) {
     const { network } = this.snapshot(snapshot);
-    // Its own readings, because other questions come in between.
+    // New readings, because requests that are answered in between change the kept ones.
     const [reading, source] = [new Reading(network), new Reading(network)];
     yield* reading.read(tokens, false);
     yield* source.read(other, false);
-    const found = (logits) => [logits[target], Math.exp(logits[target] - logTotal(logits))];
-    const plain = found(reading.logits(tokens.length - 1));
+    const ofTarget = (logits) => [logits[target], Math.exp(logits[target] - logTotal(logits))];
+    const plain = ofTarget(reading.logits(tokens.length - 1));
     const spare = new Cache(this.config, tokens.length);
     for (let layer = 0; layer < network.L; layer++)
       for (let head = 0; head < network.H; head++) {
         const patched = [];
         for (let position = 0; position < Math.min(tokens.length, other.length); position++) {
-          patched.push(found(this.patched(reading, source, layer, head, position, spare)));
+          patched.push(ofTarget(this.patched(reading, source, layer, head, position, spare)));
           yield;
         }
         yield { plain, patched };
       }
   }
 
-  // The logits after the last token. Only what a patch can change is computed anew: this layer and those after it, from
-  // this position on.
+  // The logits after the last token, with one patch. Only what the patch can change is computed: this layer and later
+  // ones, from this position on.
   patched(reading, source, layer, head, position, spare) {
     const { cache, trace, network } = reading;
     const T = cache.length;
-    if (layer === network.L - 1 && position < T - 1) return reading.logits(T - 1); // none reads it
+    if (layer === network.L - 1 && position < T - 1) return reading.logits(T - 1); // nothing later reads it
     spare.copy(cache, position);
     const vector = row(source.trace.heads[layer], position * network.H + head, network.K);
     const edits = [{ part: `head ${layer}.${head}`, vector, position }];
@@ -131,10 +130,10 @@ export class LiveModel {
   }
 }
 
-// The logits after the last of some tokens that follow those of a cache.
+// The logits after the last of these tokens, which follow the tokens of the cache.
 function logitsAfter(network, tokens, cache, options) {
   let features;
-  for (let at = 0; at < tokens.length; at += CHUNK)
-    features = network.read(tokens.slice(at, at + CHUNK), cache, options);
+  for (let first = 0; first < tokens.length; first += CHUNK)
+    features = network.read(tokens.slice(first, first + CHUNK), cache, options);
   return network.logits(features.subarray(-network.D));
 }

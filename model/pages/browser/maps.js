@@ -1,21 +1,21 @@
-// Weights, and maps of them on a canvas. Nothing here depends on the step or head that is shown.
+// Reads packed weights, and draws them as maps on a canvas. Nothing here depends on the step or head that is shown.
 
 import { clamp, css } from "browser/elements.js";
 import { triangle } from "browser/weights.js";
 import { visible } from "browser/words.js";
 
 const MAX_CELL = 56; // pixels
-const LABEL_PITCH = 10; // pixels from one label to the next, below which they would touch; as in images.py
-const FONT = [8, 11]; // pixels, of labels that are close together and of the others
-export const PAD = 6; // above a map, where the first label is taller than its row
+const LABEL_PITCH = 10; // pixels from one label to the next: closer labels would touch; as in images.py
+const FONT = [8, 11]; // pixels: the smallest and the largest labels
+export const PAD = 6; // pixels above a map: the first label may be taller than its row
 
-// Weights are lower triangles of 255 sqrt(p), one head after another.
+// Weights are lower triangles of bytes 255 sqrt(p), one head after another.
 export const ofHead = (weights, head, length) =>
   weights.subarray(head * triangle(length), (head + 1) * triangle(length));
 export const byteAt = (map, query, key) => (key > query ? 0 : map[triangle(query) + key]);
 export const weightAt = (map, query, key) => (byteAt(map, query, key) / 255) ** 2;
 
-// Colours, as numbers for the Uint32Array of an ImageData.
+// `count` colours along a ramp, as numbers for the Uint32Array of an ImageData.
 function ramp(stops, count) {
   const channels = stops.map((stop) => [1, 3, 5].map((i) => parseInt(stop.slice(i, i + 2), 16)));
   return Uint32Array.from({ length: count }, (_, i) => {
@@ -26,8 +26,8 @@ function ramp(stops, count) {
   });
 }
 
-// stops: { weights: colours from 0 to 1, differences: colours from -1 to 1 }. Colour grows with the root, because
-// most of what a head does happens below 0.1: `weights` are colours by the root of a weight, which is what maps hold.
+// stops: { weights: colours from 0 to 1, differences: colours from -1 to 1 }. A colour depends on the square root of a
+// weight, because most of a head's weights are below 0.1. `weights` is indexed by the bytes of a map, 255 sqrt(p).
 export function palette(stops) {
   const spread = ramp(stops.differences, 511);
   const difference = (d) => spread[255 + Math.round(255 * Math.sign(d) * Math.sqrt(Math.abs(d)))];
@@ -35,11 +35,11 @@ export function palette(stops) {
 }
 
 const channelsOf = (colour) => [0, 8, 16].map((bits) => (colour >> bits) & 255);
-export const rgb = (colour) => `#${channelsOf(colour).map((one) => one.toString(16).padStart(2, "0")).join("")}`;
+export const rgb = (colour) => `#${channelsOf(colour).map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 
-// Whether text on a colour should be white and not black: its relative luminance is at most that of the contrast 4.6.
+// Whether text on a colour should be white: below this relative luminance, white has a contrast of at least 4.6.
 export function isDark(colour) {
-  const [r, g, b] = channelsOf(colour).map((one) => (one / 255) ** 2.2);
+  const [r, g, b] = channelsOf(colour).map((byte) => (byte / 255) ** 2.2);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b < 0.18;
 }
 
@@ -60,7 +60,7 @@ export function layout(context, width, height, labels) {
   const texts = labels.map((label) => visible(label, 8));
   const room = Math.min(Math.ceil(Math.max(...texts.map((text) => context.measureText(text).width))) + 6, width / 3);
   const fit = Math.min(MAX_CELL, Math.max(40, Math.min(width - room - 2, height - room - PAD)) / labels.length);
-  // Squares of whole pixels, unless that would make the map much smaller.
+  // Squares have whole pixels, unless that makes the map more than 15% smaller.
   const whole = Math.floor(fit * devicePixelRatio) / devicePixelRatio;
   const cell = whole > 0.85 * fit ? whole : fit;
   const side = cell * labels.length;
@@ -70,7 +70,7 @@ export function layout(context, width, height, labels) {
   return { texts, room, cell, ...size, stride, font, length: labels.length };
 }
 
-// The context's origin is the corner of the geometry's wide x high; colourOf takes (query, key).
+// Draws a map into a canvas of the geometry's size, wide x high. colourOf: function of (query, key).
 export function drawMap(context, geometry, colourOf) {
   const { texts, room, cell, side, stride, length } = geometry;
   const squares = new OffscreenCanvas(length, length);
@@ -89,7 +89,8 @@ export function drawMap(context, geometry, colourOf) {
     for (const axis of ["query", "key"]) drawLabel(context, geometry, axis, i, texts[i]);
 }
 
-// A token beside its row, or turned below its column; where it must stand out its background hides what it meets.
+// Draws a token's label beside its row, or turned below its column. A background, { back, ink }, makes it stand out and
+// hides what is behind it.
 export function drawLabel(context, { room, cell, side, font }, axis, index, text, background) {
   const middle = (index + 0.5) * cell;
   context.save();
@@ -110,7 +111,7 @@ export function drawLabel(context, { room, cell, side, font }, axis, index, text
   context.restore();
 }
 
-// Many tokens on few pixels: each patch shows its largest weight, because a mean would fade thin diagonals.
+// Shrinks a map of many tokens: each pixel shows the largest of its weights, because a mean would fade thin diagonals.
 export function shrink(map, length, factor, colours, image) {
   const pixels = new Uint32Array(image.data.buffer);
   const strongest = new Uint8Array(pixels.length);

@@ -1,5 +1,5 @@
-// The views of what a snapshot measured beside its maps: surprise, lens and attribution. Their modules know nothing of
-// the page; this one gives them what is shown.
+// The views of surprise, lens and attribution. measured.js and lens.js know nothing of the page: they get what is shown
+// from this module.
 
 import { $, element } from "browser/elements.js";
 import { buttons, word } from "browser/heads.js";
@@ -10,17 +10,17 @@ import { partName } from "browser/scores.js";
 import { quote, signed } from "browser/words.js";
 
 function drawSurprise() {
-  const on = shown.text === "surprise";
+  const isChosen = shown.text === "surprise";
   const token = pointer.token ?? shown.token;
-  $("surprise-key").hidden = !on;
-  $("expected").hidden = !on || token === null;
+  $("surprise-key").hidden = !isChosen;
+  $("expected").hidden = !isChosen || token === null;
   if ($("expected").hidden) return;
   const sentences = shown.sides.map(({ label, measured }) => label + expectation(measured, token));
   $("expected").replaceChildren(...sentences.map((textContent) => element("p", { textContent })));
 }
 
 addChoices($("shades"), "text", [["attention", "reads"], ["surprise", word("surprise")]]);
-// What is pointed at on the map is not told here, so that the list is not read out again for each square.
+// Pointing at the map does not redraw this: a screen reader would read the list out again for each square.
 addFollower((patch) => "token" in patch && drawSurprise());
 
 const panes = [...$("lenses").children];
@@ -36,14 +36,14 @@ function drawLenses() {
   });
 }
 
-// Of the first of two steps: they may expect different tokens, whose parts cannot be compared.
+// Shows the first of two steps only: the steps may expect different tokens, whose attributions cannot be compared.
 function drawAttribution() {
   const [{ label, measured }] = shown.sides;
   const { labels } = measured;
-  const token = shown.token ?? Math.max(0, labels.length - 2); // the last whose next one is known
+  const token = shown.token ?? Math.max(0, labels.length - 2); // the last token whose next one is known
   const next = nextInWords(measured, token);
   $("attribution-token").textContent = next
-    ? `${label}Reading ${token} ${quote(labels[token])}, ${next}.`
+    ? `${label}At token ${token} ${quote(labels[token])}, ${next}.`
     : `${quote(labels[token])} is the last token: what comes after it is not known. Choose an earlier one.`;
   $("pushes").hidden = $("parts").hidden = !next;
   const { good, text } = badge(measured.attribution_error);
@@ -51,8 +51,8 @@ function drawAttribution() {
   drawParts(partsOf(measured, token), next);
 }
 
-// On the picture of the model, what pushed the prediction most if one knows it; and in the table a row a part: its
-// name, a bar to either side of zero, and its number.
+// Underlines the parts in the picture of the model by how much they pushed, if the next token is known. The table has a
+// row for each part: its name, a bar to one side of zero, and its number.
 function drawParts(parts, isKnown) {
   const largest = Math.max(1e-9, ...parts.map(({ value }) => Math.abs(value)));
   const values = new Map(parts.map(({ name, value }) => [name, value]));
@@ -76,14 +76,14 @@ function bar(value, largest) {
   return element("i", { className, style: { width, [side]: "50%" } });
 }
 
-// A model that is asked while one types has lens and attribution after the rest. Until then the earlier ones stay.
+// While a person types, lens and attribution come after all else; until then the last ones stay.
 async function drawDeep() {
-  const now = shown;
-  const waiting = now.sides.filter(({ late }) => late);
+  const frame = shown;
+  const waiting = frame.sides.filter(({ late }) => late);
   if (waiting.length) {
     const details = await Promise.all(waiting.map(({ late }) => late()));
-    if (now !== shown || !details.every(Boolean)) return;
-    const measured = details.map((found) => measuredOf(found, "text", shown.labels));
+    if (frame !== shown || !details.every(Boolean)) return;
+    const measured = details.map((ofSide) => measuredOf(ofSide, "text", shown.labels));
     waiting.forEach((side, i) => Object.assign(side, { measured: measured[i], late: null }));
   }
   drawLenses();

@@ -1,25 +1,25 @@
-// A GPT as model/gpt.py describes it, step by step: tokens -> embeddings -> blocks -> logits.
+// The GPT of model/gpt.py, step by step: tokens -> embeddings -> blocks -> logits.
 //
-// Names of weights are those of the checkpoint. Shapes: T new tokens, S tokens so far, D model width, H heads, K head
-// width, V vocabulary, L layers. Matrices are Float32Arrays with one row after the other.
+// Weights have the names of the checkpoint. Shapes: T new tokens, S tokens so far, D model width, H heads, K head
+// width, V vocabulary, L layers. A matrix is a Float32Array that holds one row after the other.
 
 import { createProducts } from "browser/products.js";
 import { triangle } from "browser/weights.js";
 
-export const CHUNK = 16; // the most tokens that are read at once: a few milliseconds of work
+export const CHUNK = 16; // most tokens in one call of `read`: a few milliseconds of work
 const LAYER_NORM_EPSILON = 1e-5;
 const RMS_EPSILON = 1e-6;
 const NGRAM_PRIME = 2 ** 31 - 1; // as in gpt.py
 
-export const row = (matrix, i, width) => matrix.subarray(i * width, (i + 1) * width); // the same numbers, not a copy
+export const row = (matrix, i, width) => matrix.subarray(i * width, (i + 1) * width); // a view, not a copy
 const hasValues = (config, layer) => config.value_embeddings && (config.num_layers - 1 - layer) % 2 === 0;
 
-// The first position that the token at `position` sees: its document's, in a model that reads documents apart.
+// The position at which the document of the token at `position` begins, if attention stays within a document; else 0.
 function documentStart({ document_start: token }, tokens, position) {
   return token === null ? 0 : Math.max(0, tokens.subarray(0, position + 1).lastIndexOf(token));
 }
 
-// The first key that the query at `position` sees.
+// The position of the first key that the query at `position` sees.
 export const oldestSeen = (config, tokens, position) =>
   Math.max(documentStart(config, tokens, position), config.window ? position - config.window + 1 : 0);
 
@@ -36,7 +36,7 @@ function ngramRows(config, tokens, position) {
   return rows;
 }
 
-// Keys and values of up to `room` tokens, (S, H_kv K) for each layer, and the tokens.
+// Up to `room` tokens, and their keys and values, (S, H_kv K) for each layer.
 export class Cache {
   constructor(config, room) {
     const width = config.num_kv_heads * (config.embed_dim / config.num_heads);
@@ -44,7 +44,7 @@ export class Cache {
     Object.assign(this, { room, width, length: 0, tokens: new Int32Array(room), keys: perLayer(), values: perLayer() });
   }
 
-  // Becomes the first `length` tokens of another cache.
+  // Takes over the first `length` tokens of another cache.
   copy(other, length) {
     this.tokens.set(other.tokens.subarray(0, length));
     for (const name of ["keys", "values"])
@@ -53,7 +53,7 @@ export class Cache {
   }
 }
 
-// What a network computed for up to `room` tokens, row by row; compare Trace in trace.py.
+// What a network computed for up to `room` tokens, row by row; compare `Computed` in reading.py.
 export class Trace {
   constructor(config, room) {
     const { num_layers: L, num_heads: H, embed_dim: D } = config;
@@ -61,15 +61,15 @@ export class Trace {
     this.tables = {}; // (T, D) by name, filled as they are added
     [this.embeddings] = rows(1); // (T, D): the sum of the tables
     this.residual = rows(2 * L + 1); // (T, D) after the embeddings, attention 0, feed-forward 0, attention 1, ...
-    this.queries = rows(L); // (T, H K), as they are compared with keys
-    this.heads = rows(L); // (T, H K), what the heads give to the output matrix
+    this.queries = rows(L); // (T, H K), after QK-norm and rotation
+    this.heads = rows(L); // (T, H K), the input of the output matrix
     this.feedForwards = rows(L); // (T, D)
     this.weights = Array.from({ length: L * H }, () => new Float32Array(triangle(room))); // a row for each query
   }
 }
 
 export class Network {
-  // tensors: Map of name -> { size, fill(array) }, where fill writes the numbers into a Float32Array; see weights.js.
+  // tensors: Map of name -> { size, fill(array) }; fill writes the numbers into a Float32Array. See weights.js.
   constructor(config, tensors) {
     const { num_heads: H, num_kv_heads: kv, embed_dim: D, feed_forward_dim: hidden } = config;
     const [L, V, K] = [config.num_layers, config.vocab_size, D / H];
@@ -94,16 +94,16 @@ export class Network {
     return this.weights.get(`${name}.weight`);
   }
 
-  // Which of the keys and values a head reads, where several heads share them.
+  // The number of the key and value head that a head reads; several heads may share one.
   groupOf(head) {
     return Math.floor(head / (this.H / this.kv));
   }
 
-  // Reads 1..CHUNK tokens that follow those of the cache, and appends them to it.
+  // Reads 1..CHUNK tokens that follow those of the cache, and appends them to the cache.
   //
-  // edits: [{ part, vector, position }]: what the part gives (see ablation.py) becomes the vector, at one position or,
-  //   if it is undefined, at all. trace: takes what is computed, at the tokens' positions.
-  // from: { layer, residual }: begins at that layer, with rows (S, D) of the residual stream before it.
+  // edits: [{ part, vector, position }]: the vector replaces the output of the part (see parts.py) at this position, or
+  //   at all if it is undefined. trace: a Trace to fill at the tokens' positions.
+  // from: { layer, residual }: starts at this layer, with the residual stream (S, D) before it.
   // Returns the features (T, D), valid until the next call.
   read(tokens, cache, { edits = [], trace = null, from = null } = {}) {
     const { config } = this;
@@ -143,7 +143,7 @@ export class Network {
     if (config.embedding_norm) this.norm("embedding_norm", x, x);
   }
 
-  // (T, D) -> (T, D). Without a weight an RMSNorm; a LayerNorm has a weight and perhaps a bias.
+  // (T, D) -> (T, D). A LayerNorm has a weight, and may have a bias; without a weight it is an RMSNorm.
   norm(name, x, out) {
     const { D } = this;
     const [weight, bias] = [this.weight(name), this.weights.get(`${name}.bias`)];
@@ -151,7 +151,7 @@ export class Network {
     return out.subarray(0, x.length);
   }
 
-  // x (T, inputs) times a matrix, plus its bias if it has one: (T, outputs).
+  // Multiplies x (T, inputs) by a matrix and adds its bias, if any: (T, outputs).
   linear(name, x, out, inputs, outputs) {
     const T = x.length / inputs;
     this.products.into(out, x, this.weight(name), T, inputs, outputs);
@@ -195,7 +195,7 @@ export class Network {
     return this.linear(`${block}.output_proj`, merged, scratch.added, D, D);
   }
 
-  // Adds each token's value embedding to the values, which are the last columns of qkv.
+  // Adds each token's value embedding to its values, the last columns of qkv.
   addValues(qkv, layer, chunk) {
     const { tokens, T } = chunk;
     const width = this.kv * this.K;
@@ -229,9 +229,9 @@ export class Network {
     const T = features.length / D;
     const out = this.scratch.logits.subarray(0, T * V);
     const x = this.scratch.x.subarray(0, T * D);
-    x.set(features); // the products take only what is in their memory
+    x.set(features); // `products` only reads its own memory
     this.products.into(out, x, this.weight("head"), T, D, V);
-    // cap * tanh(z / cap); Math.tanh takes twice as long.
+    // This is cap * tanh(z / cap); Math.tanh takes twice as long.
     if (cap) for (let i = 0; i < out.length; i++) out[i] = cap - (2 * cap) / (1 + Math.exp((2 / cap) * out[i]));
     return out;
   }
@@ -241,7 +241,7 @@ function addTo(x, added) {
   for (let i = 0; i < x.length; i++) x[i] += added[i];
 }
 
-// Writes the vectors of the edits of one part into its rows, from column `first` on.
+// Applies the edits of one part: writes their vectors into its rows, from column `first` on.
 function replace(rows, stride, part, { edits, start, T }, first = 0) {
   for (const edit of edits)
     if (edit.part === part)
@@ -249,7 +249,7 @@ function replace(rows, stride, part, { edits, start, T }, first = 0) {
         if (edit.position === undefined || edit.position === start + t) rows.set(edit.vector, t * stride + first);
 }
 
-// What a norm takes from each number of a vector, and what it then divides by.
+// The mean that a norm subtracts from a vector (0 without a weight), and the number by which it then divides.
 export function moments(x, weight) {
   const D = x.length;
   let [sum, squares] = [0, 0];
@@ -259,7 +259,7 @@ export function moments(x, weight) {
   return [mean, Math.sqrt(squares / D + (weight ? LAYER_NORM_EPSILON : RMS_EPSILON))];
 }
 
-// One vector's norm: see Network.norm.
+// Normalises one vector: see Network.norm.
 function normalise(x, out, weight, bias) {
   const [mean, divisor] = moments(x, weight);
   for (let i = 0; i < x.length; i++) {
@@ -268,7 +268,7 @@ function normalise(x, out, weight, bias) {
   }
 }
 
-// Cosine and sine of each pair's angle at each position, (positions, K); see rotary.py.
+// The cosine and the sine of each pair's angle at each position, (positions, K); see rotary.py.
 function turns(positions, K) {
   const table = new Float32Array(positions * K);
   for (let position = 0; position < positions; position++)
@@ -280,28 +280,28 @@ function turns(positions, K) {
   return table;
 }
 
-// Turns the pairs (x[i], x[i + K/2]) of a vector by the angles of its position, or with the sign -1 back.
+// Turns the pairs (x[i], x[i + K/2]) of a vector by the angles of its position; with the sign -1, turns them back.
 export function rotate(vector, position, table, sign = 1) {
   const half = vector.length / 2;
-  const at = position * vector.length;
+  const start = position * vector.length;
   for (let i = 0; i < half; i++) {
-    const [cos, sin] = [table[at + i], sign * table[at + half + i]];
+    const [cos, sin] = [table[start + i], sign * table[start + half + i]];
     const [a, b] = [vector[i], vector[i + half]];
     vector[i] = a * cos - b * sin;
     vector[i + half] = b * cos + a * sin;
   }
 }
 
-// One query's weights of the keys oldest..position, and in `out` the mean of the values with these weights. `first` is
-// where the head's key begins in a row of `stride`.
+// Fills `weights` with one query's weights of the keys oldest..position, and `out` with the sum of the values times
+// these weights. A row of keys or values has `stride` numbers; those of this head begin at `first`.
 function attend(query, { keys, values, first, stride }, position, oldest, weights, out) {
   const K = query.length;
   const scale = 1 / Math.sqrt(K);
   let largest = -Infinity;
   for (let key = oldest; key <= position; key++) {
-    const at = key * stride + first;
+    const start = key * stride + first;
     let score = 0;
-    for (let i = 0; i < K; i++) score += query[i] * keys[at + i];
+    for (let i = 0; i < K; i++) score += query[i] * keys[start + i];
     weights[key] = score * scale;
     if (weights[key] > largest) largest = weights[key];
   }
@@ -311,8 +311,8 @@ function attend(query, { keys, values, first, stride }, position, oldest, weight
   out.fill(0);
   for (let key = oldest; key <= position; key++) {
     const weight = (weights[key] /= total);
-    const at = key * stride + first;
-    for (let i = 0; i < K; i++) out[i] += weight * values[at + i];
+    const start = key * stride + first;
+    for (let i = 0; i < K; i++) out[i] += weight * values[start + i];
   }
 }
 

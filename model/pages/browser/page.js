@@ -1,4 +1,4 @@
-// The page of a run. Each of the first imports adds a view (see render.js).
+// The program of the page. Each of the first imports adds a view (see render.js).
 
 import "browser/controls.js";
 import { addFact } from "browser/learning.js";
@@ -26,7 +26,7 @@ import { watch } from "browser/watching.js";
 import { decimal, scientific } from "browser/words.js";
 
 const LARGEST_ERROR = 1e-3; // of a logit
-const STOPPED = "The model has stopped, and what one types with it. Reload the page to start it again.";
+const STOPPED = "The model in this page has stopped. Reload the page to start it again.";
 const BROWSERS = $("browsers").textContent; // that can show this page
 
 const tell = (...sentences) => $("notes").replaceChildren(
@@ -37,9 +37,9 @@ const BADGES = [
   ["causality", "causal", "cannot see the future", "the future leaks"],
 ];
 
-// figures: for the help.
-function showBadge(id, isGood, words, figures) {
-  const textContent = `${isGood ? "✓" : "✗"} ${words}`;
+// verdict: the text of the badge. figures: for the help.
+function showBadge(id, isGood, verdict, figures) {
+  const textContent = `${isGood ? "✓" : "✗"} ${verdict}`;
   const ariaLabel = `${textContent}, ${figures}; opens the help`;
   const className = `badge ${isGood ? "good" : "bad"}`;
   Object.assign($(id), { textContent, ariaLabel, className, title: meaningOf(id), hidden: false });
@@ -49,27 +49,27 @@ function showBadge(id, isGood, words, figures) {
 addView(function drawBadges() {
   const { snapshot } = shown;
   const { checks, repeatable } = snapshot;
-  for (const [error, verdict, good, bad] of BADGES) {
-    const words = snapshot[verdict] ? good : repeatable ? bad : "random in eval mode";
-    showBadge(error, snapshot[verdict], words, `${error} ${scientific(checks[error])} in ${checks.precision}`);
+  for (const [error, check, good, bad] of BADGES) {
+    const verdict = snapshot[check] ? good : repeatable ? bad : "random in eval mode";
+    showBadge(error, snapshot[check], verdict, `${error} ${scientific(checks[error])} in ${checks.precision}`);
   }
 });
 
 async function drawParity() {
-  const now = shown;
-  if (!now.typing) return;
-  const { error, bits } = await engine.parity(mapped[now.at].weights);
-  if (now !== shown) return;
+  const frame = shown;
+  if (!frame.typing) return;
+  const { error, bits } = await engine.parity(mapped[frame.at].weights);
+  if (frame !== shown) return;
   const good = error <= LARGEST_ERROR;
   const weights = engine.kind === "int8" ? ", with int8 weights" : "";
-  const words = good ? `as PyTorch computes it${weights}` : "not what PyTorch computes";
+  const verdict = good ? `as PyTorch computes it${weights}` : "not what PyTorch computes";
   const figures = `the largest difference of a logit is ${scientific(error)}`;
-  const stored = `weights are stored as ${engine.kind} to be small, which costs ${decimal(bits, 4)} bits a token`;
-  showBadge("parity", good, words, `${figures}; ${stored}`);
+  const stored = `weights are stored as ${engine.kind} to save space, which costs ${decimal(bits, 4)} bits per token`;
+  showBadge("parity", good, verdict, `${figures}; ${stored}`);
 }
 
-// What the file holds of it: { manifest, texts: the weights of each snapshot in base64 }; null if it is cut.
-function model() {
+// The model in the file: { manifest, texts: the weights of each snapshot in base64 }; null if the file is cut short.
+function modelInFile() {
   try {
     const manifest = JSON.parse($("manifest").textContent);
     const texts = manifest.steps.map((_, i) => $(`weights-${i}`).textContent);
@@ -81,14 +81,14 @@ function model() {
 }
 
 async function startModel() {
-  const held = model();
-  if (!held) return tell("This file has been cut short: copy or download it again.");
+  const model = modelInFile();
+  if (!model) return tell("This file has been cut short: copy or download it again.");
   const onWaiting = (count) => ($("main").ariaBusy = count > 0);
   onWaiting(1);
-  useEngine(await startEngine(held.manifest, held.texts, { onWaiting, onStop: () => tell(STOPPED) }));
+  useEngine(await startEngine(model.manifest, model.texts, { onWaiting, onStop: () => tell(STOPPED) }));
   state.off = state.off.filter((part) => engine.parts.includes(part));
   const [all, last] = ["model", "next token"].map((part) => engine.parameters[part].toLocaleString("en"));
-  addFact(["parameters", all, `of which ${last} in “→ next token”`]);
+  addFact(["parameters", all, `${last} of them in “→ next token”`]);
   addView(drawParity);
   render();
 }
@@ -100,7 +100,7 @@ if (typeof DecompressionStream === "undefined") {
   addEventListener("unhandledrejection", ({ reason }) => tell(`This could not be shown: ${reason.message}.`));
   $("main").hidden = $("model").hidden = !mapped.length;
   box.value = data.text ?? "";
-  state.typed = box.value; // where all line breaks are alike
+  state.typed = box.value; // the box has made all line breaks alike
   start();
   watch();
   if (data.text !== undefined)

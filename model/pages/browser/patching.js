@@ -1,5 +1,5 @@
-// Activation patching (Meng et al. 2022, arXiv:2202.05262; Wang et al. 2022): what one head gives at one token of text
-// B is put into the reading of text A at the same place, for every head and token, and what comes next is compared.
+// Activation patching (Meng et al. 2022, arXiv:2202.05262; Wang et al. 2022): for every head and token, the reading of
+// text A gets the head's output at that token of text B, and shows how this changes the prediction of the next token.
 
 import { $, createCells, element } from "browser/elements.js";
 import { fillRamp } from "browser/large-map.js";
@@ -9,29 +9,29 @@ import { addField, ALL_HEADS, headPart, mapped, numberIn, shortName, state } fro
 import { engine } from "browser/typed-text.js";
 import { percent, quote, signed, visible } from "browser/words.js";
 
-const CANDIDATES = 5; // of each text's likeliest next tokens, from which the one is chosen that is followed
-const LEAST = 0.1; // change of a logit that has the full colour
+const CANDIDATES = 5; // likeliest next tokens of each text, among which a person chooses the target
+const LEAST = 0.1; // a change of a logit that has the full colour, if no change is larger
 const ALL = "patch every head at every token";
-const DONE = `Each square: one head at one token, given what it gives at the same place of B. Blue raises the logit,
+const DONE = `Each square: one head at one token gives what it gives at the same place of B. Blue raises the logit,
   orange lowers it. Point at a square to read it; click to choose its head and token.`;
 
 const table = $("patch-matrix");
 state.target = null;
-let matrix = null; // { key, target, rows: see LiveModel.patchAll, cells of the table }
-let running = null; // the AbortController of what fills it
+let matrix = null; // { key, target, rows: see LiveModel.patchAll, cells: those of the table }
+let running = null; // the AbortController of the request that fills the matrix
 
-// What is asked of the model; null where there is no second text.
-function asked() {
+// The question for the model; null if there is no second text.
+function currentPatch() {
   const [{ next, typed, other }] = shown.sides;
   if (!shown.typing || !other) return null;
-  const candidates = [...new Set([next, other.next].flatMap((ones) => ones.slice(0, CANDIDATES).map(([id]) => id)))];
+  const candidates = [...new Set([next, other.next].flatMap((list) => list.slice(0, CANDIDATES).map(([id]) => id)))];
   const target = candidates.includes(shown.target) ? shown.target : other.next[0][0];
   const question = { snapshot: mapped[shown.at].weights, tokens: typed.tokens, other: other.typed.tokens, target };
   return { candidates, question, key: JSON.stringify(question) };
 }
 
 addView(function drawPatch() {
-  const patch = asked();
+  const patch = currentPatch();
   $("patch").hidden = !patch;
   if (matrix?.key !== patch?.key) stop();
   if (!patch) return;
@@ -48,33 +48,32 @@ function stop() {
   drawMatrix();
   const [a, b] = [shown.labels.length, shown.sides[0].other?.typed.labels.length];
   $("patch-note").textContent = b && a !== b
-    ? `A has ${a} tokens and B ${b}: the first ${Math.min(a, b)} are patched; best is a B of as many as A.`
+    ? `A has ${a} tokens and B ${b}: the first ${Math.min(a, b)} are patched. Best is a B with as many as A.`
     : "";
 }
 
 async function fillMatrix() {
   if (running) return stop();
   const [{ labels, other }] = shown.sides;
-  const { key, question } = asked();
+  const { key, question } = currentPatch();
   stop();
-  // Each token gets what B has at the same place.
-  const both = labels.slice(0, other.typed.labels.length);
+  const both = labels.slice(0, other.typed.labels.length); // the places that both texts have
   const cells = newCells(ALL_HEADS.map(shortName), both.length, 0);
-  const mine = (matrix = { key, target: question.target, rows: [], cells });
+  const filling = (matrix = { key, target: question.target, rows: [], cells });
   const names = both.map((label) => element("th", {}, element("span", {}, visible(label, 12))));
   table.tFoot.rows[0].replaceChildren(element("th"), ...names);
   table.style.setProperty("--columns", both.length);
   $("patch-all").textContent = "cancel";
-  $("patch-note").textContent = "The page can be used meanwhile; a change of a text stops this.";
+  $("patch-note").textContent = "You can use the page meanwhile; another text, step or choice here stops this.";
   drawMatrix();
   $("patch").scrollIntoView({ block: "nearest" });
   const onValue = (row) => {
-    mine.rows.push(row);
+    filling.rows.push(row);
     drawMatrix();
   };
   running = new AbortController();
   await engine.ask("patchAll", question, { onValue, signal: running.signal });
-  if (matrix !== mine) return; // it was dropped
+  if (matrix !== filling) return; // it was stopped
   running = null;
   $("patch-all").textContent = ALL;
   $("patch-note").textContent = $("live").textContent = DONE;

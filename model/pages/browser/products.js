@@ -1,15 +1,15 @@
-// Products of a matrix with vectors, in which a network spends nearly all of its time.
+// Products of a matrix with vectors. A network spends nearly all of its time here.
 //
 // products.into(out, x, weight, T, I, O): out[t, o] = x[t] . weight[o], for x (T, I), weight (O, I) and out (T, O), all
-// with one row after the other. All three come from products.floats(count), which are zero at first.
+// with one row after the other. All three are arrays from products.floats(count), which start as zeros.
 //
-// Where the browser has WebAssembly with SIMD, a loop of its instructions, below, is ten times as fast as JavaScript.
+// If the browser has WebAssembly with SIMD, the loop of its instructions below is ten times as fast as JavaScript.
 
 const PAGE = 65536; // bytes, the unit of WebAssembly's memory
 
-// room: how many floats will be asked for.
+// room: how many floats the caller will ask for in all.
 export function createProducts(room) {
-  const bytes = 4 * room + 16 * 4096; // every array begins at a multiple of 16 bytes
+  const bytes = 4 * room + 16 * 4096; // room for 4096 arrays, each at a multiple of 16 bytes
   try {
     const memory = new WebAssembly.Memory({ initial: Math.ceil(bytes / PAGE) });
     const module = new WebAssembly.Module(program());
@@ -28,12 +28,12 @@ export function createProducts(room) {
     };
     return { floats, into, simd: true };
   } catch {
-    // No SIMD, or a policy that forbids WebAssembly.
+    // The browser has no SIMD, or a policy forbids WebAssembly.
     return { floats: (count) => new Float32Array(count), into: plainly, simd: false };
   }
 }
 
-// The outputs from `first` on, one at a time.
+// Computes the outputs from `first` on, one at a time.
 function plainly(out, x, weight, T, I, O, first = 0) {
   for (let o = first; o < O; o++)
     for (let t = 0; t < T; t++) {
@@ -45,11 +45,11 @@ function plainly(out, x, weight, T, I, O, first = 0) {
 
 // ---- the same in WebAssembly: https://webassembly.github.io/spec/core/binary
 //
-// rows(out, x, weight, fours, T, width, stride) takes addresses and sizes in bytes: width is 4 I, and stride 4 O. Three
-// loops: over four rows of the matrix at a time, over the vectors, and over four columns at a time.
+// rows(out, x, weight, fours, T, width, stride) takes addresses and sizes in bytes: width is 4 I, and stride 4 O. Its
+// three loops are over groups of four rows of the matrix, over the vectors, and over groups of four columns.
 
 function program() {
-  const [out, x, weight, fours, T, width, stride] = [0, 1, 2, 3, 4, 5, 6]; // parameters, then variables
+  const [out, x, weight, fours, T, width, stride] = [0, 1, 2, 3, 4, 5, 6]; // parameters; the variables follow
   const [xT, outT, t, end] = [7, 8, 9, 10];
   const rows = [11, 12, 13, 14];
   const sums = [15, 16, 17, 18];
@@ -85,7 +85,7 @@ function program() {
     ...sums.map((sum) => set(sum, fourZeros)),
     set(end, add(get(xT), get(width))),
     columns,
-    // Each row has moved on by its width, and the next vector begins at the first again.
+    // The addresses of the rows have moved on by a row's width: the next vector starts at the first row again.
     ...sums.map((sum, n) => store(get(outT), 4 * n, total(sum))),
     forward(outT, get(stride)),
   ], countDown(t));
@@ -106,7 +106,7 @@ function program() {
   ]);
 }
 
-// Numbers in WebAssembly have seven bits a byte, the lowest first, and a high bit in all bytes but the last (LEB128).
+// WebAssembly writes integers in LEB128: seven bits a byte, the lowest first; all bytes but the last have the high bit.
 const unsigned = (n) => (n < 128 ? [n] : [(n & 127) | 128, ...unsigned(n >>> 7)]);
 const signed = (n) => (n >= -64 && n < 64 ? [n & 127] : [(n & 127) | 128, ...signed(n >> 7)]);
 const sized = (bytes) => [...unsigned(bytes.length), ...bytes];

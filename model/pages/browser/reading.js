@@ -1,12 +1,11 @@
-// A network that reads one text, and what is measured while it does: the same as trace.py, lens.py and
-// attribution.py measure in Python. What was read of an earlier text stays where the new one begins alike: a typed
-// letter costs one token.
+// A network that reads one text, and what is measured meanwhile: the same as reading.py measures in Python. What was
+// read of an earlier text is reused as far as the new text begins alike, so that a typed letter costs one token.
 
 import { Cache, CHUNK, moments, oldestSeen, rotate, row, Trace } from "browser/network.js";
 import { likeliest } from "browser/sampling.js";
 import { triangle } from "browser/weights.js";
 
-const TOP = 5; // tokens listed for a position, as in lens.py
+const TOP = 5; // tokens listed for a position, as in reading.py
 const NEXT = 20; // tokens listed after the last position
 
 export class Reading {
@@ -15,10 +14,10 @@ export class Reading {
     Object.assign(this, { network, edits, cache: null, trace: null, columns: [] });
   }
 
-  // Reads the tokens, and measures each position; yields now and then. deep: also lens, attribution and value norms.
+  // Reads the tokens and measures each position; yields now and then. deep: also measures lens and attribution.
   *read(tokens, deep) {
     const { network } = this;
-    if (!this.cache || this.cache.room < tokens.length) { // what was read stays only if it fits
+    if (!this.cache || this.cache.room < tokens.length) { // a longer text than fits is read from its beginning
       const room = Math.min(network.config.context_length, 2 ** Math.ceil(Math.log2(Math.max(64, tokens.length))));
       const empty = { cache: new Cache(network.config, room), trace: new Trace(network.config, room), columns: [] };
       Object.assign(this, empty);
@@ -27,7 +26,7 @@ export class Reading {
     let same = 0;
     while (same < Math.min(tokens.length, cache.length) && tokens[same] === cache.tokens[same]) same++;
     cache.length = same;
-    // The last position that is alike predicts another token now.
+    // The last of the same positions is measured again: its next token is another now.
     this.columns.length = Math.min(this.columns.length, Math.max(0, same - 1));
     while (cache.length < tokens.length) {
       network.read(tokens.slice(cache.length, cache.length + CHUNK), cache, { edits: this.edits, trace });
@@ -46,7 +45,7 @@ export class Reading {
     return t + 1 < this.cache.length ? this.cache.tokens[t + 1] : undefined;
   }
 
-  // What the head reads at a position after some stages of the residual stream, one row after the other.
+  // The input of the last matrix at a position, for some stages of the residual stream: one row for each.
   features(t, stages = this.trace.residual.slice(-1)) {
     const { D } = this.network;
     const rows = new Float32Array(stages.length * D);
@@ -54,12 +53,12 @@ export class Reading {
     return rows;
   }
 
-  // Valid until the network is used again.
+  // The logits (V,) at a position, valid until the network is used again.
   logits(t) {
     return this.network.logits(this.features(t));
   }
 
-  // Surprise and likeliest tokens at a position, and the lens of each stage if `deep`.
+  // The surprise and the likeliest tokens at a position; if `deep`, also the lens of each stage.
   predictions(t, deep) {
     const { network, trace } = this;
     const { V } = network;
@@ -86,7 +85,7 @@ export class Reading {
     return column;
   }
 
-  // What each part adds to the logit of the next token (see attribution.py), or of the likeliest at the last position.
+  // What each part adds to the logit of the next token; at the last position, of the likeliest one. See reading.py.
   attribution(t, likeliestNext) {
     const { network, trace } = this;
     const { D, L } = network;
@@ -99,7 +98,7 @@ export class Reading {
     return { parts, logit, error: Math.abs(sum - logit) };
   }
 
-  // What the tables and the parts of the first `layers` layers add to stream . direction at position t.
+  // What the tables and the parts of the first `layers` layers add to (stream . direction) at position t.
   shares(direction, layers, t) {
     const { network, trace } = this;
     const { D, config: { embedding_norm: normed } } = network;
@@ -111,13 +110,13 @@ export class Reading {
     return parts;
   }
 
-  // The share of a bias, where the model has it.
+  // Adds the share of a bias, if the model has it.
   addBias(parts, part, name, direction) {
     const bias = this.network.weights.get(`${name}.bias`);
     if (bias) parts[part] = dot(bias, direction);
   }
 
-  // What a part of the norm's input x is multiplied with, for its share of norm(x) . direction.
+  // The vector whose product with a part of the norm's input x is that part's share of (norm(x) . direction).
   beforeNorm(name, x, direction) {
     const weight = this.network.weight(name);
     const weighted = weight ? Float64Array.from(direction, (value, i) => value * weight[i]) : direction;
@@ -143,9 +142,9 @@ export class Reading {
     parts[`feed-forward ${layer}`] -= parts[`feed-forward bias ${layer}`] ?? 0;
   }
 
-  // What each earlier part of the model adds to a score, through the key: with the scale of each norm fixed at what it
-  // is, the key is a sum over what was added to its token's stream ("K-composition" in Elhage et al. 2021).
-  sharesOfScore(layer, head, asked, position) {
+  // What each earlier part of the model adds to a score through the key. With the scale of each norm held fixed, the
+  // key is a sum over what was added to its token's stream ("K-composition" in Elhage et al. 2021).
+  sharesOfScore(layer, head, queryVector, position) {
     const { network, trace } = this;
     const { D, H, K, config } = network;
     const block = `blocks.${layer}.attention`;
@@ -159,34 +158,34 @@ export class Reading {
       const key = Float64Array.from({ length: K }, (_, i) => dot(row(matrix, i, D), normed) + (bias?.[first + i] ?? 0));
       divisor *= moments(key)[1];
     }
-    const turned = Float64Array.from(asked);
+    const turned = Float64Array.from(queryVector);
     if (network.turns) rotate(turned, position, network.turns, -1);
     const direction = new Float64Array(D);
     for (let i = 0; i < K; i++) for (let d = 0; d < D; d++) direction[d] += (turned[i] * matrix[i * D + d]) / divisor;
     return this.shares(this.beforeNorm(`${block}_norm`, stream, direction), layer, position);
   }
 
-  // How the weight of a head's query on a key comes about, and what it does; compare walk.py. Yields now and then.
+  // How a head's query gets its weight on a key, and what this does; compare walk.py. Yields now and then.
   //
-  // scores, q.k / sqrt(K), and weights, their softmax, are of the keys that the query can see, from the key `first` on.
-  // sources: [part, share] of those that most make the key's score differ from the mean of all these.
-  // pushes: [token, change of its logit] of those that the value by itself raises most, as `attribution` counts.
+  // scores, q.k / sqrt(K), and weights, their softmax: for the keys that the query can see, from the key `first` on.
+  // sources: [part, share] of the parts that add most to the difference of the key's score from the mean of the scores.
+  // pushes: [token, change of its logit] of the tokens that the value by itself raises most, as in `attribution`.
   *square({ layer, head, query, key }) {
     const { cache, trace, network } = this;
     const { D, H, kv, K, V, config } = network;
     const rowOf = (rows, position) => row(rows[layer], position * kv + network.groupOf(head), K);
-    const asked = row(trace.queries[layer], query * H + head, K);
+    const queryVector = row(trace.queries[layer], query * H + head, K);
     const first = oldestSeen(config, cache.tokens, query);
     const scores = Array.from({ length: query + 1 - first }, (_, i) =>
-      dot(asked, rowOf(cache.keys, first + i)) / Math.sqrt(K));
+      dot(queryVector, rowOf(cache.keys, first + i)) / Math.sqrt(K));
     const weights = [...trace.weights[layer * H + head].subarray(triangle(query) + first, triangle(query + 1))];
-    const shares = []; // of the score of each key
+    const shares = []; // for each key, what each part adds to its score
     for (const i of scores.keys()) {
-      shares.push(this.sharesOfScore(layer, head, asked, first + i));
+      shares.push(this.sharesOfScore(layer, head, queryVector, first + i));
       yield;
     }
     const sources = Object.entries(shares[key - first]).map(([part, share]) =>
-      [part, share - average(shares.map((of) => of[part]))]);
+      [part, share - average(shares.map((ofKey) => ofKey[part]))]);
     const matrix = network.weight(`blocks.${layer}.attention.output_proj`);
     const read = rowOf(cache.values, key).map((x) => weights[key - first] * x);
     const value = Float64Array.from({ length: D }, (_, d) => dot(row(matrix, d * H + head, K), read));
@@ -197,11 +196,11 @@ export class Reading {
     const changes = Float64Array.from({ length: V }, (_, id) => dot(row(network.weight("head"), id, D), normed));
     return {
       first, scores, weights, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]),
-      sources: sources.sort(([, one], [, two]) => Math.abs(two) - Math.abs(one)).slice(0, TOP),
+      sources: sources.sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, TOP),
     };
   }
 
-  // All maps of the text in the page's format: for each head the lower triangle of 255 sqrt(p), a byte each.
+  // All maps of the text in the page's format: the lower triangle of each head, a byte 255 sqrt(p) for each weight p.
   block() {
     const size = triangle(this.cache.length);
     const block = new Uint8Array(this.trace.weights.length * size);
@@ -211,10 +210,10 @@ export class Reading {
     return block;
   }
 
-  // As the recorded details of one probe that is called "text" (see recording.py), without the texts of tokens.
+  // The details, as a recording has them of its probe "text" (see `Reading.figures`), without the texts of tokens.
   details(deep) {
     const { columns, network: { L, H } } = this;
-    const rows = (count, at) => Array.from({ length: count }, (_, i) => columns.map((column) => at(column, i)));
+    const rows = (count, pick) => Array.from({ length: count }, (_, i) => columns.map((column) => pick(column, i)));
     const text = {
       bits: columns.map(({ nats }) => (nats === null ? null : nats / Math.LN2)),
       rank: columns.map(({ rank }) => rank),
@@ -244,7 +243,7 @@ function dot(a, b) {
 
 const average = (x) => x.reduce((a, b) => a + b, 0) / x.length;
 
-// log of the sum of the exponentials.
+// The logarithm of the sum of the exponentials.
 export function logTotal(logits) {
   let largest = -Infinity;
   for (let i = 0; i < logits.length; i++) if (logits[i] > largest) largest = logits[i];
@@ -253,7 +252,7 @@ export function logTotal(logits) {
   return largest + Math.log(total);
 }
 
-// The Kullback-Leibler divergence in bits of an early prediction from the final one: its probabilities and their logs.
+// The Kullback-Leibler divergence in bits of an early prediction from the final one (its probabilities and their logs).
 function divergence(share, final, early, earlyTotal) {
   let sum = 0;
   for (let id = 0; id < final.length; id++) sum += share[id] * (final[id] - early[id] + earlyTotal);

@@ -1,5 +1,5 @@
-// Draws the state. A view is a module that calls addView with its drawing function. A view that needs another one
-// imports it, and is therefore drawn after it. addFollower is for what changes while something is only pointed at.
+// Draws the state. A view is a module that calls addView with its drawing function. A view that needs another view
+// imports it, and is therefore drawn after it. addFollower is for what changes when the pointer moves.
 
 import { $, button, element } from "browser/elements.js";
 import { palette } from "browser/maps.js";
@@ -17,22 +17,22 @@ export function start() {
   render();
 }
 
-// The state that is on the screen with what it shows: the `snapshot` and `labels` of the first side, `typing`: whether
-// it is what was typed, textName, and `sides`: what is looked at, and what it is compared with. A side is what was
-// read, and { name, label: the name before a sentence if there are two, when: its step in words, title: label and when,
-// at, snapshot, head, measured: see measured.js }.
+// The frame on the screen: the state, the `snapshot` and `labels` of the first side, `typing`: whether typed text is
+// shown, textName, and `sides`: the step that is shown, and the step that it is compared with. A side is a reading with
+// { name, label: the name before a sentence if there are two sides, when: its step in words, title: label and when, at,
+// snapshot, head, measured: see measured.js }.
 export let shown = null;
-export let rendered = Promise.resolve(); // settles when everything that was asked for is drawn
-export const pointer = { cell: null, token: null }; // the square { query, key } and the token of the text pointed at
+export let rendered = Promise.resolve(); // settles when every requested frame is drawn
+export const pointer = { cell: null, token: null }; // the square { query, key } of the map, or the token, pointed at
 
 const views = [];
-const plainViews = []; // those of a page without maps, which have nothing in `shown`
+const plainViews = []; // views of a page without maps, where `shown` is null
 const followers = [];
 export const addView = (draw) => views.push(draw);
 export const addPlainView = (draw) => plainViews.push(draw);
 export const addFollower = (draw) => followers.push(draw);
 
-// The token that is pointed at in the text or on the map, or else the one that was chosen; null if there is none.
+// The token that is pointed at in the text or on the map, or else the chosen token; null if there is none.
 export function chosenToken() {
   const { cell, token } = pointer;
   return token ?? cell?.query ?? shown.token;
@@ -41,8 +41,8 @@ export function chosenToken() {
 // A button that goes to a step.
 export const stepButton = (step) => button(`step ${step}`, () => change({ at: nearest(step) }));
 
-// Buttons that set a field of the state: `options` are its values and their names. A field of this view alone is an
-// option (see addOption).
+// Adds buttons that set a field of the state. options: pairs of a value and the name of its button. A field that the
+// state does not have becomes an option (see addOption).
 export function addChoices(parent, field, options) {
   if (!(field in state)) addOption(field, options.map(([value]) => value));
   const buttons = options.map(([value, name]) =>
@@ -56,27 +56,27 @@ export function point(patch) {
   for (const draw of followers) draw(patch);
 }
 
-const STEPS = ["off", "other", "probe"]; // fields of which a change can be taken back by the browser's "back"
+const STEPS = ["off", "other", "probe"]; // the browser's "back" undoes a change of these fields
 
 export function change(patch) {
   if (STEPS.some((field) => field in patch && String(patch[field]) !== String(state[field]))) keepView();
-  const isOther = patch.probe !== undefined && patch.probe !== state.probe; // text
-  if (isOther) Object.assign(state, { token: undefined, square: null });
+  const isOtherText = patch.probe !== undefined && patch.probe !== state.probe;
+  if (isOtherText) Object.assign(state, { token: undefined, square: null });
   Object.assign(state, patch);
   save();
   render();
 }
 
-// Draws one frame after another. A frame that is asked for but not begun will show the latest state in any case.
-let asked = false;
+// Requests a frame. Frames are drawn one after another, and one that has not begun will show the latest state anyway.
+let isRequested = false;
 
 export function render() {
-  if (asked) return;
-  asked = true;
+  if (isRequested) return;
+  isRequested = true;
   rendered = rendered.then(draw, draw);
 }
 
-// The text that a frame shows: where the page cannot read what is typed, the recorded one.
+// Chooses the text of a frame: the recorded text if the page cannot read the typed one.
 function textOf({ at, other, probe }) {
   const { name } = TEXTS[probe];
   const typing = name === "typed" && engine && holdsWeights(at) && (other === null || holdsWeights(other));
@@ -85,7 +85,7 @@ function textOf({ at, other, probe }) {
 }
 
 async function draw() {
-  asked = false;
+  isRequested = false;
   document.documentElement.dataset.theme = state.theme;
   if (!mapped.length) return plainViews.forEach((view) => view());
   const next = { ...state, ...textOf(state) };
@@ -94,20 +94,20 @@ async function draw() {
   const { length } = first.labels;
   const { token } = next;
   if (token >= length) next.token = null;
-  // The last token; of a recorded text, the last whose true next token is known.
+  // Chooses the last token; in a recorded text, the last whose true next token is known.
   if (token === undefined) next.token = Math.max(0, length - (next.typing ? 1 : 2));
-  // A text that stands in for what was typed may be too short for its token.
+  // A recorded text shown in place of the typed one may be too short for the chosen token, which the state then keeps.
   if (state.token === token && (next.probe === state.probe || next.token !== null)) state.token = next.token;
   if (next.other !== null) next.sides.push(await side("B", next, next.other));
   if (next.square && (!next.typing || next.square.query >= length)) next.square = null;
   Object.assign(next, { snapshot: first.snapshot, labels: first.labels });
-  // The views measure themselves, so the layout comes first. A line that comes or goes above it is drawn with them.
+  // The views measure the layout, so it is set first. If they move its top, another frame follows: see below.
   const top = $("main").offsetTop;
   $("main").className = `${next.other === null ? "" : "compare"} ${next.typing ? "typing" : ""}`;
   document.documentElement.style.setProperty("--top", `${top}px`);
   document.documentElement.style.setProperty("--controls", `${$("kept-in-sight").offsetHeight}px`);
   next.palette = palette(data.colours[next.theme]);
-  // What is pointed at may have gone with the text.
+  // The text may no longer have the token that is pointed at.
   const places = [pointer.token, pointer.cell?.query, pointer.cell?.key];
   if (shown?.textName !== next.textName || places.some((place) => place >= length)) pointer.cell = pointer.token = null;
   shown = next;

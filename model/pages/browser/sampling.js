@@ -1,14 +1,14 @@
-// Drawing the next token from logits, as model/generation.py does.
+// Draws the next token from logits, as model/generation.py does.
 
 export function sample(logits, options) {
   const chances = options.temperature === 0 ? [] : probabilities(logits, options);
   let left = Math.random();
   for (let id = 0; id < chances.length; id++) if ((left -= chances[id]) < 0) return id;
-  return likeliest(logits, 1)[0]; // without chance, or by rounding, which leaves the sum below 1
+  return likeliest(logits, 1)[0]; // at temperature 0, or if rounding leaves the sum below 1
 }
 
-// With what probability `sample` draws each token. temperature divides the logits, 0 takes the likeliest token; topK
-// draws from so many of the likeliest, null from all.
+// The probability with which `sample` draws each token. temperature: divides the logits; 0 takes the likeliest token.
+// topK: draws from this many of the likeliest tokens; null draws from all.
 export function probabilities(logits, { temperature = 1, topK = null }) {
   const ids = temperature === 0 ? likeliest(logits, 1) : topK ? likeliest(logits, topK) : logits.keys();
   const weights = new Float64Array(logits.length);
@@ -19,7 +19,7 @@ export function probabilities(logits, { temperature = 1, topK = null }) {
   return weights;
 }
 
-// The ids of the `count` largest logits, largest first; of equal ones the lower id.
+// The ids of the `count` largest logits, largest first; of equal logits, the lower id first.
 export function likeliest(logits, count) {
   const best = [];
   for (let id = 0; id < logits.length; id++) {

@@ -1,6 +1,6 @@
-// What parts are measured by. Scores: those of the chosen head as bars, each with a tick at the value of uniform
-// attention, and what they mean. Losses: what is added to the loss, in nats per token, when a part is replaced by its
-// mean, with its standard error over the windows; measured at the steps whose weights were kept.
+// The measurements of parts. Scores of the chosen head: bars, each with a tick at the score of uniform attention, and
+// their meanings. Losses: by how much the loss rises, in nats per token, if a part gives its mean, with the standard
+// error over the windows; measured at the steps whose weights were kept.
 
 import { $, button, element, tableHead, track } from "browser/elements.js";
 import { buttons, markOf, meaningOf } from "browser/heads.js";
@@ -9,7 +9,7 @@ import { choosing, data, formation, formedBetween, headName, headPart, mapped, R
 import { engine } from "browser/typed-text.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 
-const KINDS = { text: "on text", repeated: "on repetition" }; // what losses are measured on
+const KINDS = { text: "on text", repeated: "on repetition" }; // the windows on which losses are measured
 
 addView(function drawCard() {
   $("card-title").textContent = `Scores of ${headName(shown.head)}`;
@@ -21,18 +21,18 @@ addView(function drawCard() {
 });
 
 function rowOf({ name, snapshot, head }, score) {
-  const [value, error] = [snapshot.scores, snapshot.errors].map((of) => of[score].flat()[head]);
+  const [value, error] = [snapshot.scores, snapshot.errors].map((figures) => figures[score].flat()[head]);
   return element("dd", { className: `row ${name}` },
     shown.sides[1] ? element("span", {}, name) : "",
     track([value], RUN.uniform[score]),
     element("span", {}, decimal(value) + (error > 0 ? ` ± ${decimal(error)}` : "")));
 }
 
-// A pattern of lines or signs is not in every window, and only where it is can it be shown.
+// Not every window has line breaks or brackets: a score counts only the windows that can show its pattern.
 function measuredOn(score) {
   const { counts, windows } = shown.snapshot;
   const all = windows[SCORES[score].probe][0];
-  return counts[score] < all ? [`on the ${counts[score]} of ${all} windows that can show it`] : [];
+  return counts[score] < all ? [`measured on the ${counts[score]} of ${all} windows that can show it`] : [];
 }
 
 function formedIn(score) {
@@ -40,14 +40,14 @@ function formedIn(score) {
   return step < Infinity ? [`formed ${formedBetween(step)}`] : [];
 }
 
-// A change of the loss in words: whether it is more than chance explains, as parts.py judges it.
+// A change of the loss, [change, error], in words; "no clear effect" if chance may explain it, as in parts.py.
 const isClear = ([change, error]) => error !== null && Math.abs(change) > data.errors * error;
-const inWords = (found) =>
-  (isClear(found) ? `${signed(found[0], 3)} ± ${decimal(found[1], 3)}` : "no clear effect");
+const inWords = ([change, error]) =>
+  (isClear([change, error]) ? `${signed(change, 3)} ± ${decimal(error, 3)}` : "no clear effect");
 
-// Of the part that is pointed at or was chosen last: what it is, its size, and what is lost without it.
+// Describes the part that is pointed at or was chosen last: what it is, its size, and the loss without it.
 function tellPart(part) {
-  const { step, ablation } = [...RUN.snapshots, shown.snapshot].findLast((one) => one.ablation) ?? {};
+  const { step, ablation } = [...RUN.snapshots, shown.snapshot].findLast((snapshot) => snapshot.ablation) ?? {};
   const losses = Object.entries(KINDS).filter(([kind]) => ablation?.[kind][part])
     .map(([kind, where]) => `${where} ${inWords(ablation[kind][part])}`);
   const size = engine?.parameters[part];
@@ -55,29 +55,29 @@ function tellPart(part) {
   $("part").replaceChildren(element("b", {}, part), [
     `: ${meaningOf(part) ?? ""}`,
     size && `${size.toLocaleString("en")} parameters.`,
-    losses.length && `Change of the loss without it, nats per token, at step ${step}: ${losses.join(", ")}.`,
+    losses.length && `Change of the loss without it at step ${step}, in nats per token: ${losses.join(", ")}.`,
   ].filter(Boolean).join(" "));
 }
 const tellChosen = () => tellPart(shown.part ?? headPart(shown.head));
 
 addView(tellChosen);
-for (const [part, pointed] of buttons)
+for (const [part, partButton] of buttons)
   for (const [event, tell] of [["pointerenter", () => shown && tellPart(part)], ["pointerleave", tellChosen]])
-    pointed.addEventListener(event, tell);
+    partButton.addEventListener(event, tell);
 
-// All parts, those first without which the loss is most; of two steps, the first.
+// A table of all parts, the part whose loss rises most first. Of two steps, it shows the first.
 addView(function drawTable() {
   const { ablation } = shown.snapshot;
   $("ablation").hidden = !RUN.snapshots.some((snapshot) => snapshot.ablation);
   $("ablations").hidden = !ablation;
   const jumps = mapped.filter((snapshot) => snapshot.ablation).map(({ step }) => stepButton(step));
   const [{ windows }] = RUN.snapshots;
-  const on = `Measured on ${windows.text[0]} windows of text and ${windows.repeated[0]} that repeat, at `;
-  $("measured-at").replaceChildren(on, ...jumps, ablation ? "" : `, not at step ${shown.snapshot.step}`);
+  const where = `Measured on ${windows.text[0]} windows of text and ${windows.repeated[0]} that repeat, at `;
+  $("measured-at").replaceChildren(where, ...jumps, ablation ? "" : `, not at step ${shown.snapshot.step}`);
   if (!ablation) return;
   const parts = Object.keys(ablation.text);
   const ranked = largestFirst(parts.map((part) => ablation.text[part][0] ?? -Infinity)).map((place) => parts[place]);
-  const cell = (found) => element("td", { className: isClear(found) ? "" : "soft" }, inWords(found));
+  const cell = (change) => element("td", { className: isClear(change) ? "" : "soft" }, inWords(change));
   const row = (part) => element("tr", {},
     element("th", { scope: "row" }, partName(part)),
     ...Object.keys(KINDS).map((kind) => cell(ablation[kind][part])),
@@ -86,7 +86,7 @@ addView(function drawTable() {
   $("ablations").replaceChildren(head, element("tbody", {}, ...ranked.map(row)));
 });
 
-// A part's name as a button that chooses it, where it is one of the picture.
+// A part's name; a button that chooses the part if the picture of the model has it.
 export function partName(part) {
   if (!buttons.has(part)) return part;
   const ariaPressed = part === (shown.part ?? headPart(shown.head));

@@ -1,4 +1,4 @@
-// What the chosen head does, in sentences: for the chosen token, and as Python describes it.
+// Sentences on the chosen head: what it reads at the chosen token, and its description by describe.py.
 
 import { $, button, element } from "browser/elements.js";
 import { addFollower, addView, change, chosenToken, shown } from "browser/render.js";
@@ -8,13 +8,13 @@ import { largestFirst, readsInWords } from "browser/words.js";
 
 addView(function drawSays() {
   const { head, sides } = shown;
-  const told = sides.map(({ label, descriptions }) => ({ label, ...descriptions.flat()[head] }));
+  const texts = sides.map(({ label, descriptions }) => ({ label, ...descriptions.flat()[head] }));
   const name = headName(head).replace("l", "L");
   const isOff = shown.typing && shown.off.includes(headPart(head));
-  const off = isOff ? "Off now, so nothing that it reads reaches the model. " : "";
-  $("sentences").replaceChildren(...told.map(({ label, sentence }) =>
+  const off = isOff ? "Switched off now: what it reads does not reach the model. " : "";
+  $("sentences").replaceChildren(...texts.map(({ label, sentence }) =>
     element("p", {}, element("b", {}, `${label}${name}. `), off, sentence)));
-  $("evidence").replaceChildren(...told.map(({ label, evidence }) =>
+  $("evidence").replaceChildren(...texts.map(({ label, evidence }) =>
     element("p", {}, evidence ? label + evidence : "")));
   drawReading();
 });
@@ -24,12 +24,12 @@ function drawReading() {
   const { labels, head } = shown;
   const name = headPart(head).replace("h", "H");
   if (token === null) {
-    $("reading").textContent = "Point at a token to see what it reads; click to keep it.";
+    $("reading").textContent = "Point at a token to see what this head reads there; click to keep it.";
     return;
   }
   const rows = shown.sides.map((_, i) => weightsOf(shown.panes[i]));
   const square = { query: token, key: largestFirst(rows[0])[0] };
-  const why = shown.typing && token ? button("what leads it there?", () => change({ token, square })) : "";
+  const why = shown.typing && token ? button("why does it look there?", () => change({ token, square })) : "";
   $("reading").replaceChildren(...shown.sides.map(({ label }, i) =>
     element("p", {}, `${label}${readsInWords(name, labels, token, rows[i])} `, i ? "" : why)));
 }

@@ -1,21 +1,21 @@
-// A square of the map, opened: how the weight comes about, and what it does. The engine computes it for what was typed;
-// scripts/walk.py shows the same with every number.
+// An opened square of the map: how its weight is computed, and what it does. Only typed text has this, because the
+// engine computes it. scripts/walk.py shows the same with every number.
 
 import { $, element, tableHead, track } from "browser/elements.js";
-import "browser/large-map.js"; // where a square is chosen, and which is drawn before
+import "browser/large-map.js"; // where a person chooses a square: drawn before this view
 import { addView, change, shown } from "browser/render.js";
 import { headName, mapped, placeOf } from "browser/state.js";
 import { ask, engine } from "browser/typed-text.js";
 import { decimal, largestFirst, listed, percent, quote, signed } from "browser/words.js";
 
-const SHOWN = 6; // tokens of the row: those with the largest weights, and the key itself
-const LEAST = 0.01; // change of a logit that is told
-const LEAST_SHARE = 0.1; // of a score that is told
+const SHOWN = 6; // tokens of the row: the key itself, and those with the largest weights
+const LEAST = 0.01; // smallest change of a logit that is mentioned
+const LEAST_SHARE = 0.1; // smallest share of a score that is mentioned
 let opened = null; // the square that was scrolled to last
 
 addView(async function drawSquare() {
-  const now = shown;
-  const { square, sides: [{ at, head: number, typed, off }] } = now;
+  const frame = shown;
+  const { square, sides: [{ at, head: number, typed, off }] } = frame;
   const { window } = engine?.config ?? {};
   const isSeen = square && square.key <= square.query && !(window && square.key <= square.query - window);
   $("square").hidden = !isSeen;
@@ -23,9 +23,9 @@ addView(async function drawSquare() {
   if (!isSeen) return;
   const [layer, head] = placeOf(number);
   const request = { snapshot: mapped[at].weights, tokens: typed.tokens, off, layer, head, ...square };
-  const found = await ask("square", request);
-  if (!found || now !== shown) return;
-  $("square").replaceChildren(...contents(found, square, now));
+  const answer = await ask("square", request);
+  if (!answer || frame !== shown) return;
+  $("square").replaceChildren(...contents(answer, square, frame));
   if (opened !== square) $("square").scrollIntoView({ block: "nearest" });
   opened = square;
 });
@@ -38,10 +38,10 @@ function contents({ first, scores, weights, sources, pushes }, { query, key }, {
   const close = element("button", { className: "push", onclick: () => change({ square: null }) }, "close");
   const step = (name, ...nodes) => element("li", {}, element("b", { textContent: `${name}. ` }), ...nodes);
   const mean = scores.reduce((sum, score) => sum + score, 0) / scores.length;
-  const made = sources.filter(([, share]) => Math.abs(share) >= LEAST_SHARE)
+  const largest = sources.filter(([, share]) => Math.abs(share) >= LEAST_SHARE)
     .map(([part, share]) => `${part} ${signed(share)}`);
-  const madeOf = made.length
-    ? ` The difference comes from what earlier parts wrote at ${quote(labels[key])}: most from ${listed(made)}.`
+  const madeOf = largest.length
+    ? ` The difference comes from what earlier parts wrote at ${quote(labels[key])}: most from ${listed(largest)}.`
     : "";
   const raised = pushes.filter(([, change]) => change >= LEAST)
     .map(([id, change]) => `${quote(engine.tokenizer.label(id))} ${signed(change)}`);
@@ -49,15 +49,16 @@ function contents({ first, scores, weights, sources, pushes }, { query, key }, {
     element("div", { className: "bar" },
       element("h3", {}, `How ${quote(labels[query])} reads ${quote(labels[key])} in ${headName(head)}`), close),
     element("ol", {},
-      step("Query and key", `In ${headName(head)} ${token(query)} asks with its query q, and ${token(key)} is ` +
-        `found by its key k: ${width} numbers each, made of what the model knows of the two tokens at this layer.`),
-      step("Score", `How well they fit: q · k, divided by √${width}, is ${decimal(scores[key - first])}; the mean of ` +
-        `all that ${quote(labels[query])} can see is ${decimal(mean)}.${madeOf}`),
-      step("Softmax", `e to the power of each score, divided by the sum over all that ${quote(labels[query])} can see:`,
-        scoreTable(first, scores, weights, key, labels)),
-      step("Value", `${percent(weight)} of the value of ${quote(labels[key])} is written to the stream of ` +
-        `${quote(labels[query])}, through the output matrix.`,
-        raised.length ? ` By itself that raises most the logits of ${listed(raised)}.` : "")),
+      step("Query and key", `The head makes a query q from the stream of ${token(query)}, and a key k from that of ` +
+        `${token(key)}: lists of ${width} numbers each.`),
+      step("Score", `How well they fit is the scalar product q · k, divided by √${width}: ` +
+        `${decimal(scores[key - first])}. The mean over all tokens that ${quote(labels[query])} can see is ` +
+        `${decimal(mean)}.${madeOf}`),
+      step("Softmax", "The weight is e to the power of the score, divided by the sum of this over all tokens that " +
+        `${quote(labels[query])} can see:`, scoreTable(first, scores, weights, key, labels)),
+      step("Value", `${percent(weight)} of the value of ${quote(labels[key])}, a third such list, is added to the ` +
+        `stream of ${quote(labels[query])}, through the output matrix.`,
+        raised.length ? ` By itself this raises most the logits of ${listed(raised)}.` : "")),
   ];
 }
 
@@ -65,7 +66,7 @@ function scoreTable(first, scores, weights, key, labels) {
   const row = (name, score, weight, className = "") => element("tr", { className },
     element("th", { scope: "row" }, name), element("td", {}, score), element("td", {}, track([weight])),
     element("td", {}, percent(weight)));
-  const named = [...new Set([key - first, ...largestFirst(weights)])].slice(0, SHOWN).sort((one, two) => one - two);
+  const named = [...new Set([key - first, ...largestFirst(weights)])].slice(0, SHOWN).sort((a, b) => a - b);
   const rows = named.map((i) => row(`${first + i} ${quote(labels[first + i])}`, decimal(scores[i]), weights[i],
     i === key - first ? "chosen" : ""));
   const others = [...weights.keys()].filter((i) => !named.includes(i));

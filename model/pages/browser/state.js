@@ -1,32 +1,32 @@
-// The data of the page, the state that a person chooses, and that state in the address.
+// The data of the page, the state that a person chooses, and how the address keeps that state.
 
 import { $, closest, systemTheme } from "browser/elements.js";
 
 export const data = JSON.parse($("data").textContent);
 export const SCORES = data.scores;
 const NOTHING = { layers: 0, heads: 0, probes: [], formation: {}, stages: [], snapshots: [], opening: { head: 0 } };
-export const RUN = data.run ?? NOTHING; // what was recorded of the model
+export const RUN = data.run ?? NOTHING; // the recording of the model
 export const { layers: LAYERS, heads: HEADS } = RUN;
 export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by layer
 
-// The names of their colours in theme.css, which has eight.
+// The names of the scores' colours in theme.css, which has eight for patterns.
 for (const [i, score] of Object.values(SCORES).entries()) score.colour = score.is_pattern ? `mark-${i % 8}` : "accent";
 export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].is_pattern);
 
-// The steps that have maps on this page, which are the stops of its slider. All snapshots have scores.
+// The steps with maps on this page: the stops of its slider. All snapshots have scores.
 export const mapped = RUN.snapshots.filter((snapshot) => snapshot.mapped);
 export const LAST = mapped.length - 1;
 export const stepOf = (at) => mapped[at].step;
-// Where the page holds the model's weights, a person can type.
+// Whether the page holds the weights of a step, so that a person can type there.
 export const holdsWeights = (at) => mapped[at].weights !== undefined;
 
-// The texts that can be shown: what a person types, if the page holds weights, and the recorded ones.
+// The texts that can be shown: what a person types, if the page holds weights, and the recorded texts.
 const typed = mapped.some((_, at) => holdsWeights(at)) ? [{ name: "typed" }] : [];
 export const TEXTS = [...typed, ...RUN.probes];
 export const textNumber = (wanted) => [...TEXTS.keys()].find((i) => TEXTS[i].name === wanted);
 
-// token: undefined until the first drawing chooses one; null if a person chose none. other: the place of the step that
-// is compared, null for none.
+// at: a step, by its place on the slider. token: undefined until the first frame chooses one; null if a person chose
+// none. other: the step that is compared, by its place; null for none.
 const { opening } = RUN;
 export const state = {
   at: LAST, head: opening.head, score: opening.score, probe: typed.length ? 0 : textNumber(opening.probe),
@@ -38,37 +38,37 @@ export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(hea
 export const shortName = (head) => placeOf(head).join(".");
 // A head's number from its short name, undefined if there is no such head.
 export const headNumber = (name) => ALL_HEADS.find((head) => shortName(head) === name);
-export const headPart = (head) => `head ${shortName(head)}`; // as the details of a snapshot and the engine call it
-// What chooses a part. Beside one that is not a head, the map and the scores stay those of the last head.
+export const headPart = (head) => `head ${shortName(head)}`; // a head's name as a part of the model
+// The change of state that chooses a part. If it is not a head, the map and the scores stay those of the last head.
 const headOf = (part) => ALL_HEADS.find((head) => headPart(head) === part);
 export const choosing = (part) => (headOf(part) === undefined ? { part } : { head: headOf(part), part: null });
 export const PLAIN = { temperature: 1, topK: null }; // the model's own probabilities, with which the page opens
 export const formation = (score, head) => RUN.formation[score]?.[shortName(head)] ?? Infinity;
 
-// When a head formed: it did not follow the pattern at the step that was recorded before.
+// When a head formed, in words: it did not follow the pattern yet at the recorded step before.
 export function formedBetween(step) {
   const before = RUN.snapshots.findLast((snapshot) => snapshot.step < step);
   return before ? `between steps ${before.step} and ${step}` : `by step ${step}`;
 }
 
-// The place among the mapped snapshots that is nearest to a step.
+// The place on the slider that is nearest to a step.
 export const nearest = (step) =>
   closest([...mapped.keys()], (at) => Math.abs(Math.log1p(stepOf(at)) - Math.log1p(step)));
 
-// ---- the state in the address, so that a view can be kept and sent
+// ---- the address keeps the state, so that a person can save and send a view
 
-// `write` gives what the address says of a field, null for nothing, and `read` takes it.
+// A field of the address: `write` returns its text, null to leave it out; `read` gets the text back, or null.
 const fields = [];
 export const addField = (name, write, read) => fields.push({ name, write, read });
 
-// A choice. A page opens with the first value, which the address leaves out.
+// Adds a field with a few values. The page opens with the first value, which the address leaves out.
 export function addOption(name, values) {
   [state[name]] = values;
   addField(name, () => (state[name] === values[0] ? null : state[name]),
     (text) => (state[name] = values.includes(text) ? text : values[0]));
 }
 
-// A field of the address as a number; undefined if it is none, or not below `count`.
+// A text of the address as a number; undefined if it is not one, or not below `count`.
 export const numberIn = (text, count = Infinity) =>
   /^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : undefined;
 const placeIn = (text) => (numberIn(text) === undefined ? null : nearest(Number(text)));
@@ -82,35 +82,35 @@ addField("against", () => (state.other === null ? null : stepOf(state.other)), (
 addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
 
 let isHeld = false;
-// While the address is held, it stays as it is.
+// While the address is held, `save` does not change it.
 export const holdAddress = (hold) => (isHeld = hold);
 
-// how: "pushState" adds a page to the browser's history.
+// Writes the state to the address. how: "pushState" adds an entry to the browser's history.
 export function save(how = "replaceState") {
   if (!mapped.length || isHeld) return;
   const written = fields.map(({ name, write }) => [name, write()]).filter(([, value]) => value !== null);
   keepInHistory(null, `#${new URLSearchParams(written)}`, how);
 }
 
-// What the page has in `history.state` when it is loaded again.
-export function keepInHistory(found, address = "", how = "replaceState") {
+// Adds values to `history.state`, where the page finds them after a reload.
+export function keepInHistory(values, address = "", how = "replaceState") {
   try {
-    history[how](found && { ...history.state, ...found }, "", address);
+    history[how](values && { ...history.state, ...values }, "", address);
   } catch {
-    // A frame without an address of its own cannot keep the state there.
+    // A frame without an address of its own, as in a notebook, cannot keep the state.
   }
 }
 
-// To be called before a change: the browser's "back" will lead to what is chosen now.
+// Call this before a change, so that the browser's "back" returns to the present state.
 export function keepView() {
   save();
   save("pushState");
 }
 
-// Takes from the address what makes sense, and leaves the rest of the state as it is.
+// Takes the valid fields from the address, and leaves the rest of the state as it is.
 export function restore() {
   if (!location.hash || !mapped.length) return;
-  const given = new URLSearchParams(location.hash.slice(1));
-  for (const { name, read } of fields) read(given.get(name));
+  const texts = new URLSearchParams(location.hash.slice(1));
+  for (const { name, read } of fields) read(texts.get(name));
   state.square = null;
 }

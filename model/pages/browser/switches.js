@@ -1,4 +1,4 @@
-// Parts of the model that a person switches off on its picture, and what the model is then worse at.
+// The switches: a person switches parts of the model off in its picture, and sees what the model then predicts worse.
 
 import { keys } from "browser/controls.js";
 import { $, element } from "browser/elements.js";
@@ -12,7 +12,7 @@ import { decimal, largestFirst, listed, quote, signed } from "browser/words.js";
 const WORST = 5; // tokens that are listed
 
 function toggle(part) {
-  const others = state.off.filter((one) => one !== part);
+  const others = state.off.filter((other) => other !== part);
   const off = others.length < state.off.length ? others : [...others, part];
   change({ off, panel: "breaking", ...choosing(part) });
 }
@@ -32,7 +32,7 @@ addView(function drawDamage() {
   $("worse").hidden = $("loss-now").hidden = !off.length;
   if (!off.length) return;
   const whole = intact.details.probes.text;
-  // The bits at a place are the cost of the token after it.
+  // bits[i] is the surprise at token i + 1.
   const [before, after] = [whole.bits, measured.bits];
   const rises = after.map((bits, place) => bits - before[place]);
   const worse = largestFirst(rises).filter((place) => place + 1 < labels.length && rises[place] > 0.05);
@@ -48,11 +48,11 @@ addView(function drawDamage() {
   }));
 });
 
-// One place for all changes, so that the text, the change and what follows are in sight at once.
+// All kinds of changes share one panel, so that the text, the change and its effect are in sight together.
 const PANELS = [["try", "Try"], ["breaking", "Break it"], ["patching", "Patch it"]];
 addChoices($("panels"), "panel", PANELS);
 addView(() => PANELS.forEach(([panel]) => ($(panel).hidden = panel !== shown.panel)));
-// While one breaks, a click on a part switches it, before its own listener chooses it.
+// While "Break it" is open, a click on a part switches it: captured, before the part's own listener chooses it.
 $("grid").addEventListener("click", (event) => {
   const [part] = [...buttons].find(([, button]) => button.contains(event.target)) ?? [];
   if (state.panel !== "breaking" || !part || !shown.typing) return;

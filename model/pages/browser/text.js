@@ -1,5 +1,5 @@
-// The text: a recorded one, or the box in which a person types. Its tokens are shaded by what the chosen token reads
-// (attends to), or by how little the model expected each.
+// The text: a recorded one, or the box in which a person types. Its tokens are shaded by how much the chosen token
+// reads of each (attention), or by how little the model expected each (surprise).
 
 import { $, clamp, element, onKeys, SIDEWAYS, tokenSpans } from "browser/elements.js";
 import { word } from "browser/heads.js";
@@ -12,65 +12,65 @@ import { depth, lossOf } from "browser/measured.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { decimal, isOdd, visible } from "browser/words.js";
 
-const PAUSE = 300; // milliseconds after which the address follows
-const LONG_PAUSE = 1000; // milliseconds without a letter, after which what is typed is undone by itself
+const PAUSE = 300; // milliseconds after the last letter until the address is updated
+const LONG_PAUSE = 1000; // milliseconds without a letter, after which the next letter begins a new step of undo
 const END_OF_TEXT = "<|endoftext|>";
 
 export const box = $("box"); // transparent, above the tokens
 const tokens = $("tokens");
 
-let showsEnd = false; // whether the end of the text is to be in sight when it has been read
-let read = null; // the labels or the typed text that `pieces` are of
-let pieces = []; // { text, ids }: together the text that was read last; what was not read has no ids
-let spans = []; // { span, ids }: those of the pieces that have ids, as they stand in the page
+let showsEnd = false; // whether to scroll to the end of the text once it has been read
+let read = null; // the labels or the typed text that were laid out last
+let pieces = []; // { text, ids }: together the typed text that was read last; a piece that was not read has no ids
+let spans = []; // { span, ids }: the elements of the pieces with ids
 let revealed = null; // the chosen token that was scrolled to last
 
-// What the chosen token gives to each token, on one of the large maps.
+// The weights that the chosen token gives to each token, on one of the large maps.
 export function weightsOf(pane) {
   const token = chosenToken();
   return shown.labels.map((_, i) => (token === null ? 0 : pane.value(token, i)));
 }
 
-// The tokens as pieces of the text in the box. A character that is spread over several tokens is one piece. Not read
-// are the beginning of a long text, and what the tokenizer leaves out.
+// Splits a typed text into pieces, one for each token. A character that is spread over several tokens is one piece. The
+// beginning of a long text, and text for which the tokenizer has no token, become pieces without ids.
 function piecesOf({ text, tokens, all }) {
-  const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // which is text here
-  const known = []; // the last first
+  const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a byte order mark is text here
+  const decoded = []; // from the last to the first
   let ids = [];
   for (const [i, token] of (all ? tokens : []).entries()) {
     const piece = decoder.decode(engine.tokenizer.bytes(token), { stream: i + 1 < tokens.length });
     ids.push(i);
-    if (piece) known.unshift({ piece, ids });
+    if (piece) decoded.unshift({ piece, ids });
     if (piece) ids = [];
   }
-  const found = [];
+  const split = [];
   let end = text.length;
-  for (const { piece, ids } of known) {
+  for (const { piece, ids } of decoded) {
     const place = text.lastIndexOf(piece, end - piece.length);
-    const start = place < 0 ? Math.max(0, end - piece.length) : place; // half a character is read as another
+    const start = place < 0 ? Math.max(0, end - piece.length) : place; // half a surrogate pair is read as U+FFFD
     const after = { text: text.slice(start + piece.length, end), ids: [] };
-    found.unshift({ text: text.slice(start, start + piece.length), ids }, after);
+    split.unshift({ text: text.slice(start, start + piece.length), ids }, after);
     end = start;
   }
-  return [{ text: text.slice(0, end), ids: [] }, ...found].filter(({ text }) => text);
+  return [{ text: text.slice(0, end), ids: [] }, ...split].filter(({ text }) => text);
 }
 
-// Shows the text in the box: what was read and still stands there, up to where a person has changed it since.
+// Shows the text of the box. The pieces that were read keep their spans, up to the first change since.
 function layBox() {
   const { value } = box;
   const nodes = [];
   spans = [];
-  let at = 0;
+  let end = 0; // of the pieces so far
   for (const { text, ids } of pieces) {
-    if (!value.startsWith(text, at)) break;
+    if (!value.startsWith(text, end)) break;
     const span = element("span", { textContent: text, className: ids.length ? "" : "unread" });
     span.toggleAttribute("data-odd", isOdd(text));
     if (ids.length) span.dataset.index = ids.at(-1);
     if (ids.length) spans.push({ span, ids });
     nodes.push(span);
-    at += text.length;
+    end += text.length;
   }
-  tokens.replaceChildren(...nodes, value.slice(at), "\u200b"); // which gives an empty last line its height
+  tokens.replaceChildren(...nodes, value.slice(end), "\u200b"); // the last character gives an empty line its height
 }
 
 function layRecorded() {
@@ -78,7 +78,7 @@ function layRecorded() {
   tokens.replaceChildren(...spans.map(({ span }) => span));
 }
 
-// A token's background and text colour: those of its square on the map.
+// A token's background, the colour of its square on the map, and a text colour that can be read on it.
 function shadeOf(weight) {
   if (weight < 0.001) return ["", ""];
   const colour = shown.palette.weights[Math.round(255 * Math.sqrt(weight))];
@@ -91,7 +91,7 @@ function shade() {
   const weights = weightsOf(shown.panes[0]);
   const token = chosenToken();
   const pointed = pointer.cell?.key;
-  const most = (ids, of) => Math.max(...ids.map(of));
+  const most = (ids, measure) => Math.max(...ids.map(measure));
   for (const { span, ids } of spans) {
     span.style.setProperty("--depth", most(ids, (id) => depth(measured, id)).toFixed(3));
     const [background, color] = shadeOf(most(ids, (id) => weights[id] ?? 0));
@@ -103,22 +103,22 @@ function shade() {
 addView(function drawText() {
   const { typing, labels, token } = shown;
   const { typed } = shown.sides[0];
-  const now = typing ? typed : labels;
+  const text = typing ? typed : labels;
   box.hidden = !typing;
   tokens.tabIndex = typing ? -1 : 0;
-  if (read !== now) pieces = typing ? piecesOf(typed) : [];
+  if (read !== text) pieces = typing ? piecesOf(typed) : [];
   if (typing) layBox();
-  else if (read !== now) layRecorded();
-  read = now;
+  else if (read !== text) layRecorded();
+  read = text;
   shade();
   tell();
-  if (showsEnd) showEnd(); // the note takes its height from the box
+  if (showsEnd) showEnd(); // scrolls again, because the note below takes height from the box
   showsEnd &&= typing && box.value !== typed.text;
   if (revealed !== token) reveal(spans.find(({ ids }) => ids.includes(token))?.span);
   revealed = token;
 });
 
-// What stands below the text: its tokens, what they cost, and what is not as it seems.
+// Fills the lines below the text: the number of tokens, their loss, and notes on the text.
 function tell() {
   const { typing, labels, sides } = shown;
   const [{ measured, typed }] = sides;
@@ -129,13 +129,13 @@ function tell() {
   const { period } = TEXTS.find(({ name }) => name === shown.textName);
   const bare = engine && sides.find(({ at }) => !holdsWeights(at));
   const why = bare
-    ? [`${bare.when} holds no weights here, with which to read yours. Back to your text: `,
+    ? [`the page has no weights of ${bare.when} to read your text with. Back to your text: `,
       ...mapped.filter((_, at) => holdsWeights(at)).map(({ step }) => stepButton(step))]
     : ["the model in this page has not started. "];
   const isReplaced = !typing && TEXTS[state.probe].name === "typed";
   $("heads").hidden = TEXTS[0].name !== "typed";
   $("window").replaceChildren(...(isReplaced ? [element("b", {}, "This is a recorded text: "), ...why] : []), [
-    period && `${period} random tokens, which nothing can expect, then the same again: here heads show that look back.`,
+    period && `${period} random tokens, which no model can expect, then the same again, for heads that look back.`,
     labels.includes(END_OF_TEXT) && `${END_OF_TEXT} marks where a document begins.`,
     ...(typing ? aboutTyped(typed) : []),
   ].filter(Boolean).join(" "));
@@ -146,7 +146,7 @@ function aboutTyped(typed) {
   const whole = typed.all === typed.tokens.length;
   return [
     !typed.all && (typed.text ? "The model has no token for this text:" : "The box is empty:"),
-    !typed.all && "shown is what the model expects at the beginning of a document.",
+    !typed.all && "this is what the model expects at the beginning of a document.",
     typed.all && whole && pieces.some(({ ids }) => !ids.length) && "Grey: the model has no token for it.",
     typed.all && !whole && `The model reads ${context} tokens at once:`,
     typed.all && !whole && `of these ${typed.all.toLocaleString("en")} it reads the last ${context} (grey: not read).`,
@@ -158,17 +158,17 @@ function showEnd() {
   showsEnd = true;
 }
 
-// Shows a text in the box, and its end; it is read when `readBox` is called.
+// Puts a text into the box and scrolls to its end; `readBox` then reads it.
 export function showInBox(text) {
   box.value = text;
   if (!box.hidden) layBox();
   showEnd();
 }
 
-const before = []; // the texts before the one in the box, the last of them last
-let typedAt = -Infinity; // when a person changed the text last
+const before = []; // earlier texts of the box, the latest at the end
+let typedAt = -Infinity; // when a person typed the last letter
 
-// To be called before the box gets another text: one can come back to this one.
+// Call this before the box gets another text, so that undo can return to this one.
 export function keepText(text = box.value) {
   keepView();
   before.push(text);
@@ -176,7 +176,7 @@ export function keepText(text = box.value) {
 }
 
 export function undo() {
-  while (before.at(-1) === box.value) before.pop(); // the tour has put it back
+  while (before.at(-1) === box.value) before.pop(); // the tour may have put this text back
   if (!before.length) return;
   keepView(); // the browser's "back" undoes this
   typedAt = -Infinity;
@@ -188,7 +188,7 @@ export const canUndo = () => before.some((text) => text !== box.value);
 
 let saving = null;
 
-// Reads the text in the box. The address follows when a person pauses.
+// Reads the text in the box. The address is updated when a person pauses.
 export function readBox() {
   const typed = box.value;
   layBox();
@@ -212,22 +212,22 @@ addField("typed", () => (engine ? state.typed : null), (text) => {
   if (text === null || text === state.typed) return;
   if (shown) before.push(box.value);
   box.value = text;
-  state.typed = box.value; // where all line breaks are alike
+  state.typed = box.value; // the box has made all line breaks alike
 });
 
-// Scrolls the text, and never the page, to a token if there is one.
+// Scrolls the text, but never the page, to a token.
 function reveal(span) {
   if (!span) return;
   const [outer, inner] = [$("editor"), span].map((node) => node.getBoundingClientRect());
   if (inner.top >= outer.top && inner.bottom <= outer.bottom) return;
-  const line = parseFloat(getComputedStyle(span).lineHeight); // the first one in sight is to be whole
+  const line = parseFloat(getComputedStyle(span).lineHeight); // so that the first visible line is whole
   const top = $("editor").scrollTop + inner.top - outer.top - outer.height / 2;
   $("editor").scrollTop = Math.round(top / line) * line;
 }
 
 const indexOf = (node) => (node?.dataset?.index === undefined ? null : Number(node.dataset.index));
 
-// In the box: the token that the caret stands in or behind.
+// Chooses the token in the box that the caret is in or behind.
 function chooseAtCaret() {
   let end = 0;
   const node = [...tokens.childNodes].find(({ textContent }) => (end += textContent.length) >= box.selectionStart);

@@ -1,49 +1,49 @@
-// Text <-> token ids, the same as data/tokenizers.py gives: bytes, and byte-pair encodings as tiktoken has them.
+// Text <-> token ids, as in data/tokenizers.py: bytes, and byte-pair encodings as in tiktoken.
 
 import { recent } from "browser/recent.js";
 
 const KEPT_PIECES = 10000;
 
-// stored: { pattern, tokens, special_tokens } as Tokenizer.to_dict gives them, tokens in base64. Bytes are kept as
-// strings of characters below 256 here, because they can be keys of a Map.
+// stored: { pattern, tokens, special_tokens } from Tokenizer.to_dict, with tokens in base64. Bytes are strings of
+// characters below 256 here, so that they can be keys of a Map.
 export function createTokenizer({ pattern, tokens, special_tokens: special }) {
   const packed = atob(tokens);
   const byId = [];
   const ranks = new Map(); // a token's bytes -> its id
-  for (let at = 0; at < packed.length; ) {
-    const length = packed.charCodeAt(at) + 256 * packed.charCodeAt(at + 1);
-    const token = packed.slice(at + 2, at + 2 + length);
+  for (let start = 0; start < packed.length; ) {
+    const length = packed.charCodeAt(start) + 256 * packed.charCodeAt(start + 1);
+    const token = packed.slice(start + 2, start + 2 + length);
     if (length) ranks.set(token, byId.length);
-    byId.push(length ? token : undefined); // an id that no token has
-    at += 2 + length;
+    byId.push(length ? token : undefined); // no token has this id
+    start += 2 + length;
   }
-  const utf8 = new TextEncoder(); // gives a lone surrogate the bytes of U+FFFD, as tiktoken does
+  const utf8 = new TextEncoder(); // writes a lone surrogate as U+FFFD, as tiktoken does
   const binary = (text) => Array.from(utf8.encode(text), (byte) => String.fromCharCode(byte)).join("");
   for (const [name, id] of Object.entries(special)) byId[id] = binary(name);
   const split = new RegExp(translated(pattern), "gu");
-  const known = recent(KEPT_PIECES); // so that a text that is typed on is not merged anew
-  const idsOf = (piece) => known(piece, () => merged(binary(piece), ranks));
+  const cached = recent(KEPT_PIECES); // so that a typed letter does not merge the whole text again
+  const idsOf = (piece) => cached(piece, () => merged(binary(piece), ranks));
   const bytes = (id) => Uint8Array.from(byId[id] ?? binary("\ufffd"), (character) => character.charCodeAt(0));
 
   return {
     endOfText: special["<|endoftext|>"],
-    bytes, // of an id that no token has, those of U+FFFD, as Tokenizer.decode
+    bytes, // for an id that no token has, those of U+FFFD, as in Tokenizer.decode
     encode: (text) => (text.match(split) ?? []).flatMap(idsOf),
     label: (id) => (byId[id] === undefined ? `<${id}>` : escaped(bytes(id))),
   };
 }
 
-// The ids of one piece's bytes. Of all neighbours that are a token together, those with the lowest id become it, the
-// first of them first, again and again.
+// The ids of one piece's bytes. Again and again, of all pairs of neighbours that are a token together, the pair with
+// the lowest id becomes that token; of several such pairs, the first.
 function merged(text, ranks) {
   if (ranks.has(text)) return [ranks.get(text)];
   const parts = [...text];
   const rank = (i) => (i + 1 < parts.length ? ranks.get(parts[i] + parts[i + 1]) : undefined) ?? Infinity;
-  const pairs = parts.map((_, i) => rank(i)); // of each part with the next
+  const pairs = parts.map((_, i) => rank(i)); // the id of each part together with the next
   for (;;) {
-    const lowest = pairs.reduce((least, one) => Math.min(least, one));
+    const lowest = pairs.reduce((a, b) => Math.min(a, b));
     if (lowest === Infinity) return parts.map((part) => ranks.get(part));
-    // One search for the lowest serves all pairs of this id, or until there is a lower one or the same before them.
+    // One search for the lowest id serves all pairs with it, unless a merge makes a lower id, or the same further left.
     for (let i = pairs.indexOf(lowest); i >= 0; i = pairs.indexOf(lowest, i)) {
       parts.splice(i, 2, parts[i] + parts[i + 1]);
       pairs.splice(i, 1);
@@ -54,32 +54,32 @@ function merged(text, ranks) {
   }
 }
 
-// A pattern of Rust's regular expressions as one of JavaScript's.
+// Translates a pattern of Rust's regular expressions to JavaScript's.
 function translated(pattern) {
   const bothCases = (letter) => `${letter}${letter.toUpperCase()}${letter === "s" ? "\u017f" : ""}`;
-  const eitherCase = (one, set = one) => `[${set.replace(/[a-z]/g, bothCases)}]`;
+  const eitherCase = (letters, set = letters) => `[${set.replace(/[a-z]/g, bothCases)}]`;
   return pattern
     .replace(/\(\?i:([^)]*)\)/g, (_, body) => `(?:${body.replace(/\[([a-z]+)\]|[a-z]/g, eitherCase)})`)
-    // A quantifier that never gives back what it took: in tokenizers' patterns what follows could not use it anyway.
+    // Possessive quantifiers become greedy: in tokenizers' patterns, what follows could not use what they give back.
     .replace(/([+?*]|\{\d+(?:,\d*)?\})\+/g, "$1")
-    .replaceAll("\\s", "\\p{White_Space}") // JavaScript's own has U+FEFF but not U+0085
+    .replaceAll("\\s", "\\p{White_Space}") // JavaScript's \s has U+FEFF but not U+0085
     .replaceAll("\\S", "\\P{White_Space}");
 }
 
-// Bytes as text for people to read; what is only part of a character is escaped, such as \xe2.
+// Bytes as text for people; bytes that are only part of a character are escaped, such as \xe2.
 function escaped(bytes) {
   let text = "";
-  for (let at = 0; at < bytes.length; ) {
-    const length = [1, 2, 3, 4].find((n) => at + n <= bytes.length && decoded(bytes.subarray(at, at + n)) !== null);
-    text += length ? decoded(bytes.subarray(at, at + length)) : `\\x${bytes[at].toString(16).padStart(2, "0")}`;
-    at += length ?? 1;
+  for (let i = 0; i < bytes.length; ) {
+    const length = [1, 2, 3, 4].find((n) => i + n <= bytes.length && decoded(bytes.subarray(i, i + n)) !== null);
+    text += length ? decoded(bytes.subarray(i, i + length)) : `\\x${bytes[i].toString(16).padStart(2, "0")}`;
+    i += length ?? 1;
   }
   return text;
 }
 
 const decoder = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
-// Bytes as UTF-8, null if they are not.
+// Bytes decoded as UTF-8, null if they are not valid.
 export function decoded(bytes) {
   try {
     return decoder.decode(bytes);

@@ -1,6 +1,6 @@
-// A tour of what this model does, in stops of one sentence and one highlighted thing each. It begins by itself where a
-// person can type, has not closed it before, and came without a link to a view; and always from its button. What the
-// model does not do has no stop.
+// A tour of what this model does. Each stop has one sentence and highlights one thing; what the model does not do has
+// no stop. The tour begins by itself if a person can type, has never closed it, and came without a link to a view. Its
+// button always begins it.
 
 import { $, button, closest, element, onKeys, SIDEWAYS } from "browser/elements.js";
 import { TRIED_AT } from "browser/experiments.js";
@@ -13,22 +13,22 @@ import {
 import { probabilities } from "browser/sampling.js";
 import { box, keepText, showInBox } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
-import { listed, percent, quote, visible } from "browser/words.js";
+import { listed, percent, quote } from "browser/words.js";
 import { stopWriting } from "browser/writing.js";
 
-const KEPT_AS = "glassgpt: tour"; // in the browser's storage, once it was closed
-const ELSEWHERE = "You have gone on by yourself: “back” and “next” return to the tour, “skip” ends it.";
+const KEPT_AS = "glassgpt: tour"; // the key in the browser's storage, set once a person has closed the tour
+const ELSEWHERE = "You have changed the view: “back” and “next” return to the tour, “skip” ends it.";
 const LOOKED_AT = ["at", "head", "probe", "token", "typed", "off", "other", "text"]; // fields of the state
-const REPEATED = "A made-up word, twice"; // the experiment; see experiments.py
+const REPEATED = "A made-up word, twice"; // the title of an experiment, see experiments.py
 
-let stops = []; // { thing: the id of what is highlighted, patch: what to do to the state, tell: the sentence }
-let number = 0; // of the stop
-let turn = 0; // of the visits to stops; one that is left early does no more
-let before = null; // the state that the tour will leave behind: as it was, and what a person has changed since
-let mine = null; // the state as the tour has put it
-let [opener, scrolled] = [null, 0]; // what had the focus, and how far the page was scrolled
+let stops = []; // { thing: the id of the highlighted element, patch: a change of the state, sentence }
+let number = 0; // of the present stop
+let turn = 0; // counts visits to stops: a visit ends early once there is a later one
+let before = null; // the state to restore at the end, with all changes that a person has made since
+let toured = null; // the state that the tour has set
+let [opener, scrolled] = [null, 0]; // the element that had the focus, and how far the page was scrolled
 let isTheirs = false; // whether a person has changed something
-let isShown = false; // whether the stop is
+let isShown = false; // whether the stop is on the screen
 
 const previousTokenHeads = (at) =>
   ALL_HEADS.filter((head) => formation("previous_token", head) <= stepOf(at));
@@ -37,19 +37,20 @@ function previousStop(calm) {
   const heads = previousTokenHeads(calm.at);
   if (!heads.length) return [];
   const strength = mapped[calm.at].scores.previous_token.flat();
-  const head = closest(heads, (one) => -strength[one]);
+  const head = closest(heads, (candidate) => -strength[candidate]);
   const { labels, sides: [{ weights }] } = shown;
-  const given = (query) => weightAt(ofHead(weights, head, labels.length), query, query - 1);
-  const clear = [...labels.keys()].filter((query) => query && given(query) > 0.5);
+  const weightOf = (query) => weightAt(ofHead(weights, head, labels.length), query, query - 1);
+  const clear = [...labels.keys()].filter((query) => query && weightOf(query) > 0.5);
   if (!clear.length) return [];
   const token = clear[clear.length >> 1]; // one in the middle
-  const gives = `gives ${percent(given(token))} of its attention to ${quote(labels[token - 1])}`;
-  const tell = `This is ${headPart(head)} (${headName(head)}, both counted from 0), which reads the token before: in ` +
-    `the framed row ${quote(labels[token])} ${gives}.`;
-  return [{ thing: "stage", patch: { ...calm, head, token }, tell }];
+  const gives = `gives ${percent(weightOf(token))} of its attention to ${quote(labels[token - 1])}`;
+  const sentence = `This is ${headPart(head)} (${headName(head)}, both counted from 0), which reads the token ` +
+    `before: in the framed row, ${quote(labels[token])} ${gives}.`;
+  return [{ thing: "stage", patch: { ...calm, head, token }, sentence }];
 }
 
-// A made-up word that begins again; without the head that finds it there; and at a step at which there is none yet.
+// A made-up word that begins again; the same without the head that finds its first copy; the head on which that one
+// builds; and an earlier step, at which the model cannot do it yet.
 async function repeatedStops(calm) {
   const effect = data.experiments?.effects.find(({ title }) => title === REPEATED);
   if (!shown.typing || !effect) return [];
@@ -58,87 +59,86 @@ async function repeatedStops(calm) {
   const last = tokens.length - 1;
   const ask = (name, at, off, more) => engine.ask(name, { snapshot: mapped[at].weights, tokens, off, ...more });
   const { block } = await ask("read", calm.at, [], { details: false });
-  // What the right token gets of the probability.
-  const share = async (at, off = []) => {
+  const chanceOfRight = async (at, off = []) => {
     const chances = probabilities(await ask("logits", at, off, { token: last }), PLAIN);
     return right.reduce((sum, id) => sum + chances[id], 0);
   };
-  const intact = await share(calm.at);
-  const fails = (one) => one <= intact / 2;
-  const given = (head) => weightAt(ofHead(block, head, tokens.length), last, source);
-  const finder = closest(ALL_HEADS, (head) => -given(head));
-  let [missing, without] = [headPart(finder), await share(calm.at, [headPart(finder)])];
-  // Where several find it, an earlier head on which they build.
-  if (!fails(without)) [missing, without] = [off[0], await share(calm.at, off)];
+  const intact = await chanceOfRight(calm.at);
+  const fails = (chance) => chance <= intact / 2;
+  const weightOf = (head) => weightAt(ofHead(block, head, tokens.length), last, source);
+  const finder = closest(ALL_HEADS, (head) => -weightOf(head));
+  let [missing, without] = [headPart(finder), await chanceOfRight(calm.at, [headPart(finder)])];
+  // If several heads find the word, one may not be missed: then the experiment's head, on which they build, is off.
+  if (!fails(without)) [missing, without] = [off[0], await chanceOfRight(calm.at, off)];
   const word = { ...calm, typed: text, token: last, head: finder };
-  let writer = null; // the head that writes the note
+  let writer = null; // the earlier head that the finder needs most
   const found = [{
     thing: "stage",
     patch: word,
-    tell: "These letters were drawn at random and begin again, so only the first copy tells how they go on: " +
-      `${headPart(finder)} looks there (last row, ${percent(given(finder))} on ${quote(labels[source])}), and ` +
-      `${quote(answer)} gets ${percent(intact)}.`,
+    sentence: "These random letters begin again, and only their first copy tells how they go on: " +
+      `${headPart(finder)} looks there (last row, ${percent(weightOf(finder))} on ${quote(labels[source])}), and ` +
+      `${quote(answer)} gets a probability of ${percent(intact)}.`,
   }, {
     thing: "coming",
     patch: { ...word, off: [missing] },
-    tell: `With ${missing} switched off ${quote(answer)} falls from ${percent(intact)} (the mark) to ` +
-      `${percent(without)} (the bar).`,
+    sentence: `With ${missing} switched off, the probability of ${quote(answer)} falls from ${percent(intact)} ` +
+      `(the tick) to ${percent(without)} (the bar).`,
   }];
   return [...found, ...(await writerStops()), ...(await formedStops())];
 
-  // The earlier heads that leave on each token a note of the one before it: credit by what is lost without each.
+  // The earlier heads that tell each token which token came before it, ordered by what is lost without each.
   async function writerStops() {
     const earlier = previousTokenHeads(calm.at).filter((head) => placeOf(head)[0] < placeOf(finder)[0]);
     const effects = [];
-    for (const head of earlier) effects.push({ head, left: await share(calm.at, [headPart(head)]) });
-    effects.sort((one, two) => one.left - two.left);
+    for (const head of earlier) effects.push({ head, left: await chanceOfRight(calm.at, [headPart(head)]) });
+    effects.sort((a, b) => a.left - b.left);
     const writers = effects.filter(({ left }) => left < 0.95 * intact);
     if (!writers.length || writers[0].left > 0.75 * intact) return [];
     writer = writers[0].head;
-    const others = writers.slice(1).map(({ head, left }) => `${headPart(head)} to ${percent(left)}`);
-    const less = others.length ? `, without ${listed(others)}` : "";
+    const others = writers.slice(1).map(({ head, left }) => `without ${headPart(head)} to ${percent(left)}`);
     return [{
       thing: "square",
       patch: { ...word, square: { query: last, key: source } },
-      tell: `A note on ${quote(labels[source])}, “before me came ${visible(labels[last], 20)}”, leads ` +
-        `${headPart(finder)} there; it comes ${others.length ? "mostly " : ""}from ${headPart(writer)}: without it ` +
-        `${quote(answer)} falls from ${percent(intact)} to ${percent(writers[0].left)}${less} (see “Score”).`,
+      sentence: `An earlier head, which reads the token before, tells ${quote(labels[source])} that ` +
+        `${quote(labels[last])} came before, and ${headPart(finder)} looks for this: without ${headPart(writer)} ` +
+        `${quote(answer)} falls from ${percent(intact)} to ${listed([percent(writers[0].left), ...others])} ` +
+        "(“Score” shows each part’s share).",
     }];
   }
 
-  // At an earlier step there is no such head yet.
+  // An earlier step, at which the model fails because it has no such heads yet.
   async function formedStops() {
     for (const early of [...mapped.keys()].slice(0, calm.at).filter(holdsWeights)) {
-      const then = await share(early);
+      const then = await chanceOfRight(early);
       if (!fails(then)) continue;
       const dates = [[finder, "induction"], [writer, "previous_token"]]
         .filter(([head, score]) => head !== null && formation(score, head) < Infinity)
         .map(([head, score]) => `${headPart(head)} formed ${formedBetween(formation(score, head))}`);
       const why = dates.length ? listed(dates) : `${headPart(finder)} does not look there yet`;
-      const gets = `${quote(answer)} gets ${percent(then)}, and in the end (B) ${percent(intact)}`;
-      const tell = `At step ${stepOf(early)} (A) ${gets}: ${why}.`;
-      return [{ thing: "coming", patch: { ...word, at: early, other: calm.at }, tell }];
+      const gets = `${quote(answer)} gets ${percent(then)}, and at step ${stepOf(calm.at)} (B) ${percent(intact)}`;
+      const sentence = `At step ${stepOf(early)} (A) ${gets}: ${why}.`;
+      return [{ thing: "coming", patch: { ...word, at: early, other: calm.at }, sentence }];
     }
     return [];
   }
 }
 
-// The fields that a person has changed since the tour put them.
-const changed = () => LOOKED_AT.filter((field) => mine && String(state[field]) !== String(mine[field]));
+// The fields that a person has changed since the tour set them.
+const changed = () => LOOKED_AT.filter((field) => toured && String(state[field]) !== String(toured[field]));
 
 async function put(patch) {
   await stopWriting();
   adopt();
   if (patch.typed !== undefined && patch.typed !== box.value) {
-    if (box.value !== mine?.typed) keepText();
+    if (box.value !== toured?.typed) keepText();
     showInBox(patch.typed);
   }
   change(patch);
-  mine = { ...state };
+  toured = { ...state };
   await rendered;
 }
 
-// What a person has changed stays when the tour goes on or ends; a token stays with its text.
+// Keeps what a person has changed for the end of the tour; the chosen token only together with its text.
 function adopt() {
   const fields = changed();
   const isTyped = fields.includes("typed");
@@ -158,24 +158,24 @@ async function open() {
   const token = shown.typing ? Math.max(0, tokensOf(data.text).tokens.length - 1) : shown.token;
   const calm = { ...before, ...plain, ...typed, token, at: shown.typing ? TRIED_AT : LAST };
   await put(calm);
-  const tell = `The model reads no letters but tokens, of which this text has ${shown.labels.length}: each is framed,` +
-    " and its shade shows how much the chosen one reads of it.";
-  stops = [{ thing: "editor", patch: calm, tell }, ...previousStop(calm), ...(await repeatedStops(calm))];
+  const sentence = `The model reads tokens, not letters: this text has ${shown.labels.length}, each in a frame, and ` +
+    "the shade of each shows how much the chosen one reads of it.";
+  stops = [{ thing: "editor", patch: calm, sentence }, ...previousStop(calm), ...(await repeatedStops(calm))];
   $("tour").hidden = false;
   await visit(0);
 }
 
 async function visit(next) {
-  const mine = ++turn;
+  const visitTurn = ++turn;
   number = next;
   isShown = false;
-  const { thing, patch, tell } = stops[number];
+  const { thing, patch, sentence } = stops[number];
   await put(patch);
   const isDrawn = () => thing !== "square" || $("square").querySelector("ol") || !state.square;
-  while (mine === turn && !isDrawn()) await new Promise(requestAnimationFrame);
-  if (mine !== turn) return;
+  while (visitTurn === turn && !isDrawn()) await new Promise(requestAnimationFrame);
+  if (visitTurn !== turn) return;
   isShown = true;
-  $("tour-says").textContent = tell; // which gives the card its height
+  $("tour-says").textContent = sentence; // before `highlight`: it sets the height of the card
   $("tour-place").textContent = `${number + 1} of ${stops.length}`;
   highlight(thing);
   back.disabled = number === 0;
@@ -188,19 +188,19 @@ function highlight(thing) {
   if (!thing) return;
   $(thing).classList.add("toured");
   $(thing).scrollIntoView({ block: "nearest" });
-  // The card stands below what the stop speaks of, or above it.
+  // The card is below what the stop speaks of, or above it if there is no room.
   $("tour").classList.remove("above");
-  const [card, kept] = [$("tour"), $("model")].map((one) => one.getBoundingClientRect());
+  const [card, kept] = [$("tour"), $("model")].map((node) => node.getBoundingClientRect());
   const [top, bottom] = spokenOf(thing);
   const first = Math.max(0, kept.bottom);
   if (top < first || bottom > card.top) scrollBy(0, (top + bottom - first - card.top) / 2);
   $("tour").classList.toggle("above", spokenOf(thing)[1] > card.top);
 }
 
-// Where that is in the window.
+// The top and the bottom, in the window, of what the stop speaks of.
 function spokenOf(thing) {
-  const spoken = thing === "square" ? $("square").querySelector("li:nth-child(2)") ?? $("square") : $(thing);
-  const { top, bottom } = spoken.getBoundingClientRect();
+  const node = thing === "square" ? $("square").querySelector("li:nth-child(2)") ?? $("square") : $(thing);
+  const { top, bottom } = node.getBoundingClientRect();
   if (thing !== "stage") return [top, bottom];
   const [{ geometry: { cell }, over }] = shown.panes;
   const row = over.getBoundingClientRect().top + PAD + shown.token * cell;
@@ -214,21 +214,21 @@ async function close() {
   opener?.focus?.({ preventScroll: true });
   storage?.setItem(KEPT_AS, "closed");
   await put(before);
-  mine = null;
+  toured = null;
   holdAddress(false);
   if (isTheirs) save();
   scrollTo(0, scrolled);
 }
 
-let storage = null; // where a page may keep nothing: there the tour does not begin by itself
+let storage = null; // null if the page may not store anything: then the tour does not begin by itself
 try {
   storage = localStorage;
 } catch {}
 
-// What a person does meanwhile stays until the tour goes on.
+// A person may change the view meanwhile: it stays until the tour goes on.
 addView(function drawTour() {
   if ($("tour").hidden || !isShown) return;
-  $("tour-says").textContent = changed().length ? ELSEWHERE : stops[number].tell;
+  $("tour-says").textContent = changed().length ? ELSEWHERE : stops[number].sentence;
 });
 
 const go = (by) => (stops[number + by] ? visit(number + by) : by > 0 && close());
@@ -246,6 +246,6 @@ addView(function offerTour() {
   if (offered || (data.text !== undefined && !shown.typing)) return;
   offered = true;
   $("tour-start").hidden = false;
-  // Whoever comes with a link to a view sees that, and whoever has a narrow screen the top of the page.
+  // A person who comes with a link sees its view, and a person with a narrow screen sees the top of the page.
   if (shown.typing && innerWidth >= 700 && !location.hash && storage?.getItem(KEPT_AS) === null) open();
 });

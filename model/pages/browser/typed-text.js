@@ -1,4 +1,4 @@
-// What a person has typed, as the model reads it, and its answers about it. All views of it ask here.
+// The text that a person has typed, as the model reads it, and the model's answers about it. All views ask here.
 
 import { recent } from "browser/recent.js";
 import { descriptionsOf } from "browser/recorded.js";
@@ -13,7 +13,8 @@ Object.assign(state, { typed: "", off: [], otherText: "" });
 
 const encoded = recent(KEPT); // by text
 
-// The tokens that the model reads: the last that its context holds; for an empty text the one that begins a document.
+// The tokens that the model reads: the last of the text, as many as its context holds; for an empty text, the token
+// that begins a document.
 export const tokensOf = (text) => encoded(text, () => {
   const { config: { context_length: context, window }, tokenizer: { encode, label, endOfText } } = engine;
   const all = encode(text);
@@ -21,51 +22,51 @@ export const tokensOf = (text) => encoded(text, () => {
   return { text, tokens, labels: tokens.map(label), all: all.length, window };
 });
 
-const known = recent(KEPT); // { answer } by question
-const kept = (...question) => known(JSON.stringify(question), () => ({ answer: null }));
-let current = null; // the frame
-let leaving = null; // the AbortController of what was asked for it
+const cached = recent(KEPT); // { answer } by question
+const kept = (...question) => cached(JSON.stringify(question), () => ({ answer: null }));
+let current = null; // the frame for which the model is asked
+let leaving = null; // the AbortController of the questions for that frame
 
-// The answer to a question for what is shown now; undefined if something else is shown before it comes.
+// Asks the model for the current frame. The answer is undefined if another frame comes first.
 export const ask = (name, request) => engine.ask(name, request, { signal: leaving.signal });
 
-// `at`: a step that has weights, by its place on the slider. Answers are kept, so that going back costs nothing.
+// at: a step that has weights, by its place on the slider. Answers are kept, so that going back costs nothing.
 async function reading(at, { tokens }, { off = [], text = "A", details = false } = {}) {
-  const found = kept(at, tokens, off);
-  if (found.answer && (found.answer.deep || !details)) return found.answer;
+  const entry = kept(at, tokens, off);
+  if (entry.answer && (entry.answer.deep || !details)) return entry.answer;
   const answer = await ask("read", { snapshot: mapped[at].weights, tokens, off, text, details });
   if (!answer) return undefined;
   const { top, lens } = answer.details.probes.text;
-  const named = new Set([...top, ...(lens?.token ?? [])].flat());
-  answer.details.tokens = Object.fromEntries([...named].map((id) => [id, engine.tokenizer.label(id)]));
-  return (found.answer = { ...answer, deep: details });
+  const ids = new Set([...top, ...(lens?.token ?? [])].flat());
+  answer.details.tokens = Object.fromEntries([...ids].map((id) => [id, engine.tokenizer.label(id)]));
+  return (entry.answer = { ...answer, deep: details });
 }
 
-// What comes after a token, of all tokens in the vocabulary.
+// The logits (V,) of the token after a token.
 async function logitsAfter(at, { tokens }, off, token) {
   return (kept(at, tokens, off, token).answer ??=
     await ask("logits", { snapshot: mapped[at].weights, tokens, off, token }));
 }
 
-// What `render` shows of a frame's text, as readRecorded, and what the views of it need: the reading of the model as it
-// is switched, and `intact`, that of the whole model. `late` asks for what takes longer, the details with lens and
-// attribution; null if they are there already.
+// What `render` shows of a typed text, as readRecorded returns it of a recorded one, and what the views of typed text
+// need: the reading with the parts that are off, and `intact`, the reading of the whole model. `late` asks for the
+// details that take longer, with lens and attribution; null if they are there already.
 export async function readTyped(frame, at) {
   if (frame !== current) {
-    leaving?.abort(); // what was asked for the last one is not wanted now
+    leaving?.abort(); // the answers for the last frame are not wanted now
     [current, leaving] = [frame, new AbortController()];
   }
   const typed = tokensOf(frame.typed);
   const { off } = frame;
   const intact = await reading(at, typed);
-  const now = await reading(at, typed, { off });
+  const asSwitched = await reading(at, typed, { off });
   const b = frame.otherText ? tokensOf(frame.otherText) : null;
   const other = b && { typed: b, next: (await reading(at, b, { text: "B" })).next };
   const token = Math.min(frame.token ?? Infinity, typed.tokens.length - 1);
   const logits = await logitsAfter(at, typed, off, token);
   const whole = off.length ? await logitsAfter(at, typed, [], token) : logits;
-  const descriptions = await descriptionsOf(at); // of what each head does on other texts
-  const late = now.deep ? null : async () => (await reading(at, typed, { off, details: true }))?.details;
-  const ofText = { typed, weights: now.block, labels: typed.labels };
-  return { ...now, ...ofText, intact, off, other, late, descriptions, logits, whole };
+  const descriptions = await descriptionsOf(at); // recorded: they are not of this text
+  const late = asSwitched.deep ? null : async () => (await reading(at, typed, { off, details: true }))?.details;
+  const ofText = { typed, weights: asSwitched.block, labels: typed.labels };
+  return { ...asSwitched, ...ofText, intact, off, other, late, descriptions, logits, whole };
 }

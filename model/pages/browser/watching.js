@@ -1,14 +1,14 @@
-// While a run goes on: looks for the page that it has written since, and shows that with what a person has chosen.
+// During a run: looks for a newer version of the page, and shows it with what a person has chosen.
 //
-// A page from a file may not read files, not even its own. But it may hold itself in a frame, and the copy there tells
-// when it was written (see page.html) before it does anything else.
+// A page from a file may not read files, not even its own. But it may load its own file into a frame, where the page
+// only reports when it was written (see template.py).
 
 import { $, element } from "browser/elements.js";
 import { change, rendered } from "browser/render.js";
 import { data, keepInHistory, LAST, save, state } from "browser/state.js";
 
 const EVERY = 4000; // milliseconds
-const PATIENCE = [120, 4]; // seconds, and times longer than the page before: then the run may have died
+const PATIENCE = [120, 4]; // seconds, and times the gap between the last two pages: after both, the run may have died
 
 const inWords = (count) => (count < 100 ? `${Math.round(count)} s` : `${Math.round(count / 60)} minutes`);
 const { state: going, written = 0, gap = 0 } = data.status ?? {};
@@ -17,16 +17,16 @@ let frame = null;
 
 function tell() {
   if (going === "ended") return "The run has ended.";
-  if (going === "interrupted") return "The run was interrupted here: train.py --resume goes on.";
+  if (going === "interrupted") return "The run was interrupted here: train.py --resume continues it.";
   const age = Math.max(0, Date.now() / 1000 - written);
   const late = age > Math.max(PATIENCE[0], PATIENCE[1] * gap);
   return late
     ? `No newer page for ${inWords(age)}: the run may have stopped or died.`
-    : `Training: this page is ${inWords(age)} old, and follows by itself.`;
+    : `Training: this page is ${inWords(age)} old, and updates itself.`;
 }
 
-// Shows the newer page. It begins as this one is; who was at the last step then goes to the newer one's. Who reads the
-// help or the configuration is not interrupted.
+// Loads the newer page, which opens with the state of this one; if the last step was chosen, with the new last step.
+// While a person reads the help or the configuration, the page stays.
 function renew() {
   if ($("manual").open || $("config").checkVisibility()) return;
   save();
@@ -48,8 +48,8 @@ export function watch() {
   if (scroll) rendered.then(() => scrollTo(0, scroll));
   if (follows) rendered.then(() => change({ at: LAST }));
   if (going !== "running") return;
-  addEventListener("message", ({ data: found, source }) => {
-    if (source === frame?.contentWindow && Number(found?.written) > written) renew();
+  addEventListener("message", ({ data: message, source }) => {
+    if (source === frame?.contentWindow && Number(message?.written) > written) renew();
   });
   setInterval(draw, 1000);
   setInterval(() => document.hidden || look(), EVERY);

@@ -1,7 +1,6 @@
-// The numbers of a page: base64 text -> bytes -> the tensors that a Network is built from, in the format of weights.py;
-// and where the weights of a map stand.
+// The weights of the model: base64 text -> bytes -> the tensors that make a Network, in the format of weights.py.
 
-// How many weights the first n queries of a map have: each sees itself and what comes before it.
+// The number of weights that the first n queries of a map have: each query sees itself and what comes before it.
 export const triangle = (n) => (n * (n + 1)) / 2;
 
 export function bytesOf(base64) {
@@ -12,7 +11,7 @@ export function bytesOf(base64) {
   return bytes;
 }
 
-// list: [{ name, shape, kind, start }] of weights.py. Returns a Map: name -> { size, fill(array) }, size in numbers.
+// list: [{ name, shape, kind, start }] from weights.py. Returns a Map: name -> { size, fill(array) }, size in numbers.
 export function tensorsOf(list, bytes) {
   const sizeOf = (shape) => shape.reduce((a, b) => a * b, 1);
   return new Map(list.map(({ name, shape, kind, start }) =>
@@ -27,7 +26,7 @@ const READERS = {
     const bits = new Uint32Array(array.buffer, array.byteOffset, array.length);
     for (let i = 0; i < bits.length; i++) bits[i] = halves[i] << 16;
   },
-  // The scale of each row, and then the rows as small integers.
+  // The scale of each row, then all rows as small integers.
   int8: (array, [rows, width], buffer, start) => {
     const scales = new Float32Array(buffer, start, rows);
     const integers = new Int8Array(buffer, start + 4 * rows, rows * width);

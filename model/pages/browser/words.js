@@ -1,8 +1,8 @@
-// Tokens, shares and places in words. Pure functions; token text may hold anything and is made safe to show here.
+// Puts tokens, numbers and places into words. Pure functions, which make tokens with any characters safe to show.
 
-// What has no shape of its own, or that of a space: as str.isprintable in Python, see `visible` in describe.py.
+// Characters that are invisible or look like a space: as str.isprintable in Python, see `visible` in describe.py.
 export const HIDDEN = /(?! )[\p{C}\p{Z}]/gu;
-export const isOdd = (text) => /(?![ \n\t])[\p{C}\p{Z}]/u.test(text); // and is not seen in a text
+export const isOdd = (text) => /(?![ \n\t])[\p{C}\p{Z}]/u.test(text); // with a character that a text does not show
 const NAMED = { "\n": "↵", "\t": "⇥", "\r": "␍" };
 export const codePoint = (c) => NAMED[c] ?? `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`;
 export const cut = (text, length) =>
@@ -10,25 +10,25 @@ export const cut = (text, length) =>
 export const visible = (text, length) =>
   cut(cut(text, 4 * length).replace(HIDDEN, codePoint).replaceAll(" ", "·"), length);
 
-// A token in a sentence. Isolated, so that right-to-left tokens do not reorder the sentence.
+// A token in a sentence, isolated so that a right-to-left token does not reorder the sentence.
 export const quote = (label) => (/^\n+$/.test(label) ? visible(label, 20) : `“\u2068${visible(label, 20)}\u2069”`);
 
-// A number with so many digits after the point: the page's own minus sign, which is as wide as a plus, no sign on what
-// rounds to 0, and a dash where there is no number.
+// A number with this many digits after the point. It has the page's minus sign, which is as wide as a plus; no sign if
+// it rounds to 0; and a dash stands for a missing number.
 export const decimal = (value, digits = 2) => (Number.isFinite(value) ? withMinus(value.toFixed(digits)) : "–");
 export const withMinus = (written) => (Number(written) === 0 ? written.replace("-", "") : written.replaceAll("-", "−"));
 
-// A very small one, such as 2.5e−7.
+// A very small number, such as 2.5e−7.
 export const scientific = (value, digits = 1) =>
   (!Number.isFinite(value) ? "not a number" : value === 0 ? "0" : withMinus(value.toExponential(digits)));
 
-// The same for a change, with a plus where it is one.
+// A change, as `decimal` writes it, with a plus if it is positive.
 export function signed(value, digits = 2) {
   const written = decimal(value, digits);
   return value > 0 && Number(written) > 0 ? `+${written}` : written;
 }
 
-// A share of 1, a weight or a probability, as a percentage: with as many digits as the page's weights have.
+// A weight or a probability as a percentage, with as many digits as the page's weights have.
 export function percent(share) {
   if (!Number.isFinite(share)) return "–";
   if (share >= 0.0995) return `${Math.round(100 * share)}%`;
@@ -42,7 +42,7 @@ export const listed = (items) => list.format(items);
 const breaksLine = (label) => label.includes("\n") && !label.trim();
 const away = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
 
-// A key, as the query that gives it this weight would name it.
+// Names a key from the point of view of the query that gives it this weight.
 function keyInWords(labels, query, key, weight) {
   const name = quote(labels[key]);
   if (key === query) return "itself";
@@ -56,13 +56,13 @@ function keyInWords(labels, query, key, weight) {
   return `${name}, ${away(query - key)} back`;
 }
 
-const MENTIONED = 0.1; // the smallest share that a sentence names, of at most three
-const INDUCTION = 0.3; // the smallest that it calls so
+const MENTIONED = 0.1; // smallest weight that a sentence mentions; it mentions at most three
+const INDUCTION = 0.3; // smallest weight that a sentence calls induction
 
-// The places of numbers, that of the largest first.
-export const largestFirst = (numbers) => [...numbers.keys()].sort((one, two) => numbers[two] - numbers[one]);
+// The places of the numbers, the place of the largest first.
+export const largestFirst = (numbers) => [...numbers.keys()].sort((a, b) => numbers[b] - numbers[a]);
 
-// What a head of this name does with one token, from its row of the map: weights[key].
+// Says what a head of this name reads at one token, from the token's row of the map: weights[key].
 export function readsInWords(name, labels, query, weights) {
   if (query === 0) return `${quote(labels[0])} comes first, so there is nothing before it to look at.`;
   const keys = largestFirst(weights).filter((i) => weights[i] >= MENTIONED).slice(0, 3);
@@ -72,12 +72,12 @@ export function readsInWords(name, labels, query, weights) {
   return `${start} looks at ${listed(looks)}.`;
 }
 
-// One square of the map. `weights`: [name of the pane, weight], one for each map.
+// Puts one square of the map into words. weights: [name of the pane, weight] for each map.
 export function squareInWords(labels, query, key, weights) {
   const [from, to] = [`${quote(labels[query])} (token ${query})`, `${quote(labels[key])} (token ${key})`];
   if (key > query) return `${to} is not visible to ${from}: it comes later.`;
   const target = key === query ? "itself" : to;
   const [[first, weight], ...others] = weights;
-  const given = `${first ? `In ${first} ` : ""}${from} gives ${percent(weight)} of its attention to ${target}`;
-  return `${[given, ...others.map(([name, other]) => `in ${name} ${percent(other)}`)].join(", ")}.`;
+  const sentence = `${first ? `In ${first} ` : ""}${from} gives ${percent(weight)} of its attention to ${target}`;
+  return `${[sentence, ...others.map(([name, other]) => `in ${name} ${percent(other)}`)].join(", ")}.`;
 }

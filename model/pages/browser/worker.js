@@ -1,15 +1,15 @@
-// The worker of a page with a model: one queue of questions, of which one at a time is worked on. While the model
-// writes, other questions wait most of the time; patches of all heads wait for any other.
+// The worker of a page with a model: a queue of questions, answered in small steps, one question at a time. While the
+// model writes, other questions wait most of the time. Patches of all heads wait for all other questions.
 //
-// Messages: { id, name, request } asks LiveModel for a method, { id, drop } takes a question back. Answers:
-// { id, value } for each value that it yields, { id, result } or { id, error } at the end; none to what is taken back.
+// Messages: { id, name, request } calls a method of LiveModel, { id, drop } withdraws a question. Answers:
+// { id, value } for each value that the method yields, { id, result } or { id, error } at its end; none once withdrawn.
 
 import { LiveModel } from "browser/live-model.js";
 
-const SHARE = 0.1; // of the time for which the model writes, that all other questions get meanwhile
+const SHARE = 0.1; // while the model writes, other questions get this share of the time that writing takes
 
 const { port1, port2 } = new MessageChannel();
-// By id: { id, name, request, job, spare: while it writes, the milliseconds that others may take now }.
+// By id: { id, name, request, job, spare }. spare: if this question writes, the milliseconds that others may take now.
 const queue = new Map();
 let model = null;
 let working = false;
@@ -36,7 +36,7 @@ async function work() {
     const begun = performance.now();
     workOn(chosen);
     if (writing) writing.spare += (performance.now() - begun) * (chosen === writing ? SHARE : -1);
-    // Lets messages that have come in the meantime be handled. A timer would wait at least four milliseconds.
+    // Lets the worker handle messages that have arrived meanwhile. A timer would wait at least four milliseconds.
     const handled = new Promise((resolve) => (port1.onmessage = resolve));
     port2.postMessage(null);
     await handled;
@@ -44,7 +44,7 @@ async function work() {
   working = false;
 }
 
-// Works on a question up to where its job yields.
+// Works on a question until its job yields.
 function workOn(question) {
   const { id, name, request } = question;
   try {

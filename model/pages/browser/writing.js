@@ -1,4 +1,4 @@
-// The model writes on from the end of the text, each token drawn from what it expects, until a person stops it.
+// The model writes on at the end of the text: it draws each token from its prediction, until a person stops it.
 
 import { $ } from "browser/elements.js";
 import { addView, change, rendered, shown } from "browser/render.js";
@@ -6,15 +6,15 @@ import { addField, mapped, PLAIN, state } from "browser/state.js";
 import { box, canUndo, keepText, readBox, showInBox, undo } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 
-const COUNT = 200; // tokens at most
-const PAUSE = 500; // milliseconds
+const COUNT = 200; // most tokens at a time
+const PAUSE = 500; // milliseconds between two updates of the page
 
 Object.assign(state, PLAIN);
-let running = null; // the AbortController of what writes
-let ended = null; // a promise that settles when it has ended
-let written = null; // { text, words }: what was written last, and how fast
+let running = null; // the AbortController, while the model writes
+let ended = null; // a promise that settles when the writing has ended
+let written = null; // { text, note }: the text when the model ended, and a note on how fast it wrote
 
-// Settles when nothing is written any more, and the box may be given another text.
+// Stops the writing. When the promise settles, the box may get another text.
 export function stopWriting() {
   running?.abort();
   return ended;
@@ -27,7 +27,7 @@ async function write() {
   const start = performance.now();
   let text = box.value;
   let count = 0;
-  let why = "stopped"; // it ended
+  let why = "stopped"; // the reason for the end
   const onValue = (token) => {
     if (token === tokenizer.endOfText) why = "it ended the document";
     if (token === tokenizer.endOfText) return;
@@ -51,14 +51,14 @@ async function write() {
   showInBox(text);
   readBox();
   const perSecond = Math.round((1000 * count) / (performance.now() - start));
-  if (count === COUNT) why = `${COUNT} at a time`;
-  written = { text: state.typed, words: `wrote ${count} at ${perSecond} tokens/s: ${why}` };
+  if (count === COUNT) why = "the most at a time";
+  written = { text: state.typed, note: `wrote ${count} at ${perSecond} tokens/s: ${why}` };
 }
 
-// While it writes, the box shows the text so far. The rest of the page follows every half second if the worker had
-// time to read, because reading and drawing cost time too.
+// While the model writes, the box shows the text so far. The rest of the page follows every half second at most, after
+// the worker has read the text, because reading and drawing take time too.
 async function follow(writer, textSoFar) {
-  let next = performance.now() + PAUSE; // when the panels may follow; Infinity while they do
+  let next = performance.now() + PAUSE; // when the rest of the page may follow; Infinity while it does
   while (running === writer) {
     if (box.value !== textSoFar()) showInBox(textSoFar());
     if (performance.now() > next) {
@@ -75,7 +75,7 @@ function press() {
 }
 
 addView(function drawChoices() {
-  $("speed").textContent = shown.typing && shown.typed === written?.text ? written.words : "";
+  $("speed").textContent = shown.typing && shown.typed === written?.text ? written.note : "";
   $("temperature").value = shown.temperature;
   $("temperature-value").textContent = shown.temperature.toFixed(1);
   $("top-k").value = shown.topK ?? 0;
@@ -106,7 +106,7 @@ addField("temperature", () => (state.temperature === PLAIN.temperature ? null : 
   state.temperature = wanted >= 0 && wanted <= Number($("temperature").max) ? wanted : PLAIN.temperature;
 });
 addField("top_k", () => state.topK, (text) => {
-  $("top-k").value = text; // which takes one of its options only
+  $("top-k").value = text; // takes only one of its options
   state.topK = Number($("top-k").value) || null;
 });
 press();

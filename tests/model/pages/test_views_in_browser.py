@@ -12,6 +12,7 @@ from model.inspection.parts import Change
 from model.inspection.recording import take_snapshot
 from model.pages.describe import visible
 from model.pages.page import run_page
+from tests.command_lines import tells
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_recording
 from tests.model.pages.browsing import click, colours, number_in, point_at, press, shares, slide
@@ -36,7 +37,8 @@ def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_t
 
     def check(token):
         expected, _, came = page.inner_text("#expected p").partition("; the true")
-        assert came.endswith(f"was number {details['rank'][token - 1] + 1}, {details['bits'][token - 1]:.1f} bits.")
+        rank_and_bits = re.findall(r"\d+(?:\.\d+)?", came)[-2:]
+        assert rank_and_bits == [str(details["rank"][token - 1] + 1), f"{details['bits'][token - 1]:.1f}"]
         assert visible(details["tokens"][str(details["top"][token - 1][0])]) in expected
         np.testing.assert_allclose(shares(expected), details["top_probability"][token - 1], atol=0.006)
 
@@ -67,7 +69,7 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbe
     assert lightness[np.argmax(probability)] < lightness[np.argmin(probability)]
     table, readout = page.locator("#lenses table").first, page.locator("#lenses .readout").first
     rows.nth(1).locator("td").nth(7).hover()
-    assert readout.inner_text().startswith("After attention 0, reading 7")
+    assert tells(readout.inner_text(), "attention 0 token 7")
     assert f"{lens['divergence'][1][7]:.1f} bits" in readout.inner_text()
     table.locator("td[tabindex='0']").press("ArrowRight")
     press(page, "Enter")
@@ -90,7 +92,7 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     click(page, "#parts >> text=head 1.2")
     assert "head=1.2" in page.url
     press(page.locator("#tokens"), "ArrowRight")
-    assert page.inner_text("#attribution-what").startswith("Reading 5")
+    assert tells(page.inner_text("#attribution-what"), "token 5")
 
 
 def test_the_loss_without_each_part_is_told_with_its_error_where_it_is_clear_the_most_missed_first(open_page):
