@@ -1,4 +1,4 @@
-"""Batches for training and validation: corpus, tokenizer, token files and order, as a LightningDataModule.
+"""The LightningDataModule: reads a corpus, tokenises it, and yields batches for training and validation.
 
 Letters: B sequences in a batch, T tokens of context.
 """
@@ -29,43 +29,48 @@ from model.mistakes import Mistake, check_range
 
 _log = logging.getLogger(__name__)
 
-_loading: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # processes that load data
+# Worker processes of all loaders. Weak: a strong reference would keep the open files of every process that has ended.
+_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 class TextDataModule(lightning.LightningDataModule):
-    """Text as batches {"tokens": (B, T), "targets": (B, T)}, int64; targets are the tokens that follow.
+    """Reads text and yields batches {"tokens": (B, T), "targets": (B, T)}, int64; a target is the token that follows.
 
-    Training never ends, and the order of its windows depends on the seed alone. Validation is one exact pass over
-    adjacent windows: each token of the text is predicted once, and the rest of the last batch has targets of
-    `windows.IGNORED`.
+    Training batches never end, and the order of their windows depends on the seed alone. A pass over the validation
+    split predicts each of its tokens exactly once, in adjacent windows; what is left over in the last batch has the
+    target `windows.IGNORED`.
 
     Args:
-        corpus: stdlib (the source of Python's standard library), files, hub (any name or folder for `datasets`), or
-            repetitions (generated, to see induction heads form).
-        max_tokens: tokens to train on at most, from the beginning of the corpus; the validation split is cut to
-            validation_fraction of it. Default: all.
-        tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or the path,
-            with a /, of a model that has its own: a run, a checkpoint or a folder of Hugging Face's; null: that of
-            --model.init_from. In Python, `Tokenizer.to_dict` of it.
-        vocab_size: tokens of the bpe tokenizer, end-of-text included (default 2048); the others bring their own.
+        corpus: text to train on: stdlib (the source code of Python's standard library), files (set files too), hub (a
+            data set by name or folder; set dataset too), or repetitions (generated, to see induction heads form).
+        max_tokens: train on at most this many tokens, from the beginning of the corpus, and validate on at most
+            validation_fraction of this number (null: no limit).
+        tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or the path
+            of a model whose tokenizer to use: a run, a checkpoint or a Hugging Face folder, written with a / in it
+            (null: the tokenizer of --model.init_from). In Python, a dict from `Tokenizer.to_dict` instead of a path.
+        vocab_size: number of tokens in the bpe tokenizer, end-of-text included (null: 2048). The size of every other
+            tokenizer is fixed.
         context_length: tokens T in a sequence.
-        batch_size: sequences B in a batch, over all devices.
-        validation_batch_size: sequences in a validation batch, over all devices (default: batch_size).
-        repeat_fraction: share of the training windows that repeat their own first tokens over and over. The period is
-            random, between 8 and T/2, so a model must look back for the same token to predict the next one, which
-            makes induction heads form early. Not together with document_masking.
-        repeat_from, repeat_until: the windows that a run has read when this begins and when it ends (default: from the
-            first to the last). A model that learns until the end that text repeats itself writes such text.
-        random_repeat_fraction: share of the training windows, until the end, that repeat random tokens in the same
-            way. A few keep induction heads, and as they are no text, they change little in what a model writes.
-        document_masking: also yield "document_ids" (B, T), which tell tokens of different documents apart.
-        seed: of the order of the training windows.
-        num_workers: loader processes; 0 is right unless a profile says otherwise.
-        num_threads: threads that tokenise at once (default: one a core).
-        cache_dir: where tokens are kept (default: $GLASSGPT_CACHE, or .cache in a checkout, or the user's cache).
-        corpus_options: those of CorpusOptions.
+        batch_size: sequences B in a training batch, over all devices.
+        validation_batch_size: sequences in a validation batch, over all devices (null: batch_size).
+        repeat_fraction: share of the training windows, 0 to 1, that repeat their own first tokens over and over. The
+            period is random, from 8 to T/2 tokens, so a model must look back for the same token to predict the next
+            one, which makes induction heads form early. Not allowed together with document_masking.
+        repeat_from: number of windows to read before repeat_fraction applies. A batch has batch_size windows.
+        repeat_until: number of windows after which repeat_fraction no longer applies (null: it always applies). A
+            model that reads repetitions until the end of training also writes them.
+        random_repeat_fraction: share of the training windows, 0 to 1, that repeat random tokens instead of text,
+            throughout training. A small share keeps induction heads alive, and since random tokens are not text, it
+            hardly changes what a model writes.
+        document_masking: also yield "document_ids" (B, T), so that attention stays within a document.
+        seed: determines the order of the training windows.
+        num_workers: processes that load batches; 0 (no extra process) is right unless a profile shows otherwise.
+        num_threads: threads that tokenise at once (null: one per core).
+        cache_dir: folder for tokenised text (null: $GLASSGPT_CACHE, or else .cache in a checkout, or else the user's
+            cache folder).
+        corpus_options: the fields of CorpusOptions.
 
-    Raises Mistake for options that contradict each other or name nothing.
+    Raises Mistake if options contradict each other, or if a value is empty, unknown or out of range.
     """
 
     def __init__(
@@ -103,21 +108,21 @@ class TextDataModule(lightning.LightningDataModule):
         check_range("data.random_repeat_fraction", random_repeat_fraction, 0, 1)
         if repeat_fraction and document_masking:
             raise Mistake(
-                "data.repeat_fraction repeats text across the ends of documents, and data.document_masking hides what "
-                "lies before them: set --data.repeat_fraction 0 or --data.document_masking false"
+                "data.repeat_fraction repeats text across the boundaries of documents, but data.document_masking hides "
+                "what is beyond them: set --data.repeat_fraction 0 or --data.document_masking false"
             )
         if options.streaming and max_tokens is None:
-            raise Mistake("data.streaming reads without an end: set --data.max_tokens to the tokens to train on")
+            raise Mistake("data.streaming needs a limit: set --data.max_tokens to the number of tokens to train on")
         if tokenizer is None:
-            raise Mistake("data.tokenizer is null, which is the tokenizer of --model.init_from: name one of these")
+            raise Mistake("data.tokenizer is null, which means that of --model.init_from: set one of these two options")
         if isinstance(tokenizer, str):
             tokenizers.check_name(tokenizer)
 
         self.corpus = corpora.build(corpus, options)
         validation_tokens = None if max_tokens is None else max(int(max_tokens * options.validation_fraction), 2)
         limits = {"train": max_tokens, "validation": validation_tokens}
-        own = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
-        self.cache = CorpusCache(self.corpus, own, vocab_size or 2048, limits, cache_dir)
+        name_or_tokenizer = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
+        self.cache = CorpusCache(self.corpus, name_or_tokenizer, vocab_size or 2048, limits, cache_dir)
         self.context_length = context_length
         self.batch_size = batch_size
         self.validation_batch_size = validation_batch_size or batch_size
@@ -127,10 +132,10 @@ class TextDataModule(lightning.LightningDataModule):
         self.seed = seed
         self.num_workers = num_workers
         self.num_threads = num_threads
-        self.windows_read: int | None = 0  # of the training text, by all devices since the beginning of the run
+        self.windows_read: int | None = 0  # training windows, by all devices since the start of the run
 
     def setup(self, stage: str | None = None) -> None:
-        """Tokenises the corpus unless the cache holds it. Raises Mistake where there are too few tokens."""
+        """Tokenises the corpus, or opens its tokens in the cache. Raises Mistake if there are too few tokens."""
         self.tokenized = self.cache.prepare(self.num_threads)
         self.sampler = WindowSampler(self.tokenized.train.num_tokens, self.context_length, self.seed)
 
@@ -139,7 +144,7 @@ class TextDataModule(lightning.LightningDataModule):
         return self.tokenized.tokenizer
 
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
-        """Counts the windows of a training batch when the model takes it; loaders have read ahead."""
+        """Counts the windows of each training batch. The loaders cannot count them: they read ahead of the model."""
         if self.trainer.training:
             self.windows_read += self.batch_size
         return batch
@@ -152,36 +157,37 @@ class TextDataModule(lightning.LightningDataModule):
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on where the checkpoint has stopped reading. Warns if a resumed run trains on a different text."""
+        """Resumes reading where the checkpoint stopped. Warns if the training text is not the same."""
         if state.get("training_text") != self.tokenized.train.checksum:
-            _log.warning("The training text is not the one that this checkpoint was trained on; going on with it.")
+            _log.warning("The training text has changed since this checkpoint; training continues with the new text.")
         self.windows_read = state.get("windows_read")
 
     def train_dataloader(self) -> DataLoader:
-        """Endless batches, from the first window on that the run has not read."""
-        if self.windows_read is None:  # an earlier version did not save it, but read as many in every step
+        """Returns batches without end, beginning with the first window that the run has not read."""
+        if self.windows_read is None:  # a checkpoint of an earlier version, which read as many windows in every step
             batches = self.trainer.global_step * self.trainer.accumulate_grad_batches
             self.windows_read = batches * self.batch_size
-        if self.windows_read and self.trainer.overfit_batches:  # which would be others
+        if self.windows_read and self.trainer.overfit_batches:  # it would repeat other batches than before
             raise Mistake("a run with trainer.overfit_batches cannot be resumed: start a new one")
+        train, first = self.tokenized.train, self.windows_read
         vocabulary = [token for token in range(self.tokenizer.vocab_size) if token != self.tokenizer.end_of_text]
-        first, rows = self.windows_read, self._rows("batch_size")
+        rows = self._rows("batch_size")
         return self._loader(
-            TrainingWindows(self.tokenized.train, self.sampler, first, self.repeats, vocabulary, self.batch_size, rows)
+            TrainingWindows(train, self.sampler, first, self.repeats, vocabulary, self.batch_size, rows)
         )
 
     def val_dataloader(self) -> DataLoader:
-        """Every window of the validation split, once over all devices."""
-        sizes, rows = (self.context_length, self.validation_batch_size), self._rows("validation_batch_size")
-        return self._loader(ValidationWindows(self.tokenized.validation, *sizes, rows))
+        """Returns every window of the validation split once, divided among the devices."""
+        validation, rows = self.tokenized.validation, self._rows("validation_batch_size")
+        return self._loader(ValidationWindows(validation, self.context_length, self.validation_batch_size, rows))
 
     def _rows(self, option: str) -> range:
-        """Those of each batch that this device reads. Raises Mistake if the devices cannot share it equally."""
+        """Returns this device's rows of each batch. Raises Mistake if the devices cannot share a batch equally."""
         batch_size = getattr(self, option)
         rank, devices = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         if batch_size % devices:
             raise Mistake(
-                f"a batch of {batch_size} sequences cannot be shared by {devices} devices: "
+                f"a batch of {batch_size} sequences cannot be divided among {devices} devices: "
                 f"set --data.{option} to a multiple of {devices}"
             )
         share = batch_size // devices
@@ -199,25 +205,26 @@ class TextDataModule(lightning.LightningDataModule):
 
 
 class Loader(DataLoader):
-    """Its processes start with signals blocked, and so never get any.
+    """A DataLoader whose worker processes start with signals blocked, so that no signal reaches them.
 
-    Ctrl-C reaches every process of a terminal; the main one still needs batches to end its step, and then ends these.
+    Ctrl-C goes to every process of a terminal, but the main process still needs batches to finish its step. Then it
+    ends the workers itself.
     """
 
     def __iter__(self) -> Any:
         if not hasattr(signal, "pthread_sigmask"):  # on Windows
             return super().__iter__()
-        others = set(multiprocessing.active_children())
+        before = set(multiprocessing.active_children())
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         try:
             return super().__iter__()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            _loading.update(set(multiprocessing.active_children()) - others)
+            _workers.update(set(multiprocessing.active_children()) - before)
 
 
 @atexit.register
-def _kill_loaders() -> None:
-    """Those that are still there: Python would end them by SIGTERM, which they never get, and wait for ever."""
-    for process in _loading & set(multiprocessing.active_children()):
+def _kill_workers() -> None:
+    """Kills the workers that are still alive. Python would end them by SIGTERM, which they block, and wait forever."""
+    for process in _workers & set(multiprocessing.active_children()):
         process.kill()

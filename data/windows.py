@@ -1,9 +1,9 @@
-"""Windows of a token file as batches: their order, training without end, validation once.
+"""Cuts a token file into windows and yields them as batches: shuffled without end for training, once for validation.
 
-Window n of training and whether it repeats itself are pure functions of (seed, n). So all that a run remembers of its
-place in the text is how many windows it has read: the next ones do not depend on how many make a batch.
+Training window n, and whether it repeats itself, are pure functions of (seed, n). So a run stores its place in the text
+as one number, the windows read so far, and the windows after it do not depend on the batch size.
 
-Letters: B windows in a batch over all devices, T tokens in a window, N windows in an epoch.
+Letters: B windows in a batch over all devices, B' of them on this device, T tokens in a window, N windows in an epoch.
 """
 
 import itertools
@@ -20,18 +20,18 @@ from torch.utils.data import IterableDataset, get_worker_info
 from data.token_cache import TokenStore
 from model.mistakes import Mistake
 
-IGNORED = -100  # a target that does not count: PyTorch's ignore_index
-SHORTEST_PERIOD = 8  # tokens; below it, the few tokens just before are enough to predict the next one
+IGNORED = -100  # a target that the loss leaves out: PyTorch's ignore_index
+SHORTEST_PERIOD = 8  # tokens; with a shorter period, the few tokens just before are enough to predict the next one
 
-_ROUNDS = 8
+_ROUNDS = 8  # of the Feistel network in `permute`
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Which training windows are their own first tokens over and over.
+    """Says which training windows repeat their own first tokens over and over.
 
-    fraction: share of the windows with a number from `begin` to below `end` that repeat their own text.
-    random_fraction: share of all windows that repeat random tokens. A window that would do both does this.
+    fraction: share of the windows numbered `begin` to `end` - 1 that repeat their own text.
+    random_fraction: share of all windows that repeat random tokens. It wins where a window is selected by both.
     """
 
     fraction: float = 0.0
@@ -41,14 +41,14 @@ class Repeats:
 
 
 class WindowSampler:
-    """Windows of T inputs and their targets, in a new random order and at a new offset in every epoch.
+    """Chooses the windows of T inputs and their targets: every epoch has a new random order and a new offset.
 
-    An epoch is a permutation of the N adjacent windows that begin at a random offset below T: each is seen exactly
-    once, and the offset moves the cuts between them. Memory does not depend on the size of the corpus.
+    An epoch consists of N adjacent windows and reads each exactly once, in random order. The first window begins at a
+    random offset below T, so the cuts between windows differ from epoch to epoch. Memory does not grow with the corpus.
     """
 
     def __init__(self, num_tokens: int, context_length: int, seed: int):
-        """Raises Mistake where the stream is too short for one window."""
+        """Raises Mistake if the text is too short for one window."""
         if num_tokens < context_length + 1:
             raise Mistake(
                 f"context_length {context_length:,} needs at least {context_length + 1:,} tokens of training text, "
@@ -56,48 +56,49 @@ class WindowSampler:
             )
         self.context_length = context_length
         self.seed = seed
-        # As many as fit after every offset, so that all epochs have the same length.
+        # As many as fit after the largest offset, so that all epochs have the same length.
         self.windows_per_epoch = max((num_tokens - context_length) // context_length, 1)
         self._offsets = min(context_length, num_tokens - self.windows_per_epoch * context_length)
 
     def starts(self, numbers: np.ndarray) -> np.ndarray:
-        """First token of each window, by its number since the beginning of training: int64, shaped like `numbers`."""
+        """Returns where each window begins in the text, in tokens: int64, shaped like `numbers`.
+
+        numbers: of the windows, counted from the beginning of training.
+        """
         epochs, positions = np.divmod(numbers, self.windows_per_epoch)
         starts = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             key = _mix(_mix(self.seed) ^ int(epoch))
-            here = epochs == epoch
-            windows = permute(positions[here], self.windows_per_epoch, key)
-            starts[here] = windows * self.context_length + _mix(key) % self._offsets
+            is_in_epoch = epochs == epoch
+            windows = permute(positions[is_in_epoch], self.windows_per_epoch, key)
+            starts[is_in_epoch] = windows * self.context_length + _mix(key) % self._offsets
         return starts
 
-    def periods(self, numbers: np.ndarray, fraction: float | np.ndarray) -> np.ndarray:
-        """After how many tokens each window of `starts` begins again: int64, shaped like `numbers`.
+    def periods(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns after how many tokens each window starts over if it repeats itself: int64, shaped like `numbers`.
 
-        `fraction` of the windows (one number, or one for each), evenly spread, repeat themselves after p tokens, p
-        log-uniform in 8..T/2 (or T/2 where that is less): where a few distances return often, a model learns these
-        instead of looking for the same token. The others have a period of T + 1, all of them with the last target.
+        A period is log-uniform in 8..T/2 (or T/2 where that is less). It varies because a model that often meets the
+        same few distances learns those distances, instead of looking for the same token.
         """
-        is_repeated = np.floor((numbers + 1) * fraction) > np.floor(numbers * fraction)
         uniform = _mix_array(numbers.astype(np.uint64) ^ np.uint64(_mix(~self.seed))) / 2.0**64
         longest = max(self.context_length // 2, 1)
         periods = SHORTEST_PERIOD * ((longest + 1) / SHORTEST_PERIOD) ** uniform
-        return np.where(is_repeated, np.minimum(periods.astype(np.int64), longest), self.context_length + 1)
+        return np.minimum(periods.astype(np.int64), longest)
 
     def draw(self, number: int, vocabulary: np.ndarray) -> np.ndarray:
-        """Random tokens for the window of this number: as many different ones of `vocabulary` as it can hold."""
+        """Returns random tokens for the window of this number: T different ones, or all of a smaller `vocabulary`."""
         key, size = _mix(_mix(self.seed + 1) ^ int(number)), len(vocabulary)
         return vocabulary[permute(np.arange(min(self.context_length, size)), size, key)]
 
 
 @dataclass(eq=False)
 class TrainingWindows(IterableDataset):
-    """Windows (B', T + 1) of each batch from window `first_window` on, without end.
+    """Yields the windows (B', T + 1) of each batch, from window number `first_window` on, without end.
 
-    A window that `repeats` is its first p tokens over and over, with the p of `WindowSampler.periods`.
+    A window that `repeats` selects becomes its own first p tokens over and over, with p from `WindowSampler.periods`.
 
-    vocabulary: the ids that random tokens are drawn from.
-    rows: the B' of the B windows in a batch that this device reads.
+    vocabulary: the ids to draw random tokens from.
+    rows: which B' of the B windows in a batch this device reads.
     """
 
     tokens: TokenStore
@@ -113,19 +114,24 @@ class TrainingWindows(IterableDataset):
         for batch in _own_turns(itertools.count()):
             numbers = self.first_window + batch * self.batch_size + np.array(self.rows)
             windows = self.tokens.gather(self.sampler.starts(numbers), length)
-            random_periods = self.sampler.periods(numbers, self.repeats.random_fraction)
-            for place in np.flatnonzero(random_periods < length):
-                drawn = self.sampler.draw(numbers[place], vocabulary)
-                windows[place, : len(drawn)] = drawn
-            repeats_text = (self.repeats.begin <= numbers) & (numbers < self.repeats.end)
-            text_periods = self.sampler.periods(numbers, np.where(repeats_text, self.repeats.fraction, 0.0))
-            periods = np.minimum(text_periods, random_periods)
+            is_random = evenly_spread(numbers, self.repeats.random_fraction)
+            for row in np.flatnonzero(is_random):
+                drawn = self.sampler.draw(numbers[row], vocabulary)
+                windows[row, : len(drawn)] = drawn
+            is_in_time = (self.repeats.begin <= numbers) & (numbers < self.repeats.end)
+            is_repeated = is_random | (is_in_time & evenly_spread(numbers, self.repeats.fraction))
+            periods = np.where(is_repeated, self.sampler.periods(numbers), length)
             yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
+
+
+def evenly_spread(numbers: np.ndarray, fraction: float) -> np.ndarray:
+    """Selects this fraction of all whole numbers, at even distances: bool, shaped like `numbers`."""
+    return np.floor((numbers + 1) * fraction) > np.floor(numbers * fraction)
 
 
 @dataclass(eq=False)
 class ValidationWindows(IterableDataset):
-    """Adjacent windows (B', T + 1) from the first token to the last; beyond the last token they hold IGNORED."""
+    """Yields adjacent windows (B', T + 1) from the first token to the last; after the last token they hold IGNORED."""
 
     tokens: TokenStore
     context_length: int
@@ -146,8 +152,8 @@ class ValidationWindows(IterableDataset):
 
 
 def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dict[str, Tensor]:
-    """Inputs and targets (B, T) of windows (B, T + 1), and on request the number of each token's document (B, T)."""
-    tokens = np.maximum(windows[:, :-1], 0)  # any token will do where nothing is predicted
+    """Splits windows (B, T + 1) into inputs and targets (B, T); `with_documents` adds `document_ids` (B, T)."""
+    tokens = np.maximum(windows[:, :-1], 0)  # IGNORED is no token; any token will do where nothing is predicted
     batch = {"tokens": tokens, "targets": windows[:, 1:].copy()}
     if with_documents:
         batch["document_ids"] = document_ids(tokens, end_of_text)
@@ -155,21 +161,21 @@ def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dic
 
 
 def document_ids(tokens: np.ndarray, end_of_text: int) -> np.ndarray:
-    """The number of each token's document, (..., T): an end-of-text begins one. What `document_masking` keeps apart."""
+    """Numbers the document of each token, (..., T); an end-of-text begins a new one. Needed for `document_masking`."""
     return np.cumsum(tokens == end_of_text, axis=-1)
 
 
 def _own_turns(batches: Iterable[int]) -> Iterator[int]:
-    """The batches of this loader process: several take turns."""
+    """Yields the batches that this worker process has to load: the workers take turns."""
     worker = get_worker_info()
     return itertools.islice(batches, worker.id, None, worker.num_workers) if worker else iter(batches)
 
 
 def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Images of `positions` (each in [0, size)) under a random permutation of range(size) that `key` chooses.
+    """Returns the images of `positions` (each in [0, size)) under the random permutation of range(size) given by `key`.
 
-    A Feistel network (Luby and Rackoff 1988) permutes the smallest even number of bits that holds `size`; an image
-    outside of it is permuted again until it falls inside ("cycle walking", Black and Rogaway 2002).
+    A Feistel network (Luby and Rackoff 1988) permutes all numbers of 2 k bits, with the smallest k that covers `size`.
+    An image outside [0, size) is permuted again until it falls inside ("cycle walking", Black and Rogaway 2002).
     """
     half = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
     low_bits = (np.uint64(1) << half) - np.uint64(1)
@@ -187,13 +193,14 @@ def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
 
 
 def _mix_array(values: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014): uint64 to well-mixed uint64, element by element."""
+    """SplitMix64's finaliser (Steele, Lea and Flood 2014): turns each uint64 into a well-mixed uint64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
-@lru_cache  # every batch of an epoch asks for the same
+@lru_cache  # all batches of an epoch ask for the same values
 def _mix(value: int) -> int:
+    """Returns the next output of SplitMix64 in state `value`."""
     golden_gamma = 0x9E3779B97F4A7C15
     return int(_mix_array(np.array([(value + golden_gamma) % 2**64], dtype=np.uint64))[0])
