@@ -1,15 +1,14 @@
-"""The cache of tokenised corpora: one folder for each combination of corpus, tokenizer and limits.
+"""Caches tokenised corpora: one folder for each combination of corpus, tokenizer and limits.
 
-The folder's name ends in a digest of everything that decides its content, including sizes and dates of the files: a
-changed file or option means another folder, and an unchanged one is opened without reading any text. The cache may be
-deleted at any time.
+The folder's name ends in a digest of everything that decides its content, including sizes and dates of the files. So a
+changed file or option leads to another folder, and an unchanged one is opened without reading any text. The cache may
+be deleted at any time.
 
-train.bin and validation.bin hold the tokens of the splits, bare uint16 or uint32 by vocabulary. tokens.json holds the
-tokenizer, and the size of each split. It is written last: a folder without it, or with a split that has another size or
-is newer than it, counts as empty and is made again.
+train.bin and validation.bin hold the tokens of the two splits as plain uint16 or uint32, depending on the size of the
+vocabulary. tokens.json holds the tokenizer and the size of each split, and is written last. If it is missing, or if a
+split differs from it in size or is newer, the folder counts as empty and the corpus is tokenised again.
 """
 
-import base64
 import hashlib
 import itertools
 import json
@@ -39,25 +38,25 @@ from model.mistakes import Mistake, file_errors
 
 FORMAT = "GlassGPT tokens 4"
 INDEX = "tokens.json"
-BATCH_CHARS = 2**19  # what a thread encodes at once
-OTHER_PLACE = ": make room for the tokens, or set --data.cache_dir to another folder"
-LARGE = 2**25  # tokens; windows of a larger split are mostly not in memory
+BATCH_CHARS = 2**19  # characters that a thread encodes at once
+OTHER_PLACE = ": free some space for the tokens, or set --data.cache_dir to another folder"
+LARGE = 2**25  # tokens; most of a larger split is not in memory
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """The tokens of one split, memory-mapped."""
+    """The tokens of one split, in a file that is memory-mapped."""
 
     path: Path
     dtype: str
     num_tokens: int
-    num_bytes: int  # of the text, in UTF-8
-    checksum: int  # CRC-32 of the file, by which a resumed run knows its text again
+    num_bytes: int  # of the text in UTF-8
+    checksum: int  # CRC-32 of the file, by which a resumed run recognises its text
 
     def is_whole(self, index: Path) -> bool:
-        """Whether the file has its size and is no newer than the index. Raises OSError where there is none."""
+        """Whether the file has the right size and is no newer than `index`. Raises OSError if either is missing."""
         stat, size = self.path.stat(), self.num_tokens * np.dtype(self.dtype).itemsize
         return stat.st_size == size and stat.st_mtime_ns <= index.stat().st_mtime_ns
 
@@ -65,7 +64,7 @@ class TokenStore:
     def _tokens(self) -> np.ndarray:
         tokens = np.memmap(self.path, self.dtype, mode="r")
         if len(tokens) > LARGE and hasattr(mmap, "MADV_RANDOM"):
-            # Windows of a large split are far apart: reading ahead of each would be wasted.
+            # Windows lie far apart in a large split, so reading ahead of each would be wasted.
             tokens.base.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
         return np.asarray(tokens)  # indexing a np.memmap is slower
 
@@ -74,11 +73,11 @@ class TokenStore:
         return TokenStore, astuple(self)
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Windows of `length` tokens from each of `starts` (B,), as int64 (B, length): faster than one by one."""
+        """Returns windows of `length` tokens from `starts` (B,) on, as int64 (B, length): faster than one by one."""
         return self._tokens[starts[:, None] + np.arange(length)].astype(np.int64)
 
     def read(self, start: int, length: int) -> np.ndarray:
-        """Tokens `start` to `start + length`, or to the end of the split, as int64."""
+        """Returns tokens `start` to `start + length`, or to the end of the split, as int64."""
         return self._tokens[start : start + length].astype(np.int64)
 
 
@@ -91,13 +90,13 @@ class TokenizedCorpus:
 
 @dataclass
 class CorpusCache:
-    """The tokens of one corpus under one tokenizer."""
+    """Finds the tokens of one corpus under one tokenizer in the cache, or puts them there."""
 
     corpus: Corpus
-    tokenizer: str | Tokenizer  # a name, see `tokenizers.check_name`, or a tokenizer
-    vocab_size: int  # of the bpe tokenizer; the others bring their own
-    max_tokens: dict[str, int | None]  # for each split; None means all
-    cache_dir: str | Path | None = None  # default: see `default_cache_dir`
+    tokenizer: str | Tokenizer  # a name that `tokenizers.check_name` accepts, or a tokenizer
+    vocab_size: int  # of the bpe tokenizer; that of the others is fixed
+    max_tokens: dict[str, int | None]  # for each split; None: all
+    cache_dir: str | Path | None = None  # None: `default_cache_dir()`
 
     def __post_init__(self):
         name, recipe = self.tokenizer, [self.tokenizer]
@@ -105,32 +104,31 @@ class CorpusCache:
             name, recipe = self.tokenizer.name, [self.tokenizer.fingerprint]
         elif name == "bpe":
             recipe += [self.vocab_size, tokenizers.SPLIT_PATTERN, tokenizers.TRAINING_BYTES]
-        decisive = json.dumps([FORMAT, self.corpus.identity, recipe, self.max_tokens], sort_keys=True)
-        digest = hashlib.sha256(decisive.encode()).hexdigest()
+        key = json.dumps([FORMAT, self.corpus.identity, recipe, self.max_tokens], sort_keys=True)
+        digest = hashlib.sha256(key.encode()).hexdigest()
         parent = Path(self.cache_dir or default_cache_dir()).expanduser().absolute()
         self.folder = parent / re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{name}-{digest[:16]}")
         self.paths = {split: self.folder / f"{split}.bin" for split in SPLITS}
 
     def open(self) -> TokenizedCorpus | None:
-        """The tokenised corpus, or None where it is not there, not complete, or was changed."""
-        with suppress(OSError, ValueError):  # missing, or cut short
+        """Returns the tokenised corpus, or None if it is missing, incomplete or changed."""
+        with suppress(OSError, ValueError):  # a missing or a truncated file
             path = self.folder / INDEX
             index = json.loads(path.read_bytes())
-            state = index["tokenizer"] | {"tokens": base64.b64decode(index["tokenizer"]["tokens"])}
-            splits = {name: TokenStore(**index[name] | {"path": bare}) for name, bare in self.paths.items()}
+            splits = {name: TokenStore(**index[name] | {"path": file}) for name, file in self.paths.items()}
             if all(split.is_whole(path) for split in splits.values()):
-                return TokenizedCorpus(Tokenizer.from_dict(state), **splits)
+                return TokenizedCorpus(Tokenizer.from_dict(index["tokenizer"]), **splits)
         return None
 
     def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
-        """Opens the tokenised corpus, after making it where it is missing. Of several runs at once, one makes it.
+        """Opens the tokenised corpus, or tokenises it. If several runs need it at once, one tokenises and others wait.
 
-        Raises Mistake where the text cannot be read, or the tokens cannot be written.
+        Raises Mistake if the text cannot be read or the tokens cannot be written.
         """
-        if ready := self.open():
-            return ready
-        words = f"tokenising {self.corpus.name} into {self.folder}, or waiting for another run that does"
-        print(words, file=sys.stderr)
+        if tokenized := self.open():
+            return tokenized
+        message = f"tokenising {self.corpus.name} into {self.folder}, or waiting for another run that is doing it"
+        print(message, file=sys.stderr)
         with file_errors(self.folder, OTHER_PLACE):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock").acquire()
@@ -140,11 +138,10 @@ class CorpusCache:
     def _make(self, num_threads: int) -> TokenizedCorpus:
         path, splits = self.folder / INDEX, {}
         if path.exists():
-            _log.warning("%s has changed since it was written: its tokens are made again", self.folder)
+            _log.warning("%s has changed since it was written: tokenising its corpus again", self.folder)
         try:
             tokenizer = self._make_tokenizer()
-            state = tokenizer.to_dict()
-            index = {"tokenizer": state | {"tokens": base64.b64encode(state["tokens"]).decode()}}
+            index = {"tokenizer": tokenizer.to_json()}
             for split, limit in self.max_tokens.items():
                 tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
                 splits[split] = write_split(self.paths[split], tokens, tokenizer, limit)
@@ -152,8 +149,8 @@ class CorpusCache:
             with file_errors(self.folder, OTHER_PLACE):
                 path.write_text(json.dumps(index, default=str))
         except BaseException:
-            for left in (path, *self.paths.values()):
-                left.unlink(missing_ok=True)
+            for incomplete in (path, *self.paths.values()):
+                incomplete.unlink(missing_ok=True)
             raise
         return TokenizedCorpus(tokenizer, **splits)
 
@@ -167,25 +164,25 @@ class CorpusCache:
 
 
 def default_cache_dir() -> Path:
-    """$GLASSGPT_CACHE, or else .cache in a checkout of this project, or the user's cache where it is installed."""
+    """Returns $GLASSGPT_CACHE, or else .cache in a checkout of this project, or else the user's cache folder."""
     project = Path(__file__).resolve().parents[1]
     is_checkout = (project / "pyproject.toml").is_file()
-    place = project / ".cache" / "glassgpt" if is_checkout else platformdirs.user_cache_path("glassgpt")
-    return Path(os.environ.get("GLASSGPT_CACHE") or place)
+    default = project / ".cache" / "glassgpt" if is_checkout else platformdirs.user_cache_path("glassgpt")
+    return Path(os.environ.get("GLASSGPT_CACHE") or default)
 
 
 def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, total: int | None = None) -> TokenStore:
-    """Writes a stream of tokens onto the disk; a bar shows how many there are, of `total`.
+    """Writes a stream of tokens to a file, with a progress bar; `total` is how many to expect at most.
 
-    Raises Mistake where there is no text.
+    Raises Mistake if there is no text.
     """
     num_tokens = num_bytes = checksum = 0
     with file_errors(path.parent, OTHER_PLACE):
-        path.unlink(missing_ok=True)  # another run may read the old one, and keeps it
+        path.unlink(missing_ok=True)  # a run that has the old file open keeps reading it
         file = path.open("wb")
     with file, tqdm(desc=f"tokenising {path.stem}", total=total, unit=" tokens", unit_scale=True) as bar:
         for tokens in stream:
-            with file_errors(path.parent, OTHER_PLACE):  # and nothing more: an OSError of a corpus is one in its code
+            with file_errors(path.parent, OTHER_PLACE):  # only around this: an OSError of a corpus is an error in code
                 file.write(tokens.data)
             checksum = zlib.crc32(tokens.data, checksum)
             num_tokens += len(tokens)
@@ -196,8 +193,8 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
             os.fsync(file.fileno())
     if num_bytes == 0:
         raise Mistake(
-            f"the {path.stem} split of this corpus holds no text: name files, and of tables a --data.text_column, with "
-            "text for both splits, or change --data.validation_fraction"
+            f"the {path.stem} split of this corpus holds no text: choose files with text for both splits (and for "
+            "tables the right --data.text_column), or change --data.validation_fraction"
         )
     return TokenStore(path, tokenizer.dtype.name, num_tokens, num_bytes, checksum)
 
@@ -205,7 +202,7 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
 def token_stream(
     tokenizer: Tokenizer, passages: Iterable[Passage], max_tokens: int | None = None, num_threads: int = 1
 ) -> Iterator[np.ndarray]:
-    """The stream of a split in arrays (N,): end-of-text, document, end-of-text, ..., end-of-text.
+    """Yields the tokens of a split in arrays (N,): end-of-text, document, end-of-text, ..., document, end-of-text.
 
     Stops after `max_tokens`, even within a document.
     """
@@ -219,13 +216,13 @@ def token_stream(
 
 
 def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int) -> Iterator[np.ndarray]:
-    """Tokens (N,) of each batch of `passages`, in order. Threads suffice because tiktoken releases the GIL.
+    """Yields the tokens (N,) of each batch of `passages`, in order. Threads suffice: tiktoken releases the GIL.
 
-    They take turns with copies of the tokenizer: in a shared one, the threads wait for each other at every piece, which
-    took 15 to 30% more processor time on 2 cores (AMD EPYC).
+    Batches take turns with one copy of the tokenizer for each thread. With a shared tokenizer, the threads wait for
+    each other at every piece, which took 15 to 30% more processor time on 2 cores (AMD EPYC).
     """
-    same = tokenizer.name, tokenizer.pattern, tokenizer.ranks, tokenizer.special_tokens
-    copies = itertools.cycle(Tokenizer(*same) for _ in range(num_threads))  # each is made when its first turn comes
+    fields = tokenizer.name, tokenizer.pattern, tokenizer.ranks, tokenizer.special_tokens
+    copies = itertools.cycle(Tokenizer(*fields) for _ in range(num_threads))  # lazy: a short text makes only the first
     end = np.array([tokenizer.end_of_text])
 
     def encode(copy: Tokenizer, batch: list[Passage]) -> np.ndarray:
@@ -245,6 +242,7 @@ def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int
 
 
 def _batches(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
+    """Yields the passages in lists of about BATCH_CHARS characters."""
     batch: list[Passage] = []
     chars = 0
     for passage in passages:

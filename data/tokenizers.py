@@ -1,11 +1,12 @@
 """Tokenizers: text <-> token ids, always through a `tiktoken.Encoding`.
 
-Three kinds: a published encoding by name ("gpt2", "o200k_base", ...), "bytes" (one token a byte), and "bpe", a
+Three kinds: a published encoding by name ("gpt2", "o200k_base", ...), "bytes" (one token per byte), and "bpe", a
 byte-pair encoding trained on the training split. V is the vocabulary size; ids run from 0 to V - 1.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -20,13 +21,13 @@ import tiktoken.registry
 from model.mistakes import Missing, Mistake, file_errors, parsing
 
 END_OF_TEXT = "<|endoftext|>"
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # as Hugging Face's libraries name them
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # file names that Hugging Face's libraries use
 
-# GPT-2's pattern as tiktoken writes it, and the `Tokenizer.fingerprint` of its published encoding.
+# GPT-2's pattern as tiktoken writes it, and the `Tokenizer.fingerprint` of the published encoding "gpt2".
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 GPT2_FINGERPRINT = "648dedb86513872cc826279d044c6ddfd43cd7fd4430662e21e2a73c0e7c55d8"
-# As GPT-4's pattern, words keep the space or punctuation mark before them. Unlike GPT-4's, the end of a line and the
-# indentation of the next are one piece: in code, what follows a newline is mostly the depth of the next line.
+# As in GPT-4's pattern, a word keeps the space or punctuation mark before it. Unlike there, a line break and the
+# indentation after it are one piece: in code, a line break mostly tells how deep the next line is indented.
 SPLIT_PATTERN = "|".join(
     [
         r"'(?i:[sdmt]|ll|ve|re)",
@@ -39,74 +40,75 @@ SPLIT_PATTERN = "|".join(
     ]
 )
 
-# Merges change little with more text than this; the limit bounds the memory for the table of distinct pieces.
+# With more text than this the merges hardly change; the limit bounds the memory for the table of distinct pieces.
 TRAINING_BYTES = 128 * 2**20
 
 
 class Tokenizer:
     """A `tiktoken.Encoding` with an end-of-text token, which can be stored as plain data.
 
-    A special token's name inside a text ("<|endoftext|>") is encoded as ordinary text, never as the special token.
+    If a text contains the name of a special token ("<|endoftext|>"), the name is encoded as ordinary text.
 
     Args:
-        pattern: regular expression that splits text into pieces; tokens never cross a piece.
-        ranks: id of each token's bytes, in order of the merges.
-        special_tokens: id of each special token.
+        pattern: regular expression that splits text into pieces; a token never spans two pieces.
+        ranks: id of each token, by its bytes; a lower id is merged earlier.
+        special_tokens: id of each special token, by its name.
 
-    Raises ValueError where a byte has no token or two have one id; whatever tiktoken raises for a wrong pattern.
+    Raises ValueError if a byte has no token or two tokens have the same id. An error of tiktoken, such as for a wrong
+    pattern, passes through.
     """
 
     def __init__(self, name: str, pattern: str, ranks: dict[bytes, int], special_tokens: dict[str, int]):
         self.name, self.pattern, self.ranks, self.special_tokens = name, pattern, ranks, special_tokens
-        # tiktoken panics over these, which is no Exception.
+        # tiktoken would panic over these two, and its panic is not an Exception.
         for value in range(256):
             if bytes([value]) not in ranks:
                 raise ValueError(f"it has no token for the byte 0x{value:02x}")
         ids = [*ranks.values(), *special_tokens.values()]
         if len(set(ids)) < len(ids):
-            raise ValueError("two of its tokens have one id")
+            raise ValueError("two of its tokens have the same id")
         self.encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
         self.vocab_size = self.encoding.n_vocab
         self.end_of_text = special_tokens[END_OF_TEXT]
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, without end-of-text. Half a pair of surrogates becomes U+FFFD."""
+        """Returns the token ids of `text`, without end-of-text. A lone surrogate becomes U+FFFD."""
         return self.encoding.encode_ordinary(text)
 
     def encode_array(self, text: str) -> np.ndarray:
-        """`encode` as a uint32 array (N,), without a Python integer per token, for text that is UTF-8."""
+        """Returns `encode` as a uint32 array (N,), with no Python integer per token. A lone surrogate is an error."""
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`; bytes that are not UTF-8 (a character cut in two) and unused ids become U+FFFD."""
+        """Returns the text of `ids`; invalid UTF-8 (part of a character) and unused ids become U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int, unused: str = "\N{REPLACEMENT CHARACTER}") -> bytes:
-        """UTF-8 bytes of one token; of `unused` for an unused id, which there is where a vocabulary was rounded up."""
+        """Returns the UTF-8 bytes of a token, or those of `unused` for an unused id, as in a vocabulary rounded up."""
         try:
             return self.encoding.decode_single_token_bytes(token)
         except KeyError:
             return unused.encode()
 
     def label(self, token: int) -> str:
-        """One token for people to read; part of a character is escaped, such as \\xe2, and an unused id is a number."""
+        """Returns a token for display: part of a character is escaped, such as \\xe2, and an unused id becomes <id>."""
         return self.token_bytes(token, unused=f"<{token}>").decode("utf-8", errors="backslashreplace")
 
     def num_bytes(self, tokens: np.ndarray) -> int:
-        """UTF-8 bytes of the text of `tokens` (N,), without end-of-text."""
+        """Returns the length in UTF-8 bytes of the text of `tokens` (N,), without end-of-text."""
         return int(self.lengths[tokens].sum())
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """UTF-8 bytes of each token (V,); 0 for special ones and unused ids."""
+        """Length of each token (V,) in UTF-8 bytes; 0 for special tokens and unused ids."""
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         lengths[list(self.ranks.values())] = [len(token) for token in self.ranks]
         return lengths
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest; equal for two tokenizers exactly when they encode every text alike."""
+        """Hex digest that is equal for two tokenizers exactly if they encode every text alike."""
         digest = hashlib.sha256()
         for part in (self.pattern, json.dumps(self.special_tokens, sort_keys=True)):
             digest.update(part.encode() + b"\0")
@@ -115,10 +117,10 @@ class Tokenizer:
         return digest.hexdigest()
 
     def to_dict(self) -> dict:
-        """Everything needed to build the tokenizer again, offline, as str, int and bytes.
+        """Returns all that `from_dict` needs to build the tokenizer again, offline, as str, int and bytes.
 
-        The tokens are one bytes object, in order of id, each after its length (2 bytes, little-endian); a hundred
-        thousand separate objects would make every checkpoint slow to read. Length 0 is an unused id.
+        The tokens are one bytes object, in order of id, each after its length (2 bytes, little-endian; 0 for an unused
+        id). A hundred thousand separate objects would make every checkpoint slow to read.
         """
         by_id = {rank: token for token, rank in self.ranks.items()}
         tokens = (by_id.get(rank, b"") for rank in range(max(by_id) + 1))
@@ -129,16 +131,21 @@ class Tokenizer:
             "special_tokens": dict(self.special_tokens),
         }
 
-    def huggingface_files(self, max_length: int | None = None) -> dict[str, dict]:
-        """Files with which Hugging Face's AutoTokenizer encodes every text as this tokenizer does: name -> content.
+    def to_json(self) -> dict:
+        """Returns `to_dict` with the tokens in base64, as JSON has no bytes."""
+        state = self.to_dict()
+        return state | {"tokens": base64.b64encode(state["tokens"]).decode()}
 
-        As here, a special token's name inside a text is ordinary text; split_special_tokens=False changes that.
+    def huggingface_files(self, max_length: int | None = None) -> dict[str, dict]:
+        """Returns files, as name -> content, with which Hugging Face's AutoTokenizer encodes every text like this one.
+
+        There, too, the name of a special token inside a text is ordinary text, unless split_special_tokens=False.
 
         Args:
-            max_length: the most tokens that the model reads at once, for programs that cut a text to fit.
+            max_length: number of tokens that the model can read at once, for programs that truncate a text to it.
         """
         plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        # In the syntax of Hugging Face's library {1,3}+ would repeat, not be possessive.
+        # In Hugging Face's syntax, {1,3}+ would be repeated instead of possessive; an atomic group says the same.
         their_pattern = re.sub(r"(\\p\{\w+\}\{[\d,]+\})\+", r"(?>\1)", self.pattern)
         split = {"type": "Split", "pattern": {"Regex": their_pattern}, "behavior": "Isolated", "invert": False}
         bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -151,9 +158,9 @@ class Tokenizer:
             "decoder": bytewise,
             "model": {
                 "type": "BPE",
-                "ignore_merges": True,  # a piece that is a token is taken as it is, as in tiktoken
+                "ignore_merges": True,  # as in tiktoken, a piece that is a token is not built by merges
                 "vocab": {bytes_to_unicode(token): rank for token, rank in self.ranks.items()},
-                # In place of ranks all pairs of tokens that make a token, in the order in which tiktoken merges them.
+                # Instead of ranks: every pair of tokens that makes a token, in the order in which tiktoken merges.
                 "merges": [
                     [bytes_to_unicode(token[:cut]), bytes_to_unicode(token[cut:])]
                     for token in sorted(self.ranks, key=self.ranks.__getitem__)
@@ -175,19 +182,20 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """The tokenizer in a folder of Hugging Face's: GPT-2's, or one that this project has exported.
+        """Reads the tokenizer in a Hugging Face folder: GPT-2's, or one that this project has exported.
 
-        Raises Missing where there is none, Mistake for another: its file may ask for more than a `Tokenizer` does.
+        Raises Missing if there is none. Raises Mistake for any other tokenizer: a `Tokenizer` cannot do all that such a
+        file may ask for.
         """
         path = folder / TOKENIZER
         if not path.is_file():
             raise Missing(
-                f"{folder} has no {TOKENIZER}: make a checkpoint by scripts/convert_huggingface.py import, and name a "
-                "tokenizer by its --tokenizer"
+                f"{folder} has no {TOKENIZER}: convert the folder to a checkpoint with scripts/convert_huggingface.py "
+                "import, and choose the tokenizer with its --tokenizer"
             )
         foreign = (
-            "neither GPT-2's tokenizer nor one that this project has exported; if it encodes as a published encoding "
-            "does, remove the file and name that encoding"
+            "neither GPT-2's tokenizer nor one that this project has exported; if it encodes text like a published "
+            "encoding, remove the file and name that encoding"
         )
         with file_errors(path):
             content = path.read_bytes()
@@ -199,19 +207,21 @@ class Tokenizer:
             steps = content["pre_tokenizer"].get("pretokenizers")
             pattern = steps[0]["pattern"]["Regex"] if steps else GPT2_PATTERN
             tokenizer = cls("bpe" if content["model"]["merges"] else "bytes", pattern, ranks, special)
-            counts = _what_counts(content)
+            rules = _encoding_rules(content)
         if tokenizer.fingerprint == GPT2_FINGERPRINT:
             tokenizer.name = "gpt2"
-        elif _what_counts(tokenizer.huggingface_files()[TOKENIZER]) != counts:
+        elif _encoding_rules(tokenizer.huggingface_files()[TOKENIZER]) != rules:
             raise Mistake(f"{path} is {foreign}")
         return tokenizer
 
     @classmethod
     def from_dict(cls, state: dict) -> Tokenizer:
-        """Inverse of `to_dict`. Raises Mistake where `state` is not what `to_dict` returns."""
+        """Inverse of `to_dict` and of `to_json`. Raises Mistake if `state` comes from neither."""
         with parsing("the stored tokenizer"):
             ranks: dict[bytes, int] = {}
             tokens, start, rank = state["tokens"], 0, 0
+            if isinstance(tokens, str):
+                tokens = base64.b64decode(tokens)
             while start < len(tokens):
                 length = int.from_bytes(tokens[start : start + 2], "little")
                 start += 2 + length
@@ -219,45 +229,45 @@ class Tokenizer:
                     ranks[tokens[start - length : start]] = rank
                 rank += 1
             if start != len(tokens):
-                raise ValueError("its tokens are cut short")
+                raise ValueError("its tokens are truncated")
             return cls(state["name"], state["pattern"], ranks, dict(state["special_tokens"]))
 
 
 def check_name(name: str) -> None:
-    """Raises Mistake for a name that is neither one of this project's nor a published encoding."""
-    known = ["bpe", "bytes", *tiktoken.list_encoding_names()]
-    if name not in known:
-        raise Mistake(f"unknown tokenizer {name!r}: write one of {', '.join(known)}, or a path with a / of a model")
+    """Raises Mistake if `name` is neither bpe nor bytes nor a published encoding."""
+    names = ["bpe", "bytes", *tiktoken.list_encoding_names()]
+    if name not in names:
+        raise Mistake(f"unknown tokenizer {name!r}: write one of {', '.join(names)}, or a model's path that has a /")
 
 
 def published(name: str) -> Tokenizer:
-    """The tokenizer "bytes", or a published encoding, from TIKTOKEN_CACHE_DIR or else downloaded once.
+    """Returns the tokenizer "bytes", or a published encoding, read from TIKTOKEN_CACHE_DIR or else downloaded once.
 
-    Raises Mistake for an unknown name, or where the download fails.
+    Raises Mistake if the name is unknown or the download fails.
     """
     if name == "bytes":
         return byte_level()
     check_name(name)
     try:
         arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
-    except OSError as error:  # every exception of `requests` is one
+    except OSError as error:  # `requests`, which downloads, raises nothing else
         raise Mistake(
             f"cannot download the encoding {name!r}: on a machine without network, set TIKTOKEN_CACHE_DIR to a folder "
-            f"where another machine has stored it, or write --data.tokenizer bpe"
+            "in which another machine has stored it, or set --data.tokenizer bpe"
         ) from error
     return Tokenizer(name, arguments["pat_str"], arguments["mergeable_ranks"], arguments["special_tokens"])
 
 
 def byte_level() -> Tokenizer:
-    """One token a byte, and end-of-text: V = 257."""
+    """Returns the tokenizer with one token per byte, and end-of-text: V = 257."""
     return Tokenizer("bytes", r"[\s\S]", {bytes([value]): value for value in range(256)}, {END_OF_TEXT: 256})
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-pair encoding (Sennrich et al. 2016, over bytes as in GPT-2), learned from the first bytes of `texts`.
+    """Learns a byte-pair encoding (Sennrich et al. 2016, over bytes as in GPT-2) from `texts`.
 
-    It has V = `vocab_size` tokens, at least 257: the bytes, end-of-text, and what is learned. TRAINING_BYTES are read.
-    Raises Mistake if the texts are too short to give V tokens.
+    Stops reading after TRAINING_BYTES. V = `vocab_size` is at least 257: the bytes, end-of-text, and what is learned.
+    Raises Mistake if the texts are too short for V tokens.
     """
     import rustbpe
 
@@ -274,31 +284,31 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     ranks = {bytes(token): rank for token, rank in trainer.get_mergeable_ranks()}
     if len(ranks) < vocab_size - 1:
         raise Mistake(
-            f"vocab_size {vocab_size} is too large for this text, which fills only {len(ranks) + 1}: "
+            f"vocab_size {vocab_size} is too large for this text, which is enough for {len(ranks) + 1} tokens only: "
             f"write --data.vocab_size {len(ranks) + 1} or less"
         )
     return Tokenizer("bpe", SPLIT_PATTERN, ranks, {END_OF_TEXT: vocab_size - 1})
 
 
-def _what_counts(content: dict) -> dict:
-    """A tokenizer.json without what changes no text's tokens.
+def _encoding_rules(content: dict) -> dict:
+    """Returns the content of a tokenizer.json without the entries that do not affect how text is encoded.
 
-    Hugging Face's libraries write defaults out, how they last cut and padded a batch, and a template for what is added
-    around a text even if it is nothing.
+    Such entries are defaults that Hugging Face's libraries write out, how they last truncated and padded a batch, and a
+    template of what to add around a text, if it adds nothing.
     """
-    counts = {name: value for name, value in content.items() if value and name not in ("truncation", "padding")}
-    template = counts.get("post_processor", {})
+    rules = {name: value for name, value in content.items() if value and name not in ("truncation", "padding")}
+    template = rules.get("post_processor", {})
     if template.get("type") == "TemplateProcessing" and [[*piece] for piece in template["single"]] == [["Sequence"]]:
-        del counts["post_processor"]
-    counts["model"] = {name: value for name, value in content["model"].items() if value}
-    return counts
+        del rules["post_processor"]
+    rules["model"] = {name: value for name, value in content["model"].items() if value}
+    return rules
 
 
-# Of the bytes as Latin-1, GPT-2 writes those that cannot be printed as the characters from U+0100 on.
+# GPT-2 writes bytes as Latin-1 characters, but those that cannot be printed as the characters from U+0100 on.
 _WRITTEN = {byte: 256 + number for number, byte in enumerate([*range(33), *range(127, 161), 173])}
 _READ = {character: byte for byte, character in _WRITTEN.items()}
 
 
 def bytes_to_unicode(token: bytes) -> str:
-    """A token as vocabularies of Hugging Face's write it."""
+    """Returns a token as it is written in Hugging Face's vocabularies."""
     return token.decode("latin-1").translate(_WRITTEN)

@@ -87,7 +87,6 @@ def pack(
         if not all(weight.isfinite().all() for weight in gpt.parameters()):
             raise Mistake(f"the model at step {step} has diverged: some of its weights are not numbers")
     kind = _kind_that_fits(snapshots)
-    stored_tokenizer = tokenizer.to_dict()
     kept = min(probe.length, max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
     positions = np.linspace(probe.length - 1, 0, kept).astype(int)[::-1].tolist()  # evenly spread, with the last
     blocks, bits, models = [], [], []
@@ -112,7 +111,7 @@ def pack(
     document_start = None if probe.document_ids is None else tokenizer.end_of_text
     manifest = {
         "config": asdict(config) | {"ngram_factors": NGRAM_FACTORS, "document_start": document_start},
-        "tokenizer": stored_tokenizer | {"tokens": base64.b64encode(stored_tokenizer["tokens"]).decode()},
+        "tokenizer": tokenizer.to_json(),
         "parameters": _parameters(exact),
         "steps": [step for step, _ in snapshots],
         "kind": kind,
