@@ -1,4 +1,4 @@
-"""Reading tables and data sets with the library `datasets`: row by row."""
+"""Reads tables and data sets row by row, with the `datasets` library."""
 
 import csv
 import glob
@@ -14,8 +14,8 @@ from typing import Any
 
 from model.mistakes import Mistake, parsing
 
-BATCH_ROWS = 1000  # which are read at once; by itself `datasets` takes as many as a first group has, which may be none
-# How `datasets` reads a file, by the ending of its name; every other file is plain text.
+BATCH_ROWS = 1000  # rows to read at once; by default `datasets` takes the size of the first row group, which may be 0
+# Arguments of `datasets.load_dataset`, by the ending of the file's name. A file with another ending is plain text.
 _CSV = {"path": "csv", "encoding": "utf-8-sig", "na_filter": False, "index_col": False, "chunksize": BATCH_ROWS}
 TABLES: dict[str, dict[str, Any]] = {
     ".csv": _CSV,
@@ -31,40 +31,40 @@ _log = logging.getLogger(__name__)
 
 
 def table_ending(path: Path) -> str | None:
-    """What `path` ends in, such as ".csv", without the ending of a compression; None where it is plain text."""
+    """Returns the ending of a table's name, such as ".csv" for "a.csv.gz"; None if `path` is plain text."""
     endings = [ending.lower() for ending in path.suffixes if ending.lower() not in COMPRESSIONS]
     return endings[-1] if endings and endings[-1] in TABLES else None
 
 
 def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
-    """The texts of a jsonl, csv, parquet or arrow file, row by row. Raises Mistake as `column_texts`.
+    """Yields the text in `column` of each row of a table file (see TABLES). Raises Mistake as `column_texts` does.
 
     Args:
-        quotes: quote marks enclose fields of csv and tsv; otherwise they are text.
+        quotes: whether quote marks enclose fields in csv and tsv files; False: they are part of the text.
     """
     datasets, ending = import_datasets(), table_ending(path)
     options = TABLES[ending]
     load = partial(datasets.load_dataset, **options, data_files=[glob.escape(str(path))], split="train", streaming=True)
     with parsing(path):
-        if path.suffix.lower() == ".zst":  # which `datasets` takes for a whole file where it was cut short
+        if path.suffix.lower() == ".zst":  # `datasets` would take a truncated file for a whole one
             _read_all(path)
         if options["path"] == "csv":
             load = partial(load, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE)
-            # pandas guesses types: 007 is text here.
+            # Otherwise pandas guesses types, and the text 007 becomes the number 7.
             strings = {name: datasets.Value("string") for name in next(iter(load()), {})}
             load = partial(load, features=datasets.Features(strings))
         rows = load()
     is_warned = ending != ".tsv" or not quotes
     for text in column_texts(tables_of(rows, parsing(path)), column, str(path)):
         if not is_warned and "\n" in text and "\t" in text:  # a quote mark may have swallowed the rows after it
-            advice = "If quote marks are text in this file: --data.quotes false"
-            _log.warning("%s: the field %r holds line ends and tabs. %s", path, text[:40], advice)
+            advice = "If quote marks are part of the text in this file, set --data.quotes false."
+            _log.warning("%s: the field %r contains line breaks and tabs. %s", path, text[:40], advice)
             is_warned = True
         yield text
 
 
 def _read_all(path: Path) -> None:
-    """Raises where a file compressed by zstd was cut short."""
+    """Reads a zstd file to its end. Raises an error if the file is truncated."""
     import pyarrow
 
     with pyarrow.input_stream(str(path), compression="zstd") as stream:
@@ -73,17 +73,19 @@ def _read_all(path: Path) -> None:
 
 
 def tables_of(rows: Any, reads: AbstractContextManager) -> Iterator[Any]:
-    """The rows of a `datasets.Dataset` or `IterableDataset` as tables of pyarrow, read within that context."""
+    """Yields the rows of a `datasets.Dataset` or `IterableDataset` as pyarrow tables; it reads inside `reads`."""
     with reads:
         yield from rows.with_format("arrow").iter(batch_size=256)
 
 
 def column_texts(tables: Iterator[Any], column: str, label: str) -> Iterator[str]:
-    """The texts of a column of `tables_of`, row by row; "" where a row has none.
+    """Yields the text in `column` of each row, "" where it is empty.
 
-    Raises Mistake where `column` does not exist or does not hold text.
+    label: names the source of the tables in messages.
+
+    Raises Mistake if `column` does not exist or does not hold text.
     """
-    number = 0
+    row = 0
     for table in tables:
         names = [name if name == name.strip() else repr(name) for name in table.column_names]
         advice = f"set --data.text_column to one of {', '.join(names)}"
@@ -94,15 +96,15 @@ def column_texts(tables: Iterator[Any], column: str, label: str) -> Iterator[str
         for text in texts:
             if text is not None and not isinstance(text, str):
                 kind = type(text).__name__
-                raise Mistake(f"{label}: column {column!r} holds {kind}, not text, in row {number}: {advice}")
+                raise Mistake(f"{label}: column {column!r} holds {kind}, not text, in row {row}: {advice}")
             yield text or ""
-            number += 1
+            row += 1
 
 
 def _values(column: Any) -> list:
-    """The values of a pyarrow column.
+    """Returns the values of a pyarrow column.
 
-    Where rows differ in type, `datasets` makes the whole column one of JSON's source, strings included.
+    If rows differ in type, `datasets` turns every value of the column, strings included, into JSON source.
     """
     import pyarrow
 
@@ -113,12 +115,12 @@ def _values(column: Any) -> list:
 
 
 def import_datasets() -> ModuleType:
-    """`datasets`, which takes seconds to import, silenced: the errors that it also logs are raised here."""
+    """Imports `datasets`, which takes seconds, and silences its log: errors that it logs are also raised."""
     import datasets
     import huggingface_hub
 
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # or the Hub is told of each table, a local one too
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it reports each table, even a local one, to the Hub
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     huggingface_hub.logging.set_verbosity(huggingface_hub.logging.CRITICAL)
-    warnings.filterwarnings("error", message="Length of header or names")  # pandas would leave out cells
+    warnings.filterwarnings("error", message="Length of header or names")  # otherwise pandas drops cells
     return datasets

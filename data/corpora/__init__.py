@@ -1,6 +1,6 @@
-"""Where text comes from. A corpus is one file in this folder and one line in CORPORA.
+"""Sources of text. To add a corpus, write one file in this folder and one line in CORPORA.
 
-An option that no other corpus has is a line of CorpusOptions, and one that explains it.
+If it needs a new option, add a field to CorpusOptions and a line that explains it.
 """
 
 import logging
@@ -15,7 +15,7 @@ from data.corpora.stdlib import stdlib_corpus
 from data.text import Corpus
 from model.mistakes import Mistake
 
-# What makes each corpus: its parameters are the CorpusOptions that it reads.
+# Builds each corpus. The names of its parameters say which CorpusOptions it receives.
 CORPORA: dict[str, Callable[..., Corpus]] = {
     "stdlib": stdlib_corpus,
     "files": file_corpus,
@@ -30,22 +30,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class CorpusOptions:
-    """The options of all corpora, --data.NAME. A corpus takes those that its function or class has as parameters.
+    """The options of all corpora, --data.NAME. A corpus receives those that its builder in CORPORA has as parameters.
 
     Args:
-        files: globs of text, jsonl, csv or parquet, jsonl and csv may be .gz or .zst; setting it means
-            --data.corpus files.
-        validation_files: globs of files to validate on; otherwise part of `files` is held out.
+        files: files to train on, as glob patterns: json, jsonl, csv, tsv, parquet, arrow, or plain text with any other
+            ending; json, jsonl, csv and tsv may be compressed (.gz or .zst). Setting this selects --data.corpus files.
+        validation_files: files to validate on, as glob patterns (null: validation_fraction of files).
         text_column: column that holds the text, in tables and data sets.
-        quotes: quote marks enclose fields of csv and tsv files; false: they are text.
-        dataset: name on the Hugging Face Hub, or folder of parquet, jsonl or arrow files; setting it means
-            --data.corpus hub.
-        dataset_config: configuration of the data set, where it has several.
-        dataset_split: split to train on.
-        dataset_validation_split: split to validate on; by default its own validation split where it has one.
-        dataset_revision: commit or tag on the Hub, to read the same text next year.
-        streaming: read the data set as it arrives, without storing it; needs max_tokens.
-        validation_fraction: part of the corpus to validate on, where it does not come with its own.
+        quotes: whether quote marks enclose fields in csv and tsv files; false: they are part of the text.
+        dataset: data set to train on: its name on the Hugging Face Hub, or a folder of parquet, jsonl or arrow files.
+            Setting this selects --data.corpus hub.
+        dataset_config: configuration of the data set, if it has several.
+        dataset_split: name of the split to train on.
+        dataset_validation_split: name of the split to validate on (null: the data set's validation split if it has
+            one, or else validation_fraction of dataset_split).
+        dataset_revision: commit or tag of the data set on the Hub; set it to read the same text in later runs.
+        streaming: read the data set over the network without storing it; needs max_tokens.
+        validation_fraction: share of the corpus to validate on, above 0 and below 1, if the corpus has no validation
+            split or validation_files.
     """
 
     files: list[str] | str | None = None
@@ -62,11 +64,12 @@ class CorpusOptions:
 
 
 def build(name: str, options: CorpusOptions) -> Corpus:
-    """The corpus `name`, or the one that an option selects, with those of the CorpusOptions that it reads.
+    """Builds the corpus `name`, or the one that an option selects (see SELECTED_BY), with the options that it reads.
 
-    A config may have options of another corpus than the one that a person chooses; they are named and not used.
+    Warns about every option that is set but not read by this corpus. That is no mistake: a user may choose another
+    corpus than the one a config was written for.
 
-    Raises Mistake for options that contradict each other or name nothing.
+    Raises Mistake if options contradict each other, or if one is empty or names an unknown corpus.
     """
     if name not in CORPORA:
         raise Mistake(f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}")
@@ -74,14 +77,14 @@ def build(name: str, options: CorpusOptions) -> Corpus:
     is_set = {option: value for option, value in values.items() if value != getattr(CorpusOptions, option)}
     for option, value in is_set.items():
         if value in ("", []) or (isinstance(value, list) and "" in value):
-            raise Mistake(f"data.{option} is empty: name what to read, or leave the option out")
+            raise Mistake(f"data.{option} is empty: set it to what to read, or leave it out")
     selected = [option for option in SELECTED_BY if option in is_set]
     if len(selected) > 1:
-        raise Mistake(f"data.{' and data.'.join(selected)} are both set: keep the one to train on")
+        raise Mistake(f"data.{' and data.'.join(selected)} are both set: keep only the one to train on")
     if selected:
         name = SELECTED_BY[selected[0]]
     reads = signature(CORPORA[name]).parameters
     for option in is_set:
         if option not in reads:
-            _log.warning("data.%s is not used: data.corpus %s has no such option.", option, name)
+            _log.warning("data.%s is ignored: data.corpus %s has no such option.", option, name)
     return CORPORA[name](**{option: values[option] for option in reads})

@@ -1,4 +1,4 @@
-"""A person's own files: text, or tables with one document a row."""
+"""The user's own files: text, or tables with one document per row."""
 
 import glob
 import os
@@ -9,11 +9,11 @@ from data.tables import table_ending, table_texts
 from data.text import WHOLE, Corpus, Passage, Share, file_stamp, row_passages, text_passages, uniform_hash
 from model.mistakes import Mistake
 
-Shares = dict[Path, Share]  # the files of a split in their order, and what it reads of each
+Shares = dict[Path, Share]  # the files of a split in order, and the part of each that it reads
 
 
 class FileCorpus(Corpus):
-    """Files on this machine: text, and tables with a column of text."""
+    """Text files and tables on this machine; `column` holds the text of a table."""
 
     def __init__(self, name: str, train: Shares, validation: Shares, column: str = "text", quotes: bool = True):
         self.name, self.column, self.quotes = name, column, quotes
@@ -32,7 +32,7 @@ class FileCorpus(Corpus):
             yield from self._read(path, share)
 
     def all_passages(self) -> Iterator[Passage]:
-        for path in self.files["train"] | self.files["validation"]:  # once, where each has a part of it
+        for path in self.files["train"] | self.files["validation"]:  # once, even if both splits read a part of the file
             yield from self._read(path, WHOLE)
 
     def _read(self, path: Path, share: Share) -> Iterator[Passage]:
@@ -48,15 +48,15 @@ def file_corpus(
     quotes: bool,
     validation_fraction: float,
 ) -> FileCorpus:
-    """Files matching globs ("texts/**/*.txt"): txt, md, py and the like, or tables.
+    """Builds a corpus of the files that match glob patterns ("texts/**/*.txt"): plain text of any ending, or tables.
 
-    One text file is split by position, the last `validation_fraction` of its bytes to validate; one table, by row;
-    several files, by file, unless `validation_files` are given.
+    Without `validation_files`, a single text file is split by position (the last `validation_fraction` of its bytes
+    are for validation), a single table by row, and several files by file.
 
-    Raises Mistake where a pattern matches nothing.
+    Raises Mistake if a pattern matches nothing.
     """
     if files is None:
-        raise Mistake("data.corpus files needs to know which: set --data.files 'my/*.txt'")
+        raise Mistake("data.corpus files needs to know which files: set --data.files, for example to 'my/*.txt'")
     validation = _matches("validation_files", validation_files or [])
     train = [path for file, path in _matches("files", files).items() if file not in validation]
     root = Path(os.path.commonpath([path.parent for path in (*train, *validation.values())]))
@@ -72,27 +72,30 @@ def file_corpus(
 
 
 def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Shares, Shares]:
-    """About `fraction` of the files to validate, at least one and not all; each by a hash of its own name."""
-    place = {path: uniform_hash(path.relative_to(root).as_posix()) for path in paths}
-    count = sum(place[path] < fraction for path in paths)
-    held_out = set(sorted(paths, key=place.__getitem__)[: min(max(count, 1), len(paths) - 1)])
+    """Returns the files to train on, and about `fraction` of them to validate on: at least one, but not all.
+
+    A hash of each file's own name decides, so adding a file does not move others between the splits.
+    """
+    places = {path: uniform_hash(path.relative_to(root).as_posix()) for path in paths}
+    count = sum(place < fraction for place in places.values())
+    held_out = set(sorted(paths, key=places.__getitem__)[: min(max(count, 1), len(paths) - 1)])
     train = {path: WHOLE for path in paths if path not in held_out}
     return train, {path: WHOLE for path in paths if path in held_out}
 
 
 def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
-    """The files that the patterns match, each once, even if several links or patterns lead to it."""
-    found: dict[Path, Path] = {}
+    """Returns the files that match the patterns, by resolved path: each once, however many links lead to it."""
+    files: dict[Path, Path] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         name = os.path.abspath(Path(pattern).expanduser())  # noqa: PTH100 (absolute() keeps a/../b)
-        # What exists is meant by its name, which may be a[1].
+        # The name of an existing file is not a pattern, though it may look like one: a[1].txt.
         matches = [name] if Path(name).exists() else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
         paths = [path for path in map(Path, matches) if not path.is_dir()]
         if not paths:
             raise Mistake(
-                f"no file matches {pattern!r} in {Path.cwd()}: give --data.{option} a pattern that matches, such as "
-                "'FOLDER/**/*.txt' for the texts in a folder"
+                f"no file matches {pattern!r} in {Path.cwd()}: set --data.{option} to a pattern that matches, such as "
+                "'FOLDER/**/*.txt' for all text files in a folder"
             )
         for path in paths:
-            found.setdefault(path.resolve(), path)
-    return found
+            files.setdefault(path.resolve(), path)
+    return files

@@ -1,4 +1,4 @@
-"""A data set of the Hugging Face Hub, or a local folder that `datasets` can load."""
+"""A data set from the Hugging Face Hub, or from a local folder that the `datasets` library can load."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,17 +10,17 @@ from data.tables import BATCH_ROWS, column_texts, import_datasets, tables_of
 from data.text import WHOLE, Corpus, Passage, file_stamp, row_passages
 from model.mistakes import Mistake
 
-# How data sets call the split to validate on. "test" is not among them: it is for the final evaluation.
+# Usual names of a validation split. "test" is left out: that split is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
-_SAVED = ("state.json", "dataset_dict.json")  # one of these is where `datasets` has saved a data set
+_SAVED = ("state.json", "dataset_dict.json")  # `save_to_disk` of `datasets` leaves one of these files in the folder
 
 
 @dataclass
 class HubCorpus(Corpus):
-    """A data set by its name ("roneneldan/TinyStories"), or a folder of parquet, jsonl or arrow files.
+    """A data set by its name on the Hub ("roneneldan/TinyStories"), or a folder of parquet, jsonl or arrow files.
 
-    Each row is one document. Validates on `dataset_validation_split`, or else on the data set's own validation split,
-    or else on `validation_fraction` of the rows of `dataset_split`. With `streaming`, rows are never stored.
+    Each row is one document. The validation split is `dataset_validation_split`, or else the data set's own validation
+    split, or else `validation_fraction` of the rows of `dataset_split`. With `streaming`, rows are never stored.
     """
 
     dataset: str | None
@@ -33,9 +33,9 @@ class HubCorpus(Corpus):
     validation_fraction: float
 
     def __post_init__(self):
-        """Raises Mistake where no data set is named."""
+        """Raises Mistake if no data set is named."""
         if self.dataset is None:
-            raise Mistake("data.corpus hub needs to know which: set --data.dataset NAME_OR_FOLDER")
+            raise Mistake("data.corpus hub needs to know which data set: set --data.dataset to its name or folder")
         self.folder = folder = Path(self.dataset).expanduser()
         self.is_local = folder.is_dir()
         self.name = folder.name
@@ -43,18 +43,18 @@ class HubCorpus(Corpus):
         self.identity = {**asdict(self), "files": files}
 
     def passages(self, split: str) -> Iterator[Passage]:
-        """Raises Mistake where the Hub cannot be reached, or a split or column is missing."""
+        """Raises Mistake if the Hub cannot be reached, or if a split or column is missing."""
         with self._reading():
             by_name = self._load()
-        own = next((name for name in _VALIDATION_NAMES if name in by_name), self.dataset_split)
-        names = {"train": self.dataset_split, "validation": self.dataset_validation_split or own}
+        default = next((name for name in _VALIDATION_NAMES if name in by_name), self.dataset_split)
+        names = {"train": self.dataset_split, "validation": self.dataset_validation_split or default}
         for name in names.values():
             if name not in by_name:
                 raise Mistake(f"data set {self.dataset!r} has no split {name!r}: it has {', '.join(by_name)}")
             if by_name[name].info.builder_name == "text":
                 raise Mistake(
-                    f"data set {self.dataset!r} holds plain text, which would be read line by line and lose its line "
-                    "ends: name the files themselves, as in --data.files 'my/**/*.txt'"
+                    f"data set {self.dataset!r} holds plain text, and would be read line by line without its line "
+                    "breaks: set --data.files to the text files instead, such as --data.files 'my/**/*.txt'"
                 )
         share = WHOLE
         if names["validation"] == names["train"]:
@@ -65,17 +65,17 @@ class HubCorpus(Corpus):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Whatever `datasets` raises becomes one sentence that says what to do: for a block that only reads with it.
+        """Turns any error raised in the block into a Mistake that says what to do. The block must only use `datasets`.
 
-        The clients of the network that it goes through have errors of their own, which differ from version to version.
+        It catches every exception: those of the network clients under `datasets` differ from version to version.
         """
         try:
             yield
         except Exception as error:
             reason = str(error).partition("\n")[0]
             raise Mistake(
-                f"cannot read data set {self.dataset!r} ({type(error).__name__}: {reason}). If it asks for a login: hf "
-                "auth login. Offline, set --data.dataset to a folder of parquet, jsonl or arrow files, or train on "
+                f"cannot read data set {self.dataset!r} ({type(error).__name__}: {reason}). If it needs a login, run "
+                "hf auth login. Offline, set --data.dataset to a folder of parquet, jsonl or arrow files, or set "
                 "--data.corpus stdlib, which is on every machine"
             ) from error
 
@@ -88,7 +88,7 @@ class HubCorpus(Corpus):
         builder = datasets.load_dataset_builder(source, self.dataset_config, revision=self.dataset_revision)
         if builder.name == "parquet":
             builder.config.batch_size = BATCH_ROWS
-        # A local folder is read in place: otherwise `datasets` would copy it into its cache.
+        # Streaming reads a local folder in place. Otherwise `datasets` would copy it into its cache.
         if self.streaming or self.is_local:
             return builder.as_streaming_dataset()
         builder.download_and_prepare()

@@ -1,4 +1,4 @@
-"""Generated text in which only looking back helps: random letters, each row of them repeated."""
+"""Generated text that can be predicted only by looking back: rows of random letters, each repeated."""
 
 import math
 import random
@@ -10,16 +10,16 @@ from data.text import Corpus, Passage
 NUM_DOCUMENTS = 24_000  # of both splits together
 LETTERS = string.ascii_letters + string.digits
 SHORTEST_ROW, LONGEST_ROW = 2, 30  # letters
-DOCUMENT_LENGTH = 40  # approximate, in letters; a row is always repeated at least once
-SEED = 0  # of all letters and lengths
+DOCUMENT_LENGTH = 40  # letters, approximately; a row always appears at least twice
+SEED = 0  # determines all letters and lengths
 
 
 class RepetitionCorpus(Corpus):
     """Documents such as "f3Kf3Kf3K...": a row of random letters, over and over.
 
-    The length of a row is drawn uniformly in its logarithm. In a short row, the letters just before almost determine
-    the next one, and what is learned there carries over to long rows; with long rows alone, a small model still guesses
-    after thousands of steps.
+    The length of a row is log-uniform. In a short row, the few letters just before almost determine the next one, and
+    what a model learns from short rows carries over to long ones. Trained on long rows alone, a small model still
+    guesses after thousands of steps.
     """
 
     name = "repetitions"
