@@ -1,1 +1,1 @@
-"""Other programs' formats, and how well a model predicts a text."""
+"""Converts from and to other programs' formats, and measures how well a model predicts text."""

@@ -1,9 +1,9 @@
-"""Hugging Face's models: from a folder, a name on the Hub or a transformers model to a GPT, and from a GPT to a folder.
+"""Converts Hugging Face models (a folder, a name on the Hub or a transformers model) to a GPT, and a GPT to a folder.
 
-    GPT2LMHeadModel       GPT-2's family; one table of options and one of weights, each read in both directions
-    GlassGPTForCausalLM   every other GPT; its folder brings the source of this network, for trust_remote_code=True
+    GPT2LMHeadModel       GPT-2's family; one table of options and one of weights serve both directions
+    GlassGPTForCausalLM   every other GPT; the folder holds the source of this network, for trust_remote_code=True
 
-Nothing that is read can run code: options are JSON, weights are safetensors, and source in a folder is ignored.
+Nothing that is read can run code: options are JSON, weights are safetensors, and source code in a folder is ignored.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from model.mistakes import Missing, Mistake, file_errors, listed, parsing
 CONFIG_JSON, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 MODELLING = "modeling_glassgpt"
 GPT2_CLASS, OUR_CLASS = "GPT2LMHeadModel", "GlassGPTForCausalLM"
-# The config.json of a GlassGPTForCausalLM, besides its GPTConfig.
+# The config.json of a GlassGPTForCausalLM, in addition to its GPTConfig.
 OUR_OPTIONS: dict[str, Any] = {
     "model_type": "glassgpt",
     "architectures": [OUR_CLASS],
@@ -42,14 +42,14 @@ GPT2_OPTIONS = {  # our option -> GPT-2's
     "tie_embeddings": "tie_word_embeddings",
     "dropout": "resid_pdrop",
 }
-# What GPT-2 has where a config.json says nothing.
+# GPT-2's values for options that a config.json leaves out.
 GPT2_DEFAULTS = {"tie_word_embeddings": True, "resid_pdrop": 0.1, "activation_function": "gelu_new"}
-GPT2_ACTIVATIONS = {  # the names that transformers has for one function -> ours; written is the first
+GPT2_ACTIVATIONS = {  # transformers' name -> ours; of several names for one function, the first is written
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
     "gelu": "gelu_exact",
 }
-# What makes a GPT one of GPT-2's family; all else is as GPTConfig has it without them.
+# The fields that make a GPT one of GPT-2's family; all other fields have GPTConfig's defaults.
 GPT2_FAMILY: dict[str, Any] = {
     "position": "learned",
     "norm": "layernorm",
@@ -59,14 +59,14 @@ GPT2_FAMILY: dict[str, Any] = {
     "logit_soft_cap": None,
     "init": "gpt2",
 }
-# Options of GPT-2 that a GPT lacks, and the value that it stands for.
+# Options of GPT-2 that a GPT lacks, each with the only value that a GPT can express.
 GPT2_FIXED = {
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
 }
-# Our module -> GPT-2's; * is the number of the layer.
+# Our module -> GPT-2's; * stands for the number of the layer.
 GPT2_MODULES = {
     "token_embedding": "transformer.wte",
     "position_embedding": "transformer.wpe",
@@ -80,18 +80,18 @@ GPT2_MODULES = {
     "head": "lm_head",
 }
 OUR_MODULES = {theirs: ours for ours, theirs in GPT2_MODULES.items()}
-PREFIX = "gpt."  # of our names in a GlassGPTForCausalLM
+PREFIX = "gpt."  # of a weight's name in a GlassGPTForCausalLM
 
 
 def from_huggingface(source: str | Path | nn.Module) -> GPT:
-    """The GPT of a Hugging Face model, in evaluation mode and float32, on the CPU.
+    """Converts a Hugging Face model to a GPT in evaluation mode and float32, on the CPU.
 
     Args:
-        source: a folder, the name of a model on the Hub such as "gpt2", or a transformers model, of whose dropouts
+        source: a folder, the name of a model on the Hub such as "gpt2", or a transformers model. Of its dropout rates
             only that of the residual stream is kept.
 
-    Raises a `Mistake` if there is no such model, it is not one that a GPT can express, or its weights are not
-    safetensors or do not fit.
+    Raises a `Mistake` if there is no such model, if a GPT cannot express it, or if its weights are not safetensors or
+    do not fit.
     """
     if isinstance(source, nn.Module):
         their_config: Any = source.config
@@ -107,16 +107,16 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
 
 
 def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, document_masking: bool = False) -> str:
-    """Writes a folder that transformers loads, and returns the name of the class that it has there.
+    """Writes a folder that transformers can load, and returns the name of its model class there.
+
+    A GPT of GPT-2's family is written in GPT-2's format, which holds no code: if you have changed the network, for
+    example its `attend`, the change is lost. Every other GPT is written with the source of the network.
 
     Args:
-        tokenizer: a data.tokenizers.Tokenizer, None for a folder without one.
-        document_masking: whether the GPT was trained to stay within a document: a note for scripts/evaluate.py.
+        tokenizer: a data.tokenizers.Tokenizer; None writes a folder without a tokenizer.
+        document_masking: whether the GPT was trained to attend within a document only; scripts/evaluate.py reads this.
 
-    A folder in GPT-2's format tells nothing of a network that was changed, such as another `attend`; one of our own
-    class brings the network's source.
-
-    Raises a `Mistake` if `folder` holds something already, or the tokenizer has more tokens than the model.
+    Raises a `Mistake` if `folder` is a file or not empty, or if the tokenizer has more tokens than the model.
     """
     safetensors = optional_package("safetensors.torch")
     folder = Path(folder)
@@ -129,7 +129,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     options["dtype"] = str(gpt.token_embedding.weight.dtype).removeprefix("torch.")
     end_of_text = None if tokenizer is None else tokenizer.end_of_text
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
-    # How long a text may be: by itself transformers' pipeline writes 256 tokens, whatever the context is.
+    # The length of a text. Without it, transformers' pipeline writes 256 tokens, whatever the context length.
     generation = {"max_length": gpt.config.context_length}
     files = {CONFIG_JSON: options | ends, GENERATION: generation | ends}
     if tokenizer is not None:
@@ -154,10 +154,11 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
 
 
 def is_gpt2(config: GPTConfig) -> bool:
-    """Whether every program that reads GPT-2's format computes this GPT.
+    """Whether every program that reads GPT-2's format computes what this GPT computes.
 
-    llama.cpp takes any hidden layer for one of 4 D, and any activation for GELU: between its two forms the difference
-    is no larger than llama.cpp's own rounding. `init` says how a GPT was drawn, not what it is.
+    llama.cpp assumes a hidden layer of 4 D and a GELU, whatever the file says; so feed_forward_dim must be the default,
+    and both forms of GELU will do, as they differ by no more than llama.cpp's own rounding. `init` may differ: it says
+    how the weights were initialised, not what the network computes.
     """
     as_read = {name: getattr(config, name) for name in GPT2_OPTIONS if name != "feed_forward_dim"}
     as_read |= {"activation": config.activation, "init": config.init}
@@ -165,33 +166,33 @@ def is_gpt2(config: GPTConfig) -> bool:
 
 
 def config_of(options: dict[str, Any]) -> GPTConfig:
-    """The GPTConfig of a config.json. Raises a `Mistake` that names an option which a GPT cannot have."""
+    """Returns the GPTConfig for a config.json. Raises a `Mistake` that names the option if a GPT cannot express it."""
     kind = options.get("model_type")
     if kind not in ("gpt2", "glassgpt"):
-        raise Mistake(f"its model_type is {kind!r}: it can be gpt2 or glassgpt")
+        raise Mistake(f"its model_type is {kind!r}: it must be gpt2 or glassgpt")
     fields = options.get("gpt")
     if kind == "gpt2":
         options = GPT2_DEFAULTS | GPT2_FIXED | options
         for name, value in GPT2_FIXED.items():
             if options[name] != value:
-                raise Mistake(f"its {name} is {options[name]!r}: it can be {value!r} only")
+                raise Mistake(f"its {name} is {options[name]!r}: it must be {value!r}")
         activation = options["activation_function"]
         if activation not in [*GPT2_ACTIVATIONS]:
-            raise Mistake(f"its activation_function is {activation!r}: it can be {listed([*GPT2_ACTIVATIONS], 'or')}")
+            raise Mistake(f"its activation_function is {activation!r}: it must be {listed([*GPT2_ACTIVATIONS], 'or')}")
         fields = {our_name: options.get(their_name) for our_name, their_name in GPT2_OPTIONS.items()}
         fields |= {"activation": GPT2_ACTIVATIONS[activation], **GPT2_FAMILY}
     try:
         return GPTConfig(**fields)
     except TypeError as error:
-        raise Mistake(f"its {CONFIG_JSON} holds what this version does not know: {error}") from error
+        raise Mistake(f"its {CONFIG_JSON} has options that this version does not know: {error}") from error
 
 
 def gpt2_options(config: GPTConfig) -> dict[str, Any]:
-    """The content of a config.json for GPT-2; `config_of` is the inverse."""
+    """Returns the content of a config.json in GPT-2's format; `config_of` is the inverse."""
     activation = next(theirs for theirs, ours in GPT2_ACTIVATIONS.items() if ours == config.activation)
     options = {"model_type": "gpt2", "architectures": [GPT2_CLASS], "activation_function": activation, **GPT2_FIXED}
     options |= {their_name: getattr(config, our_name) for our_name, their_name in GPT2_OPTIONS.items()}
-    options |= {"embd_pdrop": config.dropout, "attn_pdrop": config.dropout}  # a GPT has one dropout for all
+    options |= {"embd_pdrop": config.dropout, "attn_pdrop": config.dropout}  # a GPT has a single dropout rate
     return options | {"n_ctx": config.context_length}  # GPT-2's old name for it, which llama.cpp reads
 
 
@@ -199,21 +200,21 @@ def gpt2_options(config: GPTConfig) -> dict[str, Any]:
 
 
 def renamed(name: str, modules: dict[str, str]) -> str:
-    """The name of a weight in the other program, by its table of modules. KeyError for a module that is not in it."""
+    """Translates the name of a weight by a table of modules. Raises KeyError if its module is not in the table."""
     module, _, kind = name.rpartition(".")
-    number = re.search(r"(?<=\.)\d+(?=\.)", module)
-    if number is None:
+    layer = re.search(r"(?<=\.)\d+(?=\.)", module)
+    if layer is None:
         return f"{modules[module]}.{kind}"
-    return f"{modules[module.replace(number[0], '*', 1)].replace('*', number[0])}.{kind}"
+    return f"{modules[module.replace(layer[0], '*', 1)].replace('*', layer[0])}.{kind}"
 
 
 def in_their_layout(their_name: str, weight: Tensor) -> Tensor:
-    """A weight with its axes as in a file: layers that GPT-2 calls c_... map rows to columns. Its own inverse."""
+    """Swaps the axes of a weight if GPT-2 stores them so, as in its layers named c_...; its own inverse."""
     return weight.mT if re.search(r"\.c_\w+\.weight$", their_name) else weight
 
 
 def to_theirs(gpt: GPT, *, as_gpt2: bool) -> dict[str, Tensor]:
-    """The weights of a GPT as a file has them; a tied head is left out."""
+    """Returns the weights of a GPT under the names, and with the axes, of a file; a tied head is left out."""
     theirs = {}
     for name, weight in gpt.state_dict().items():
         if name != "head.weight" or not gpt.config.tie_embeddings:
@@ -224,22 +225,22 @@ def to_theirs(gpt: GPT, *, as_gpt2: bool) -> dict[str, Tensor]:
 
 
 def to_ours(weights: dict[str, Tensor], config: GPTConfig, *, as_gpt2: bool) -> dict[str, Tensor]:
-    """Their weights under our names and with our axes, contiguous: what `to_theirs` did is undone.
+    """Inverse of `to_theirs`: returns weights under our names and with our axes, contiguous.
 
-    Raises a `Mistake` for a weight that a GPT has no place for.
+    Raises a `Mistake` for a weight for which a GPT has no place.
     """
     ours = {}
     for name, weight in weights.items():
-        if re.search(r"\.attn\.(masked_)?bias$", name):  # the causal mask, which older files of GPT-2 hold
+        if re.search(r"\.attn\.(masked_)?bias$", name):  # the causal mask, stored in older files of GPT-2
             continue
-        # A model without its head, which GPT-2 on the Hub is, has names without the first part.
+        # In files that were saved without a head, such as GPT-2's on the Hub, every name lacks its first part.
         their_name = name if not as_gpt2 or name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
         try:
             our_name = renamed(their_name, OUR_MODULES) if as_gpt2 else name.removeprefix(PREFIX)
         except KeyError:
             raise Mistake(f"it has weights for which a GPT has no place, such as {name}") from None
         ours[our_name] = in_their_layout(their_name, weight).cpu().contiguous()
-    if config.tie_embeddings and "token_embedding.weight" in ours:  # the head may be stored a second time, or not
+    if config.tie_embeddings and "token_embedding.weight" in ours:  # a file may store the head again, or not
         ours["head.weight"] = ours["token_embedding.weight"]
     return ours
 
@@ -248,26 +249,26 @@ def to_ours(weights: dict[str, Tensor], config: GPTConfig, *, as_gpt2: bool) -> 
 
 
 def local_folder(source: str | Path) -> Path:
-    """The folder `source`, or the one into which the model of that name on the Hub has been downloaded."""
+    """Returns the folder `source`, or downloads the model of that name from the Hub and returns its folder."""
     folder = Path(source)
     if folder.is_dir():
         return folder
     hub, wanted = optional_package("huggingface_hub"), [CONFIG_JSON, "model*.safetensors", "tokenizer*.json"]
     try:
         return Path(hub.snapshot_download(str(source), allow_patterns=wanted))
-    except (OSError, ValueError) as error:  # the latter for what is no name of a model
+    except (OSError, ValueError) as error:  # ValueError: not a valid model name
         raise Missing(
-            f"there is no folder {source}, and the Hub gives no public model of that name ({type(error).__name__}): "
-            "without network, download it on another machine and give its folder"
+            f"there is no folder {source}, and no public model of that name on the Hub ({type(error).__name__}): check "
+            "the name, or without network download the model on another machine and name its folder"
         ) from error
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All weights in the safetensors of a folder, one file or several."""
+    """Reads all weights of a folder, from one safetensors file or several."""
     load_file = optional_package("safetensors.torch").load_file
     paths = sorted(folder.glob("model*.safetensors"))
     if not paths:
-        raise Missing(f"{folder / WEIGHTS} is missing; weights as a pickle, which could run code, are not read")
+        raise Missing(f"{folder / WEIGHTS} is missing: save the weights as safetensors; a pickle could run code")
     weights: dict[str, Tensor] = {}
     for path in paths:
         with file_errors(path), parsing(path):
@@ -276,14 +277,14 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def masks_documents(folder: Path) -> bool:
-    """Whether a model was trained to attend within a document, as far as its folder tells; see `to_huggingface`."""
+    """Whether the folder says that its model was trained to attend within a document only; see `to_huggingface`."""
     return bool(read_json(folder / CONFIG_JSON).get("document_masking"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object."""
+    """Reads a file that holds a JSON object. Raises a `Mistake` if it is missing or holds something else."""
     if not path.is_file():
-        raise Missing(f"{path.parent} has no {path.name}, so it is not a folder of a Hugging Face model")
+        raise Missing(f"{path.parent} has no {path.name}, so it is not the folder of a Hugging Face model")
     with file_errors(path), parsing(path):
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
@@ -292,9 +293,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def copy_network(folder: Path) -> None:
-    """Writes the modelling file and all files of this network that it imports, as modules without a package's name."""
+    """Copies the modelling file, and all files of the network that it needs, as modules outside of any package."""
     waiting = [MODELLING]
-    for name in waiting:  # which grows
+    for name in waiting:  # it grows in the loop
         source = Path(__file__).parent if name == MODELLING else Path(__file__).parents[1]
         text = (source / f"{name}.py").read_text(encoding="utf-8")
         waiting += set(re.findall(r"^\s*from model\.(\w+) import", text, re.MULTILINE)) - set(waiting)
@@ -303,16 +304,16 @@ def copy_network(folder: Path) -> None:
 
 
 def check_vocabulary(gpt: GPT, tokenizer: Any) -> None:
-    """Raises a `Mistake` if the tokenizer has tokens that the model does not know."""
+    """Raises a `Mistake` if the tokenizer has more tokens than the model."""
     if tokenizer is not None and tokenizer.vocab_size > gpt.config.vocab_size:
         raise Mistake(
-            f"the tokenizer has {tokenizer.vocab_size:,} tokens, more than the model, which has "
-            f"{gpt.config.vocab_size:,}: use the tokenizer that the model was trained with"
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens, but the model has only {gpt.config.vocab_size:,}: "
+            "use the tokenizer that the model was trained with"
         )
 
 
 def optional_package(name: str) -> ModuleType:
-    """Imports a package that not everyone needs. Raises a `Mistake` that says how to get it."""
+    """Imports an optional package. Raises a `Mistake` that says how to install it if it is missing."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

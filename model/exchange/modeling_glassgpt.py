@@ -1,6 +1,6 @@
-"""A GPT as a model of transformers. `to_huggingface` copies this file and the network beside it into a folder.
+"""Wraps a GPT as a transformers model. `to_huggingface` copies this file and the network's source into a folder.
 
-It runs there, with torch and transformers alone: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).
+The copy runs with torch and transformers alone: AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).
 
 Shapes: B batch, T length, V vocabulary.
 """
@@ -15,11 +15,11 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from model.gpt import GPT, GPTConfig
 
-IGNORED = {"use_cache", "cache_position"}  # what transformers passes, and nothing here depends on
+IGNORED = {"use_cache", "cache_position"}  # transformers passes these; nothing here depends on them
 
 
 class GlassGPTConfig(PretrainedConfig):
-    """The fields of a GPTConfig in `gpt`, and those that other programs look for under their usual names."""
+    """Holds the fields of a GPTConfig in `gpt`, and repeats those that other programs look for under other names."""
 
     model_type = "glassgpt"
 
@@ -35,10 +35,10 @@ class GlassGPTConfig(PretrainedConfig):
 
 
 class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
-    """The GPT, with the inputs and outputs of transformers' language models.
+    """A GPT with the inputs and outputs of transformers' language models.
 
-    It keeps no cache: each new token reads its text again. Texts of different lengths in one batch are read one by one.
-    Not there: attentions and hidden states, resized embeddings, gradient checkpointing, assistant models.
+    It has no cache: for each new token it reads the whole text again. It reads a batch with padding text by text.
+    Not supported: attentions and hidden states, resized embeddings, gradient checkpointing, assistant models.
     """
 
     config_class = GlassGPTConfig
@@ -52,7 +52,7 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: the GPT has drawn its weights itself."""
+        """Does nothing: the GPT has already initialised its weights."""
 
     def get_input_embeddings(self) -> nn.Module:
         return self.gpt.token_embedding
@@ -69,15 +69,16 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **others: Any,
     ) -> CausalLMOutput | tuple[Tensor, ...]:
-        """Logits (B, T, V) of the tokens (B, T) in `input_ids`.
+        """Returns the logits (B, T, V) of the tokens (B, T) in `input_ids`.
 
         Args:
-            attention_mask: (B, T), 0 for padding, on either side. Padding is not read, and positions count without it.
-            labels: (B, T), usually the tokens themselves; adds the mean loss of each token after those before it.
-                Padding does not count, whatever its label is, nor does the first token after it.
-            logits_to_keep: return the logits of the last so many positions only; all if 0.
+            attention_mask: (B, T), 0 for padding, which may be on either side. Padding is not read, and positions are
+                counted without it.
+            labels: (B, T), usually the same as `input_ids`; also returns the mean loss of predicting each label from
+                the tokens before it. Padding is left out, whatever its label, and so is the first token after padding.
+            logits_to_keep: return logits of this many last positions only; 0: of all.
             return_dict: False returns a tuple; None means as the config says.
-            others: those of IGNORED; all else, which would change the result or its outputs, only as None or False.
+            others: names in IGNORED may have any value. All others would change the result, and must be None or False.
         """
         for name, value in others.items():
             if name not in IGNORED and value is not None and value is not False:
@@ -102,5 +103,5 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> dict[str, Any]:
-        """All tokens so far, at every step."""
+        """Passes all tokens so far at every step, as there is no cache."""
         return {"input_ids": input_ids, "attention_mask": attention_mask}
