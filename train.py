@@ -1,11 +1,11 @@
 """Trains a GPT: configuration -> module and data -> Trainer.
 
-python train.py                                             configs/default.yaml
+python train.py                                             trains what configs/default.yaml describes
 python train.py --config configs/shakespeare_char.yaml --trainer.max_steps 500 --model.gpt.num_layers 2
-python train.py --data.files 'my/*.txt' --name mine         your own text
-python train.py --model.init_from runs/NAME                 starts from that run's weights; or a checkpoint's, or gpt2
-python train.py --resume runs/NAME                          continues that run where it stopped
-python train.py --help                                      every option
+python train.py --data.files 'my/*.txt' --name mine         trains on your own text, in runs/mine
+python train.py --model.init_from runs/NAME                 starts from the weights of a run, a checkpoint or gpt2
+python train.py --resume runs/NAME                          continues a run where it stopped
+python train.py --help                                      lists every option
 """
 
 import signal
@@ -35,29 +35,38 @@ from model.training.module import GPTModule
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
 TRAINER_DEFAULTS = {
     "trainer.default_root_dir": str(RUNS),
-    "trainer.max_epochs": -1,
-    "trainer.check_val_every_n_epoch": None,  # count batches, not epochs
+    "trainer.max_epochs": -1,  # text is read without an end: trainer.max_steps ends the run
+    "trainer.check_val_every_n_epoch": None,  # trainer.val_check_interval counts batches, across epochs
     "trainer.num_sanity_val_steps": 0,
     "trainer.enable_model_summary": False,
-    "trainer.use_distributed_sampler": False,  # the data module slices over ranks itself
+    "trainer.use_distributed_sampler": False,  # the data module gives each rank its own rows
 }
 
 
 def build_parser() -> ArgumentParser:
-    """Every option: this program's own, and a group for each class that has options, from its signature."""
+    """Defines every option: those of this program, then one group per class, read from the class's signature."""
     parser = ArgumentParser(usage=__doc__, exit_on_error=False, allow_abbrev=False, print_config=None)
     add = parser.add_argument
-    words = "File of options, in YAML; what is typed counts more, and of several files the last."
-    add("-c", "--config", action="append", metavar="PATH", help=words)
-    add("--print_config", action="store_true", help="Print all options as a run would save them, and exit.")
-    add("--seed_everything", type=int, default=1337, help="Seed of everything random.")
-    add("--name", type=str | None, help="Name of the run's folder; null: the config's and the time.")
-    add("--resume", type=str | None, help="A run, or a checkpoint in one, to continue; what it has of later goes.")
+    add(
+        "-c",
+        "--config",
+        action="append",
+        metavar="PATH",
+        help="YAML file of options, may be repeated. Later files override earlier ones; typed options override files.",
+    )
+    add("--print_config", action="store_true", help="Print all options as the run would save them, then exit.")
+    add("--seed_everything", type=int, default=1337, help="Seed of all random number generators.")
+    add("--name", type=str | None, help="Name of the run's folder; null: the config's name and the time.")
+    add(
+        "--resume",
+        type=str | None,
+        help="Run or checkpoint to resume. Whatever the run recorded after that checkpoint is deleted.",
+    )
     add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if you are logged in.")
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
     parser.set_defaults(TRAINER_DEFAULTS)
     parser.add_class_arguments(GPTModule, "model")
-    # What it skips is the context length of the model, and the seed of the run.
+    # context_length and seed are not options here: they come from --model.gpt.context_length and --seed_everything.
     parser.add_class_arguments(TextDataModule, "data", instantiate=False, skip={"context_length", "seed"})
     parser.add_class_arguments(Checkpoints, "checkpoints")
     parser.add_class_arguments(AttentionMonitor, "attention")
@@ -66,39 +75,42 @@ def build_parser() -> ArgumentParser:
 
 
 def build_trainer(options: Options, run_dir: Path, parts: Namespace, sequence: RunSequence) -> Trainer:
-    """Lightning's Trainer with the options' own callbacks and loggers, and those that a run of this project has.
+    """Builds Lightning's Trainer with our callbacks, loggers and plugins, and with the user's.
 
-    parts: the objects that the options describe.
+    parts: the objects that the parser made from the options.
     """
     loggers = [CSVLogger(run_dir), WandbLogger(run_dir, options.config.wandb)]
-    # Those of the person come after this project's own, but for the sequence, which Lightning runs last.
-    own_callbacks = [RunFolder(options.saved, is_new=options.checkpoint is None), sequence]
-    callbacks = [*own_callbacks, *as_list(parts.trainer.callbacks)]
+    folder = RunFolder(options.saved, is_new=options.checkpoint is None)
+    # The user's callbacks run after ours, except RunSequence: Lightning runs Checkpoint callbacks last.
+    callbacks = [folder, sequence, *as_list(parts.trainer.callbacks)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     if parts.trainer.enable_progress_bar is not False and not has_bar:
         callbacks.append(Progress())
-    own = {
+    overrides = {
         "default_root_dir": run_dir,
         "callbacks": callbacks,
         "logger": [*loggers, *as_list(parts.trainer.logger)],
         "plugins": [AtomicCheckpointIO(), *as_list(parts.trainer.plugins)],
     }
     if options.trained:
-        own["num_sanity_val_steps"] = -1  # it is measured before its first step, on all of the validation split
+        overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1, on the whole split
     try:
-        trainer = Trainer(**vars(parts.trainer) | own)
-    except (ValueError, ImportError) as error:  # of strategies and accelerators that are unknown or not installed
+        trainer = Trainer(**vars(parts.trainer) | overrides)
+    except (ValueError, ImportError) as error:  # a strategy or accelerator is unknown or not installed
         raise Mistake(str(error)) from error
     for logger in loggers:
         logger.trainer = trainer
     if isinstance(parts.trainer.profiler, str):
-        trainer.profiler.filename = "profile"  # its table is written into the run's folder
+        trainer.profiler.filename = "profile"  # writes its table into the run's folder, not to the terminal
     return trainer
 
 
 @exit_status("train.py")
 def main(args: list[str] | None = None) -> int:
-    """Returns the exit status: 0, 2 after a mistake, 128 + the signal that stopped it. Raises an error in code."""
+    """Returns the exit status: 0; 2 after a `Mistake`; 128 + the number of the signal that stopped the run.
+
+    Every other error is a bug in the code, and passes with its traceback.
+    """
     quiet()
     keep_freed_memory()
     parser = build_parser()
@@ -113,8 +125,11 @@ def main(args: list[str] | None = None) -> int:
         parts = parser.instantiate(config)
         module, sequence = parts.model, RunSequence(parts.attention, parts.samples, parts.checkpoints)
         module.trained = options.trained
-        linked = {"context_length": config.model.gpt.context_length, "seed": config.seed_everything}
-        data = TextDataModule(**config.data.as_dict(), **linked)
+        data = TextDataModule(
+            **config.data.as_dict(),
+            context_length=config.model.gpt.context_length,
+            seed=config.seed_everything,
+        )
         trainer = build_trainer(options, run.folder, parts, sequence)
         trainer.fit(module, data, ckpt_path=options.checkpoint)
         if trainer.is_global_zero and not trainer.fast_dev_run:
@@ -122,19 +137,19 @@ def main(args: list[str] | None = None) -> int:
     except TrainingInterrupted as stop:
         print(f"{stop}, and saved; {run.how_to_resume}", file=sys.stderr)
         return 128 + stop.signum
-    except SIGTERMException:  # Lightning's, for a signal that came before the run listens; its own status would be 0
+    except SIGTERMException:  # Lightning's SystemExit(0), for a SIGTERM before RunSequence handles signals
         return 128 + signal.SIGTERM
     except Exception as error:
-        if said := explanation(error, run):
-            raise Mistake(said) from error
+        if message := explanation(error, run):
+            raise Mistake(message) from error
         if not isinstance(error, Mistake):
-            print(f"train.py: an error in code, with its traceback; {run.how_to_resume}", file=sys.stderr)
+            print(f"train.py: an error in the code, with this traceback; {run.how_to_resume}", file=sys.stderr)
         raise
     return 0
 
 
 if __name__ == "__main__":
-    # A signal before the first step. Later the run saves first, see model/runs/sequence.py.
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, lambda signum, _: sys.exit(128 + signum))
+    # Until training begins, a signal exits at once. Then RunSequence handles it: the run is saved first.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda received, _: sys.exit(128 + received))
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""The network, and what is built around it. For a notebook: `open_run`, and `check_attention` of your own."""
+"""The network and all that uses it. For notebooks: `open_run` opens a run, `check_attention` checks your attention."""
 
 
 def __getattr__(name: str):
-    """`from model import open_run` imports all rooms; `import model.gpt` needs torch alone."""
+    """Imports `open_run` and `check_attention` on first use: they need every package, `import model.gpt` only torch."""
     if name == "open_run":
         from model.glass import open_run
 

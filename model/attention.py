@@ -1,13 +1,13 @@
-"""The attention of the GPT: every query takes a weighted mean of the values, and the weights say where it looked.
+"""The attention of the GPT: each query gets a weighted mean of the values; the weights show where it looks.
 
     weights = softmax(query @ key^T / sqrt(K))        values = weights @ value
 
 Vaswani et al. 2017, "Attention Is All You Need", https://arxiv.org/abs/1706.03762, section 3.2.
 
-This is what training and writing run: the layer, and the kernel that it calls. The formula step by step, and a layer
-for any widths, are in model/multihead.py.
+Training and generation run this file: the layer, and the fused kernel that it calls. model/multihead.py computes the
+formula step by step, and has a layer for any widths.
 
-Shapes: B batch, T query length, S key length, D model width, H heads, K head width.
+Shapes: B batch, T query length, S key length, D model width, H heads, H_kv key and value heads, K head width.
 A mask is boolean; True means *may attend*. A query that may attend to nothing gets zeros.
 """
 
@@ -24,12 +24,12 @@ from model.rotary import apply_rotary
 
 
 class CausalSelfAttention(nn.Module):
-    """The attention of the GPT: each token attends to itself and to those before it.
+    """The attention of the GPT: each token attends to itself and to earlier tokens.
 
-    The options are those of GPTConfig, which checks them.
+    `GPTConfig` explains and checks the options.
 
-    With H_kv key and value heads, fewer than the H query heads, each serves H / H_kv neighbouring ones (grouped-query
-    attention). qk_norm gives queries and keys a root mean square of 1 before they meet, which bounds the scores.
+    With H_kv < H, each key and value head serves H / H_kv neighbouring query heads (grouped-query attention). qk_norm
+    scales queries and keys to a root mean square of 1 before their dot product, which bounds the scores.
     """
 
     def __init__(
@@ -66,21 +66,22 @@ class CausalSelfAttention(nn.Module):
         """(B, T, D) -> (B, T, D).
 
         Args:
-            x: the tokens; with a cache, those that follow the cached ones.
-            rotary: (cos, sin) of `rotary_angles`, each (T, K), for the positions of x.
-            mask: boolean, (B or 1, 1, T, T). Causality and the window are added here, so this may be a bare
-                `document_mask` or `padding_mask`.
-            cache: this layer's part of a KVCache, to which x is appended. Not together with a mask.
+            x: features of T tokens, which follow the cached tokens if there is a cache.
+            rotary: (cos, sin) from `rotary_angles`, each (T, K), for the positions of x.
+            mask: boolean, (B or 1, 1, T, T). Causality and the window are added here, so a `document_mask` or
+                `padding_mask` alone is enough.
+            cache: this layer's part of a KVCache; the keys and values of x are appended. Not together with a mask.
             value_embedding: (B, T, H_kv * K), added to the values.
 
         Raises:
-            TypeError, RuntimeError: for a mask that is not boolean or does not fit.
+            TypeError: if the mask is not boolean.
+            RuntimeError: if it does not broadcast to the scores.
         """
         q, k, v = self.project(x, rotary, value_embedding)
         if cache is not None:
             k, v = cache.append(k, v)
         T, S = q.shape[-2], k.shape[-2]
-        if self.window is not None and self.window + T - 1 < S:  # what lies before is in no query's window
+        if self.window is not None and self.window + T - 1 < S:  # drop the keys that are in no query's window
             S = self.window + T - 1
             k = k[..., -S:, :]
             v = v[..., -S:, :]
@@ -100,7 +101,7 @@ class CausalSelfAttention(nn.Module):
         rotary: tuple[Tensor, Tensor] | None = None,
         value_embedding: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The queries (B, H, T, K), keys and values (B, H_kv, T, K) of x, as `attend` takes them."""
+        """Returns the queries (B, H, T, K), keys and values (B, H_kv, T, K) of x, ready for `attend`."""
         num_qk_heads = self.num_heads + self.num_kv_heads
         heads = split_heads(self.qkv_proj(x), num_qk_heads + self.num_kv_heads)
         qk, v = heads.split_with_sizes((num_qk_heads, self.num_kv_heads), dim=-3)
@@ -114,16 +115,16 @@ class CausalSelfAttention(nn.Module):
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Attention of q (B, H, T, K) over k and v (B, H_kv, S, K) -> (B, H, T, K). Replace this to try another one.
+        """q (B, H, T, K), k and v (B, H_kv, S, K) -> (B, H, T, K). Replace this function to try another attention.
 
-        Every path comes through here: training, generation with any cache, and the recorder of attention maps.
+        Everything runs it: training, generation with a cache, and the recording of attention maps.
 
         Args:
-            mask: boolean, broadcastable to (B, H, T, S), all that a query may attend to; no row of it is empty. None
-                means `causal_mask(T, S)`: the last query sees the last key, and with a cache T < S.
+            mask: boolean, broadcastable to (B, H, T, S), True wherever a query may attend; no row is empty. None
+                means `causal_mask(T, S)`: the last query sees the last key, also with a cache, where T < S.
         """
         T, S = q.shape[-2], k.shape[-2]
-        is_causal = mask is None and T == S  # PyTorch's flag lets the first query see the first key
+        is_causal = mask is None and T == S  # with T < S PyTorch's flag would align the first query and the first key
         if mask is None and 1 < T < S:
             mask = causal_mask(T, S, device=q.device)
         return fused_attention(
@@ -148,10 +149,10 @@ def fused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, computed in the way that is fastest here."""
+    """`torch.nn.functional.scaled_dot_product_attention`, but for bfloat16 on CPUs computed in a faster way."""
     is_slow = q.is_cpu and q.dtype == torch.bfloat16
     if is_slow and mask is not None and mask.is_floating_point():
-        mask = mask.float()  # as q, k and v below
+        mask = mask.float()  # like q, k and v below: the kernel wants one dtype
     attend = partial(
         F.scaled_dot_product_attention,
         attn_mask=mask,
@@ -162,10 +163,10 @@ def fused_attention(
     )
     if not is_slow:
         return attend(q, k, v)
-    plain = is_causal and mask is None and scale is None and not dropout_p
-    if plain and q.shape == k.shape == v.shape and 1 < q.shape[-2] <= MAX_SHORT_LENGTH:
+    is_plain = is_causal and mask is None and scale is None and not dropout_p
+    if is_plain and q.shape == k.shape == v.shape and 1 < q.shape[-2] <= MAX_SHORT_LENGTH:
         return short_causal_attention(q, k, v)
-    # On processors PyTorch's kernel is no faster in bfloat16, and its backward pass takes twice as long.
+    # On CPUs PyTorch's kernel is no faster in bfloat16 than in float32, and its backward pass takes twice as long.
     with torch.autocast("cpu", enabled=False):
         return attend(q.float(), k.float(), v.float()).bfloat16()
 
@@ -177,5 +178,5 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 def merge_heads(x: Tensor) -> Tensor:
     """(..., H, T, K) -> (..., T, H * K)"""
-    # Without the transpose this would mix positions, and so carry the future into the past.
+    # Flattened without the transpose, heads and positions would mix, and the future would leak into the past.
     return x.transpose(-3, -2).flatten(-2)

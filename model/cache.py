@@ -1,6 +1,7 @@
-"""Keys and values of earlier tokens, so that a new token costs one position instead of all of them.
+"""Caches the keys and values of earlier tokens, so that a new token costs one position instead of all of them.
 
-Shapes: L layers, B batch, T new tokens, S tokens cached once they are appended, M room for tokens, K head width.
+Shapes: L layers, B batch, H_kv key and value heads, T new tokens, S tokens in the cache after they are appended,
+M tokens that fit (max_len), K head width.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from model.rotary import rotary_angles
 
 
 class KVCache:
-    """Room for the tokens of a batch of texts, and for their keys and values in every layer of a model.
+    """Holds the tokens of a batch of texts, and their keys and values in every layer of a model.
 
-    A forward pass appends its T new tokens first; then each layer writes their keys and values into its own part. No
-    gradient flows through cached keys and values.
+    A forward pass first appends its T new tokens here. Then each layer writes their keys and values into its own part.
+    No gradient flows through cached keys and values.
 
     Args:
-        num_layers, batch_size, num_kv_heads, max_len, head_dim: the sizes, each at least 1.
+        num_layers, batch_size, num_kv_heads, max_len, head_dim: sizes, each at least 1.
         device, dtype: of the keys and values; PyTorch's defaults if None.
 
     Attributes:
-        tokens: ids (B, M), of which the first `length` count; to forget everything, set that to 0.
+        length: number of tokens in the cache. Set it to 0 to empty the cache.
+        tokens: ids (B, M); the first `length` are valid.
         keys, values: (L, B, H_kv, M, K).
     """
 
@@ -47,10 +49,10 @@ class KVCache:
         self.keys, self.values = torch.empty((2, *shape), device=device, dtype=dtype)
 
     def append(self, tokens: Tensor) -> list[LayerCache]:
-        """Appends the ids (B, T) of new tokens, and returns every layer's part, to which it adds their keys and values.
+        """Appends the ids (B, T) of new tokens. Returns each layer's part, into which the layer writes keys and values.
 
         Raises:
-            ValueError: if they do not fit; nothing is stored then.
+            ValueError: if the tokens do not fit; the cache is unchanged then.
         """
         start, end = self.length, self.length + tokens.shape[1]
         if end > self.max_len:
@@ -59,21 +61,20 @@ class KVCache:
             )
         self.tokens[:, start:end] = tokens
         self.length = end
-        # Views for all layers at once: one by one they would take longer than the copies that go through them.
+        # Slices all layers at once: slicing layer by layer takes longer than copying the keys and values.
         keys = self.keys[..., :end, :]
         values = self.values[..., :end, :]
         views = (keys, values, keys[..., start:, :], values[..., start:, :])
-        of_each_layer = zip(*(view.unbind() for view in views), strict=True)
-        return [LayerCache(*its_views) for its_views in of_each_layer]
+        return [LayerCache(*layer) for layer in zip(*(view.unbind() for view in views), strict=True)]
 
     @cached_property
     def rotary_angles(self) -> tuple[Tensor, Tensor]:
-        """Those of all positions, each (M, K)."""
+        """`model.rotary.rotary_angles` of all positions, each (M, K)."""
         return rotary_angles(torch.arange(self.max_len, device=self.keys.device), self.keys.shape[-1])
 
 
 class LayerCache(NamedTuple):
-    """One layer's part of a cache: views of all keys and values, and of their last T, which are still to be written."""
+    """One layer's part of a cache: views of all S keys and values, and of the last T of them, which `append` writes."""
 
     keys: Tensor
     values: Tensor
@@ -81,7 +82,7 @@ class LayerCache(NamedTuple):
     new_values: Tensor
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores the k and v (B, H_kv, T, K) of the new tokens, and returns those of all tokens (B, H_kv, S, K)."""
+        """Writes the keys and values (B, H_kv, T, K) of the new tokens; returns those of all tokens (B, H_kv, S, K)."""
         self.new_keys.copy_(k.detach())
         self.new_values.copy_(v.detach())
         return self.keys, self.values

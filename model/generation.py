@@ -1,4 +1,4 @@
-"""Generation: one token at a time from the model's own predictions, with its keys and values cached.
+"""Generation: draws one token at a time from the model's predictions, with keys and values cached.
 
 Shapes: B batch, T prompt length, V vocabulary.
 """
@@ -38,29 +38,30 @@ def stream(
 ) -> Iterator[Tensor]:
     """Continues each prompt of a batch, and yields each new token (B,) of the batch as soon as it is drawn.
 
-    Of a prompt longer than the model's context_length only the end is read. When the context is full, its last half is
-    read again in one pass and generation continues from there: cached keys contain their positions, so the cache
+    If a prompt is longer than the model's context_length, only its end is read. When the context is full, its last half
+    is read again in one pass and generation continues from there: cached keys contain their positions, so the cache
     cannot be shifted. This costs less than one extra token per token, and the model always sees at least half of its
     context.
 
     Args:
-        model: put in eval mode while it writes.
+        model: in eval mode until generation ends.
         tokens: prompts (B, T), T >= 1, on the model's device.
-        max_new_tokens: the most tokens to write, at least 1.
+        max_new_tokens: the largest number of tokens to generate, at least 1.
         temperature: divides the logits; 0 always takes the likeliest token.
         top_k: draw from the k likeliest tokens only.
-        top_p: draw from the likeliest tokens that together have this probability, in (0, 1] ("nucleus",
+        top_p: draw from the fewest likeliest tokens that together have this probability, in (0, 1] ("nucleus",
             Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
-        min_p: draw only from tokens at least this many times as likely as the likeliest, in [0, 1] (Nguyen et al.
+        min_p: draw only from tokens whose probability is at least min_p times the largest one, in [0, 1] (Nguyen et al.
             2024, https://arxiv.org/abs/2407.01082); applied after temperature, top_k and top_p.
-        generator: source of randomness, on the model's device; PyTorch's default one if None.
-        stop_token: ends a sequence, which is then padded with it; generation stops when all sequences have ended.
-        cache: of an earlier call, to continue its text: `tokens` follow what it holds. The last token that a call has
-            yielded is not in it yet and must come first. A new one of max_len context_length starts a text.
+        generator: source of randomness, on the model's device; PyTorch's default generator if None.
+        stop_token: ends its sequence, which is then padded with it; generation stops when all sequences have ended.
+        cache: the cache of an earlier call, to continue its texts: `tokens` follow the cached ones. The last token that
+            the earlier call yielded is not cached yet, so `tokens` must begin with it. The first call takes
+            `new_cache(model, B, context_length)`.
 
     Raises:
         TypeError: if the tokens are not integers.
-        ValueError: for a value outside its range.
+        ValueError: if a value is outside its range.
     """
     if tokens.ndim != 2 or not tokens.numel():
         raise ValueError(f"tokens must be (B, T), both at least 1, not of shape {tuple(tokens.shape)}")
@@ -84,13 +85,13 @@ def stream(
     def write(unread: Tensor, cache: KVCache | None) -> Iterator[Tensor]:
         B, T = tokens.shape
         if cache is None:
-            # Not always the whole context: a big batch that writes little needs less memory.
+            # Less than the whole context where possible: a large batch with few new tokens then needs less memory.
             cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
         finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
         with in_eval_mode(model), products_by_slices(model):
             for _ in range(max_new_tokens):
                 if cache.length + unread.shape[1] > cache.max_len:
-                    # The last half of the context is read again, or as much as is unread.
+                    # The context is full: read its last half again, or all unread tokens if those are more.
                     kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
                     text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
                     unread = text[:, -kept:]
@@ -99,19 +100,19 @@ def stream(
                 token = draw(logits)
                 if stop_token is not None:
                     token = token.masked_fill(finished, stop_token)
-                    finished = token == stop_token  # as of every row that has ended before
+                    finished = token == stop_token  # rows that ended earlier stay finished: their token is stop_token
                 yield token
-                # The check waits for the device, so it is made only if there is a stop_token.
+                # `finished.all()` waits for the device, so it runs only if there is a stop_token.
                 if stop_token is not None and finished.all():
                     return
                 unread = token[:, None]
 
-    # The body of a generator runs, and raises, only when it is iterated: what is above is checked at once.
+    # The body of a generator runs, and raises, only when it is iterated: the checks above must not be in it.
     return write(tokens, cache)
 
 
 def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
-    """An empty cache for `max_len` tokens of each of `batch_size` texts, as this model needs it."""
+    """Returns an empty cache of this model for `batch_size` texts of up to `max_len` tokens."""
     config, weight = model.config, model.token_embedding.weight
     sizes = (config.num_layers, batch_size, config.num_kv_heads, max_len, config.head_dim)
     return KVCache(*sizes, device=weight.device, dtype=weight.dtype)
@@ -126,11 +127,11 @@ def sample(
     min_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Draws one token a row: logits (B, V) -> (B,), without waiting for the device. Options as in `stream`."""
+    """Draws a token from each row of logits, (B, V) -> (B,), without waiting for the device. Options as in `stream`."""
     if temperature == 0:
         return logits.argmax(dim=-1)
     logits, vocab_size = logits.float(), logits.shape[-1]
-    # With a maximum of 0 no row can overflow, however low the temperature.
+    # With the maximum shifted to 0, no division by a low temperature overflows to infinity.
     logits = logits - logits.amax(dim=-1, keepdim=True)
     logits = logits / max(temperature, torch.finfo(logits.dtype).tiny)
     nucleus = top_p is not None and top_p < 1
@@ -145,10 +146,10 @@ def sample(
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)  # the likeliest token's logit is 0
     # The largest of logit + Gumbel noise is a draw from the softmax (Gumbel 1954; Maddison et al. 2014,
     # https://arxiv.org/abs/1411.0030); the logarithm of an exponential variable is such noise, negated.
-    # Of every token, by its id: what is drawn must not depend on the order in which `topk` sorts almost equal logits.
-    # Not empty_like: with its memory in another order, as some products leave it, each logit would get other noise.
-    noise = logits.new_empty((len(logits), vocab_size))
-    noise = noise.exponential_(generator=generator).log_()
+    # The noise is drawn for all tokens, in the order of their ids: the result must not depend on the order in which
+    # `topk` sorts almost equal logits. And not by empty_like: it keeps the memory order of logits, which some matrix
+    # products transpose, and would give each logit other noise then.
+    noise = logits.new_empty((len(logits), vocab_size)).exponential_(generator=generator).log_()
     if token_ids is None:
         return (logits - noise).argmax(dim=-1)
     drawn = (logits - noise.gather(-1, token_ids)).argmax(dim=-1, keepdim=True)

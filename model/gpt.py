@@ -1,4 +1,4 @@
-"""GPT: token embeddings -> blocks -> logits, in two families with one code path.
+"""GPT: token embeddings -> blocks -> logits. Two families of models share one code path.
 
 GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU, biases, tied head.
 Modern: rotary positions, RMSNorm without parameters, QK-norm, squared ReLU or SwiGLU, no biases, untied head,
@@ -25,8 +25,9 @@ from model.masks import document_mask
 from model.mistakes import Mistake, check_choices, check_divides, check_range
 from model.rotary import rotary_angles
 
-# An n-gram's hash: its ids times these factors, the last one first, added up modulo a prime; then the upper bits are
-# mixed into the lower ones. With ids below 2^20 the sum is below 2^53, which JavaScript's numbers hold exactly.
+# The hash of an n-gram: each id times a factor (the last id times the first factor), summed modulo a prime; then the
+# upper bits are mixed into the lower ones. The page of a run computes it in JavaScript, whose numbers are exact below
+# 2^53. The sum is below that for ids below 2^20.
 NGRAM_FACTORS = (663608941, 1013904223, 987654361, 694847539, 841722311, 735632791, 899809343, 612345683)
 NGRAM_PRIME = 2**31 - 1
 
@@ -36,35 +37,35 @@ class GPTConfig:
     """The hyperparameters of a GPT. Plain data: `dataclasses.asdict` and `GPTConfig(**fields)` are inverses.
 
     Args:
-        vocab_size: V; null in a YAML means the tokenizer's.
-        context_length: the longest sequence the model sees, in tokens.
+        vocab_size: V; null means the tokenizer's.
+        context_length: the longest sequence the model reads, in tokens.
         num_layers: number of blocks.
         num_heads: H, query heads in a layer.
         embed_dim: D, width of the residual stream; a multiple of num_heads.
-        num_kv_heads: key and value heads (grouped-query attention, arXiv:2305.13245); null means num_heads.
+        num_kv_heads: key and value heads in a layer (grouped-query attention, arXiv:2305.13245); null means num_heads.
         feed_forward_dim: width of the hidden layer; null means 4 D (8/3 D for SwiGLU: the same number of weights).
         position: "rotary" (arXiv:2104.09864) or "learned" (a table of context_length vectors).
         norm: "rmsnorm" (without parameters) or "layernorm".
         embedding_norm: normalise the embeddings before the first block, as in nanochat.
         activation: "relu2" (squared ReLU, arXiv:2109.08668), "swiglu" (gated, arXiv:2002.05202; one more matrix),
-            "gelu" (its tanh approximation, as in GPT-2; three times slower on a processor) or "gelu_exact"
+            "gelu" (the tanh approximation, as in GPT-2; three times slower on a CPU) or "gelu_exact"
             (arXiv:1606.08415).
-        bias: whether linear layers, but for the head, and LayerNorms have biases.
-        tie_embeddings: the head's matrix is the embedding's (arXiv:1608.05859).
-        qk_norm: normalise queries and keys before their product (arXiv:2302.05442).
-        window: how many positions back a query sees, itself included; null means all.
-        value_embeddings: add a learned vector of each token to the values of every second layer, so that attention
-            can move a token's identity that the residual stream does not carry (ResFormer, arXiv:2410.17897, in
+        bias: give the linear layers in the blocks and the LayerNorms a bias.
+        tie_embeddings: use the token embedding's matrix as the head's (arXiv:1608.05859).
+        qk_norm: normalise queries and keys before their dot product (arXiv:2302.05442).
+        window: number of positions that a query can see, its own and those just before it; null means all.
+        value_embeddings: in every second layer, add a learned vector of each token to its value, so that attention
+            can copy a token's identity even if the residual stream has lost it (ResFormer, arXiv:2410.17897, in
             modded-nanogpt's form).
-        ngram_sizes: add to each token's embedding a vector for the n tokens that end with it, for every n listed here,
-            such as [2, 3, 4]: n-gram embeddings (arXiv:2501.16975).
-        ngram_buckets: vectors for each n; n-grams find theirs by hashing, so that some share one.
+        ngram_sizes: for every n in this list, such as [2, 3, 4], add to each token's embedding a learned vector for the
+            n-gram that ends with the token (n-gram embeddings, arXiv:2501.16975).
+        ngram_buckets: vectors in the table of each n. N-grams are hashed to vectors, so some share one.
         logit_soft_cap: logits become cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118); null means no cap.
-        dropout: probability, on attention weights, on what each sub-layer adds, and on the embeddings.
-        init: how weights are drawn, "scaled" (for the modern family) or "gpt2"; see `GPT.init_weights`.
+        dropout: probability, for attention weights, the output of each sub-layer, and the embeddings.
+        init: how initial weights are drawn: "scaled" (for the modern family) or "gpt2"; see `GPT.init_weights`.
 
     Raises:
-        Mistake: for an invalid value; the message names the field and what it may be.
+        Mistake: if a value is invalid; the message names the field and the values it may have.
     """
 
     vocab_size: int | None = None
@@ -91,8 +92,18 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, "model.gpt.")
-        sizes = ("context_length", "num_layers", "num_heads", "embed_dim", "vocab_size", "num_kv_heads")
-        for name in (*sizes, "feed_forward_dim", "window", "ngram_buckets"):
+        sizes = (
+            "context_length",
+            "num_layers",
+            "num_heads",
+            "embed_dim",
+            "vocab_size",
+            "num_kv_heads",
+            "feed_forward_dim",
+            "window",
+            "ngram_buckets",
+        )
+        for name in sizes:
             check_range(f"model.gpt.{name}", getattr(self, name), 1)
         self.ngram_sizes = sorted(set(self.ngram_sizes))
         for size in self.ngram_sizes:
@@ -101,7 +112,7 @@ class GPTConfig:
         check_range("model.gpt.dropout", self.dropout, 0, 1, high_open=True)
         check_divides("model.gpt.num_heads", self.num_heads, "embed_dim", self.embed_dim)
         if self.position == "rotary" and self.head_dim % 2:
-            raise Mistake(f"rotary positions need an even head width: embed_dim / num_heads is {self.head_dim}")
+            raise Mistake(f"rotary positions need an even head width, but embed_dim / num_heads is {self.head_dim}")
         if self.num_kv_heads is None:
             self.num_kv_heads = self.num_heads
         check_divides("model.gpt.num_kv_heads", self.num_kv_heads, "num_heads", self.num_heads)
@@ -116,14 +127,14 @@ class GPTConfig:
 
 
 class RMSNorm(nn.RMSNorm):
-    """`rms_norm` as a module. It has no parameters: the next matrix can learn the scale."""
+    """`rms_norm` as a module. It has no gain to learn: the matrix that follows can learn the scale."""
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x)
 
 
 def build_norm(config: GPTConfig) -> nn.Module:
-    """A norm over the last dimension, D: RMSNorm, or LayerNorm (Ba et al. 2016, arXiv:1607.06450)."""
+    """Returns the config's norm over the last axis, D: RMSNorm or LayerNorm (Ba et al. 2016, arXiv:1607.06450)."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.embed_dim, bias=config.bias)
     return RMSNorm(config.embed_dim, eps=RMS_EPSILON, elementwise_affine=False)
@@ -138,7 +149,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """(B, T, D) -> (B, T, D), position by position, through one hidden layer."""
+    """The MLP: one hidden layer, applied to each position alone; (B, T, D) -> (B, T, D)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -184,7 +195,7 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         value_embedding: Tensor | None = None,
     ) -> Tensor:
-        """What stands beside x is for `CausalSelfAttention.forward`."""
+        """All arguments but x go to `CausalSelfAttention.forward`, which explains them."""
         attention = self.attention(
             self.attention_norm(x),
             rotary=rotary,
@@ -197,7 +208,10 @@ class Block(nn.Module):
 
 
 class NgramEmbedding(nn.Embedding):
-    """The sum of a vector for each of the N n-grams that end with a token; one table after the other, by size."""
+    """Embeds a token by the n-grams that end with it: the sum of N vectors, one for each n in ngram_sizes.
+
+    `weight` holds the N tables one after the other, smallest n first.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(len(config.ngram_sizes) * config.ngram_buckets, config.embed_dim)
@@ -206,9 +220,9 @@ class NgramEmbedding(nn.Embedding):
         self.no_token = config.vocab_size
 
     def rows(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """(B, T) -> (B, T, N): where the vectors are.
+        """(B, T) -> (B, T, N): the row of `weight` for each n-gram.
 
-        What lies before the first token of a sequence or document counts as an id that no token has.
+        Positions before the first token of a sequence or document count as `no_token`, an id that no token has.
         """
         T = tokens.shape[1]
         key = torch.zeros_like(tokens)
@@ -216,8 +230,8 @@ class NgramEmbedding(nn.Embedding):
         for back in range(self.sizes[-1]):
             earlier = F.pad(tokens, (back, 0), value=self.no_token)[:, :T]
             if document_ids is not None:
-                its_ids = F.pad(document_ids, (back, 0))[:, :T]
-                earlier = earlier.where(its_ids == document_ids, self.no_token)
+                earlier_ids = F.pad(document_ids, (back, 0))[:, :T]
+                earlier = earlier.where(earlier_ids == document_ids, self.no_token)
             key = key + NGRAM_FACTORS[back] * earlier
             if back + 1 in self.sizes:
                 mixed = key % NGRAM_PRIME
@@ -231,7 +245,7 @@ class NgramEmbedding(nn.Embedding):
         last: int = 0,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """(B, S) -> (B, T, D) for the `last` T tokens, 0 for all; those before them are only read."""
+        """(B, S) -> (B, T, D) for the last T = `last` tokens (0: all); earlier ones only complete their n-grams."""
         rows = self.rows(tokens, document_ids)[:, -last:]
         return super().forward(rows).sum(dim=-2)
 
@@ -241,7 +255,7 @@ class GPT(nn.Module):
 
     Raises:
         Mistake: if the config has no vocab_size.
-        ValueError: in forward, if a sequence is longer than context_length.
+        ValueError: from `forward`, if a sequence is longer than context_length.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -260,7 +274,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.value_embeddings = nn.ModuleDict()
         if config.value_embeddings:
-            # The last layer and every second before it, as in nanochat.
+            # The last layer and every second one before it, as in nanochat.
             for layer in range((config.num_layers - 1) % 2, config.num_layers, 2):
                 self.value_embeddings[str(layer)] = nn.Embedding(V, config.num_kv_heads * config.head_dim)
         self.final_norm = build_norm(config)
@@ -271,18 +285,23 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draws every parameter anew from torch's global generator, as `config.init` says.
+        """Draws the weights of all nn.Linear, nn.Embedding and nn.LayerNorm modules anew, as `config.init` says.
 
-        "gpt2": normal with standard deviation 0.02. The last matrix of each sub-layer is scaled down by
-        sqrt(2 num_layers), the number of additions to the residual stream (Radford et al. 2019, section 2.3).
+        A bare nn.Parameter that you add to a module is not drawn here: it keeps the values it was created with.
 
-        "scaled": like muP (Yang et al. 2022, arXiv:2203.03466; modded-nanogpt): matrices uniform with standard
-        deviation 1 / sqrt(fan-in), zeros in the head, in the n-gram tables and in the last matrix of each sub-layer, so
-        that the network starts as the identity and its first logits are exactly uniform. A tied head cannot be zero:
-        its deviation is 1 / D, which keeps each token's logit for itself near 1.
+        "gpt2": normal with standard deviation 0.02. In the last matrix of each sub-layer it is divided by
+        sqrt(2 num_layers), since there are 2 num_layers additions to the residual stream (Radford et al. 2019,
+        section 2.3).
+
+        "scaled": like muP (Yang et al. 2022, arXiv:2203.03466) as in modded-nanogpt. Matrices are uniform with standard
+        deviation 1 / sqrt(fan-in). The head, the n-gram tables and the last matrix of each sub-layer are zero, so that
+        every block starts as the identity and the first logits are exactly uniform. A tied head cannot be zero: its
+        standard deviation is 1 / D, which keeps the logit that each token gives itself near 1.
+
+        All draws are from torch's global generator.
         """
         sublayer_ends: set[nn.Module] = set()
-        for module in self.modules():  # a block comes before its parts
+        for module in self.modules():  # yields a block before its parts
             if isinstance(module, Block):
                 sublayer_ends |= {module.attention.output_proj, module.feed_forward.down_proj}
             if isinstance(module, nn.LayerNorm):
@@ -292,7 +311,7 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
             if module is self.head and self.config.tie_embeddings:
-                continue  # drawn as the token embedding
+                continue  # it is the token embedding, which is drawn below
             if self.config.init == "gpt2":
                 std = 0.02 / math.sqrt(2 * self.config.num_layers) if module in sublayer_ends else 0.02
                 nn.init.normal_(module.weight, std=std)
@@ -305,7 +324,7 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             else:
                 fan_in = module.in_features if isinstance(module, nn.Linear) else self.config.embed_dim
-                bound = math.sqrt(3 / fan_in)  # a uniform distribution of this standard deviation
+                bound = math.sqrt(3 / fan_in)  # uniform in -bound..bound has standard deviation 1 / sqrt(fan_in)
                 nn.init.uniform_(module.weight, -bound, bound)
 
     def forward(
@@ -315,32 +334,14 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """Logits of each position's next token.
+        """Returns, at each position, the logits of the next token: (B, T) -> (B, T, V), float32.
 
         Args:
-            tokens: (B, T) token ids.
-            cache: keys and values of earlier tokens. The new ones are appended, and positions continue after them.
-            document_ids: (B, T); attention then stays within equal ids. Not together with a cache.
-
-        Returns:
-            (B, T, V), float32.
+            tokens: ids (B, T).
+            cache: tokens of earlier calls with their keys and values. `tokens` follow them and are appended.
+            document_ids: (B, T); a token then attends only to tokens with its own id. Not together with a cache.
         """
         return self.unembed(self.features(tokens, cache=cache, document_ids=document_ids))
-
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        *,
-        document_ids: Tensor | None = None,
-        reduction: str = "mean",
-    ) -> Tensor:
-        """Cross-entropy in nats of `targets` (B, T) after `tokens` (B, T); a target of -100 does not count.
-
-        For measuring: training has its own, `GPTModule.training_loss`.
-        """
-        logits = self(tokens, document_ids=document_ids)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
 
     def features(
         self,
@@ -349,7 +350,7 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) -> (B, T, D), the residual stream after the last block and the final norm."""
+        """(B, T) -> (B, T, D): the residual stream after the last block and the final norm. Arguments as `forward`."""
         T = tokens.shape[1]
         start = 0 if cache is None else cache.length
         if start + T > self.config.context_length:
@@ -361,13 +362,13 @@ class GPT(nn.Module):
         x = self.token_embedding(tokens)
         if self.ngram_embedding is not None:
             recent = tokens
-            if cache is not None:
+            if cache is not None:  # n-grams of the new tokens may begin among the cached ones
                 first = max(0, start + 1 - len(NGRAM_FACTORS))
                 recent = cache.tokens[:, first : start + T]
             x = x + self.ngram_embedding(recent, T, document_ids)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
-        if torch.is_autocast_enabled(x.device.type):  # otherwise the residual stream would stay in float32
+        if torch.is_autocast_enabled(x.device.type):  # autocast leaves embeddings, and so the stream, in float32
             x = x.to(torch.get_autocast_dtype(x.device.type))
         x = self.dropout(self.embedding_norm(x).to(x.dtype))  # on GPUs autocast makes norms return float32
 
@@ -393,19 +394,37 @@ class GPT(nn.Module):
         return self.final_norm(x)
 
     def unembed(self, x: Tensor) -> Tensor:
-        """Features (..., D) -> logits (..., V) in float32, soft-capped if the config says so."""
+        """Features (..., D) -> logits (..., V) in float32, soft-capped if logit_soft_cap is set."""
         cap = self.config.logit_soft_cap
         if cap is None:
             return self.head(x).float()
-        # cap * tanh(z / cap) = 2 cap sigmoid(2 z / cap) - cap. Sigmoid is faster, and features are fewer than logits.
-        # The difference is known to within cap / 10 million; GPTConfig refuses a cap for which that would matter.
+        # cap * tanh(z / cap) = 2 cap sigmoid(2 z / cap) - cap, where z are the logits. Sigmoid is faster than tanh, and
+        # scaling x costs less than scaling z, which is larger. The subtraction rounds logits to cap / 10 million:
+        # GPTConfig refuses a cap so large that this would matter.
         gates = torch.sigmoid(self.head(x * (2 / cap)).float())
         return (2 * cap * gates).sub_(cap)
 
-    def known_ids(self, tokens: Tensor) -> Tensor:
-        """The tokens as int64 on the model's device.
+    def loss(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        *,
+        document_ids: Tensor | None = None,
+        reduction: str = "mean",
+    ) -> Tensor:
+        """Cross-entropy in nats of predicting `targets` (B, T) from `tokens` (B, T); targets of -100 are ignored.
 
-        Raises TypeError if they are not integers, ValueError for ids outside the vocabulary.
+        Used to measure a model. Training uses `GPTModule.training_loss`.
+        """
+        logits = self(tokens, document_ids=document_ids)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+
+    def known_ids(self, tokens: Tensor) -> Tensor:
+        """Returns the tokens as int64 on the model's device.
+
+        Raises:
+            TypeError: if they are not integers.
+            ValueError: if an id is not in the vocabulary.
         """
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise TypeError(f"tokens must hold integers, not {tokens.dtype}")
@@ -416,25 +435,25 @@ class GPT(nn.Module):
         return tokens.to(self.token_embedding.weight.device)
 
     def num_parameters(self) -> int:
-        """Number of weights; a shared one counts once."""
+        """Returns the number of weights; those of a tied head count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self) -> int:
-        """Floating-point operations of one training step, forward and backward, for each token of a full context.
+        """Floating-point operations per token of one training step, forward and backward, over a full context.
 
-        6 for each weight that is multiplied (embeddings are looked up) and 12 D S for a layer's scores and mixing,
-        as in appendix B of PaLM (Chowdhery et al. 2022, arXiv:2204.02311). S is context_length, or the window; the half
-        that causality hides is counted too, as is customary.
+        6 for each weight of a matrix (embeddings are only looked up), and 12 D S in each layer for the attention scores
+        and the weighted sum of values, as in appendix B of PaLM (Chowdhery et al. 2022, arXiv:2204.02311). S is
+        context_length, or the window if that is shorter. By custom the masked half of the scores is counted too.
         """
         config = self.config
         matrices = [module.weight for module in self.modules() if isinstance(module, nn.Linear)]
-        seen = min(config.context_length, config.window or config.context_length)
-        return 6 * sum(map(Tensor.numel, matrices)) + 12 * config.num_layers * config.embed_dim * seen
+        S = min(config.context_length, config.window or config.context_length)
+        return 6 * sum(map(Tensor.numel, matrices)) + 12 * config.num_layers * config.embed_dim * S
 
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Turns dropout off; on exit every module returns to the mode it was in."""
+    """Context manager that turns dropout off; on exit every module returns to the mode it was in."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()

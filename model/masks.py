@@ -13,10 +13,10 @@ def causal_mask(
     *,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """(T, S): a query may attend to its own position and to those before it.
+    """(T, S): a query may attend to its own position and to earlier ones.
 
-    Both sequences are aligned at their ends: the last query sees the last key. With T < S the first S - T keys are the
-    past (a cache); with T > S the first T - S queries see nothing.
+    Queries and keys are aligned at their ends: the last query sees the last key. With T < S the first S - T keys are
+    the past (a cache); with T > S the first T - S queries see nothing.
     """
     return sliding_window_mask(query_len, None, key_len, device=device)
 
@@ -28,17 +28,17 @@ def sliding_window_mask(
     *,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """(T, S): causal, and only over the `window` nearest keys, the query's own included.
+    """(T, S): a query may attend to its own position and to the `window` - 1 positions just before it.
 
-    A window of 1 is the token itself; one of S or more, or None, is `causal_mask`. Local attention as in Child et al.
-    2019 (https://arxiv.org/abs/1904.10509) and Mistral 7B (https://arxiv.org/abs/2310.06825).
+    With a window of 1 a token sees only itself. With None, or S or more, this is `causal_mask`. Local attention as in
+    Child et al. 2019 (https://arxiv.org/abs/1904.10509) and Mistral 7B (https://arxiv.org/abs/2310.06825).
 
     Raises:
-        ValueError: for a window below 1.
+        ValueError: if the window is below 1.
     """
     key_len = query_len if key_len is None else key_len
     queries = torch.arange(key_len - query_len, key_len, device=device)
-    # How many positions a key lies before its query; negative in the future.
+    # By how many positions a key comes before a query; negative if it comes after.
     distance = queries[:, None] - torch.arange(key_len, device=device)
     visible = distance >= 0
     if window is None:
@@ -52,14 +52,14 @@ def padding_mask(valid_lens: Tensor, key_len: int) -> Tensor:
     """Hides padding: each query may attend only to the first `valid_lens` keys.
 
     Args:
-        valid_lens: integers in 0..S, one for each sequence, (B,), or for each query, (B, T).
+        valid_lens: integers in 0..S, one for each sequence (B,) or one for each query (B, T).
         key_len: S.
 
     Returns:
-        (B, 1, 1, S) or (B, 1, T, S); the axis of length 1 is for the heads.
+        (B, 1, 1, S) or (B, 1, T, S); axis 1 broadcasts over the heads.
 
     Raises:
-        ValueError: for another number of axes.
+        ValueError: if valid_lens is neither (B,) nor (B, T).
     """
     valid_lens = torch.as_tensor(valid_lens)
     if valid_lens.ndim not in (1, 2):
@@ -73,10 +73,10 @@ def padding_mask(valid_lens: Tensor, key_len: int) -> Tensor:
 def document_mask(document_ids: Tensor) -> Tensor:
     """(B, T) -> (B, 1, T, T): a token may attend to all tokens of its own document, before and after it.
 
-    For documents packed into one sequence. Add causality with `&`.
+    For sequences that several documents are packed into. Add causality with `&`.
 
     Raises:
-        ValueError: if they are not (B, T).
+        ValueError: if document_ids is not (B, T).
     """
     document_ids = torch.as_tensor(document_ids)
     if document_ids.ndim != 2:
@@ -86,7 +86,7 @@ def document_mask(document_ids: Tensor) -> Tensor:
 
 
 def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
-    """Refuses a mask that cannot say which of `shape` (..., T, S) scores count.
+    """Checks a mask for scores of `shape` (..., T, S).
 
     Raises:
         TypeError: if it is not boolean.
@@ -94,14 +94,14 @@ def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
     """
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be boolean (True = may attend), not {mask.dtype}")
-    mask.expand(shape)  # raises
+    mask.expand(shape)  # raises the RuntimeError
 
 
 def fill_empty_rows(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Unmasks the rows of queries that may attend to nothing, and returns which they are, (..., T, 1).
+    """Lets queries that may attend to nothing attend to all keys. Also returns which queries those are, (..., T, 1).
 
-    A softmax over nothing is 0 / 0, and kernels differ in what they return. Computed on something and then zeroed,
-    values and gradients are 0 and never NaN.
+    A softmax over nothing is 0 / 0, and kernels differ in what they return for it. The caller zeroes the values of
+    these queries afterwards instead, so that values and gradients are 0 and never NaN.
     """
     empty = ~mask.any(dim=-1, keepdim=True)
     return mask | empty, empty

@@ -1,6 +1,6 @@
-"""A person's mistakes: the one error that is a sentence, what raises it, and how a program tells it.
+"""Mistakes of the user: the error that is shown as one sentence, the checks that raise it, and how programs show it.
 
-The whole project stands on this file, so it needs nothing but Python.
+Every other file may import this one, so it imports nothing but Python's standard library.
 """
 
 import errno
@@ -16,30 +16,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-LONGEST = 1000  # characters of a sentence, which may quote a file
+LONGEST = 1000  # characters; a sentence may quote a file of any length
 CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# What torch's allocators say in a RuntimeError.
+# Parts of the messages of the RuntimeErrors that torch's allocators raise.
 NO_MEMORY = ("out of memory", "allocate memory", "tried to allocate", "not enough memory")
 
 
 class Mistake(ValueError):
-    """Options, files or data cannot be used. Its sentence says what is wrong, where, and what to write instead.
+    """Raised for options, files or data that cannot be used: says what is wrong, where, and what to write instead.
 
-    train.py and the scripts print that sentence and exit with status 2. Every other error is one in code and gets its
-    traceback, so raise this only where options, files and data are checked.
+    train.py and the scripts print this one sentence and exit with status 2. Every other error is a bug and shows its
+    traceback, so raise a `Mistake` only where options, files and data are checked.
     """
 
 
 class Missing(Mistake, FileNotFoundError):
-    """The mistake of naming a file, run or model that is not there."""
+    """Raised for a file, run or model that does not exist."""
 
 
 @contextmanager
 def file_errors(path: Path | str, advice: str = "") -> Iterator[None]:
-    """What the system refuses becomes a `Mistake` that names the file: for a block that only reads or writes it.
+    """Turns an OSError raised in the block into a `Mistake` that names `path`. The block must only read or write it.
 
     Args:
-        advice: what to do, as the end of the sentence.
+        advice: end of the sentence, which says what to do.
     """
     try:
         yield
@@ -52,26 +52,29 @@ def file_errors(path: Path | str, advice: str = "") -> Iterator[None]:
 
 @contextmanager
 def parsing(place: Path | str, advice: str = "") -> Iterator[None]:
-    """Whatever fails in the block, which parses what was read at `place`, becomes a `Mistake` that says so.
+    """Turns any error raised in the block into a `Mistake` that calls `place` damaged. The block must only parse it.
 
-    A damaged file fails in many ways, a zip file even as an encrypted one. So nothing but parsing belongs in the block:
-    an error in code would be told as a damaged file. A machine that has no memory says nothing about the file.
+    A damaged file can raise any type of error (a damaged zip file, even that it is encrypted), so all are caught here:
+    a bug in the block would be reported as a damaged file. Only a lack of memory is not blamed on the file.
+
+    Args:
+        advice: end of the sentence.
     """
     try:
         yield
     except Exception as error:
         if is_out_of_memory(error):
-            raise Mistake(f"this machine has not enough memory to open {place}") from error
+            raise Mistake(f"this machine does not have enough memory to open {place}") from error
         reason = str(error) if type(error) in (Mistake, ValueError) else f"{type(error).__name__} {error}"
         raise Mistake(f"{place} is damaged ({' '.join(reason.split())}){advice}") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the machine, or its GPU, has no memory left."""
+    """Whether an error means that the machine, or its GPU, has no memory left."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    said = str(error).lower()
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(map(said.count, NO_MEMORY)))
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(map(message.count, NO_MEMORY)))
 
 
 def check_range(
@@ -83,10 +86,11 @@ def check_range(
     low_open: bool = False,
     high_open: bool = False,
 ) -> None:
-    """Refuses a number outside low .. high; None, an option that is not set, passes.
+    """Raises a `Mistake` for a number outside low..high, and for infinity and NaN. None, an unset option, passes.
 
     Args:
-        low_open, high_open: the bound itself is refused too. Infinity and NaN always are.
+        name: the option, for the message.
+        low_open, high_open: whether the bound itself is refused too.
     """
     if value is None:
         return
@@ -105,10 +109,10 @@ def check_range(
 
 
 def check_choices(config: Any, prefix: str = "") -> None:
-    """Refuses a dataclass in which a field annotated with a `Literal` has another value, or one for a number none.
+    """Raises a `Mistake` if a dataclass field is none of its `Literal` choices, or no number where it must be one.
 
     Args:
-        prefix: stands before the field's name in the message, as on the command line ("model.optimizer.").
+        prefix: put before the field's name in the message, as on the command line ("model.optimizer.").
     """
     for name, annotation in typing.get_type_hints(type(config)).items():
         value, allowed = getattr(config, name), ""
@@ -121,12 +125,12 @@ def check_choices(config: Any, prefix: str = "") -> None:
 
 
 def listed(parts: Sequence[str], word: str = "and") -> str:
-    """Such as "a, b and c"."""
+    """Joins parts into a list such as "a, b and c"."""
     return f" {word} ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:
-    """Refuses a divisor that leaves a remainder."""
+    """Raises a `Mistake` if `divisor` does not divide `value`."""
     if value % divisor:
         raise Mistake(f"{divisor_name}={divisor} does not divide {name}={value}: change one to divide the other")
 
@@ -135,19 +139,19 @@ def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> Non
 
 
 def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
-    """Decorator for a `main` function: it then returns the exit status and prints no traceback for a `Mistake`.
+    """Decorator for a `main` function: makes it return the exit status, and show a `Mistake` without a traceback.
 
-    0 after success; 2 after the sentence of a mistake on standard error; 130 after Ctrl-C; or what `main` returns.
+    The status is what `main` returns, 0 for None; 2 after a `Mistake`, printed on standard error; 130 after Ctrl-C.
     """
 
     def decorate(main: Callable[..., int | None]) -> Callable[..., int]:
         @functools.wraps(main)
         def wrapper(*args, **kwargs) -> int:
             if isinstance(sys.stdout, io.TextIOWrapper):
-                sys.stdout.reconfigure(errors="replace")  # by a question mark what the terminal's encoding lacks
+                sys.stdout.reconfigure(errors="replace")  # print ? for characters the terminal's encoding lacks
             try:
                 status = main(*args, **kwargs) or 0
-                print(end="", flush=True)  # a closed standard output shows here and not when Python ends
+                print(end="", flush=True)  # raises here, not when Python exits, if standard output is closed
                 return status
             except KeyboardInterrupt:
                 print()
@@ -166,7 +170,7 @@ def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[
 
 
 def output_is_closed() -> bool:
-    """Whether the reader of standard output, such as `head`, has closed it; what is still written then goes nowhere."""
+    """Whether the reader of standard output, such as `head`, has closed it. Further output is discarded then."""
     try:
         print(flush=True)
     except BrokenPipeError:
@@ -176,15 +180,15 @@ def output_is_closed() -> bool:
 
 
 def sentence(error: BaseException) -> str:
-    """What is wrong, on one line."""
-    # What a file holds, or is called, must not act on the terminal.
-    line = CONTROL_CHARACTER.sub(lambda found: repr(found[0])[1:-1], " ".join(str(error).split()))
+    """Returns an error's message on one line, with control characters escaped, and cut if it is longer than LONGEST."""
+    # The message may quote a file's content or name, which must not control the terminal.
+    line = CONTROL_CHARACTER.sub(lambda match: repr(match[0])[1:-1], " ".join(str(error).split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 
 
 def with_hint(message: str) -> str:
-    """What argparse says of options, and how a value is written that it takes for another option."""
+    """Adds to argparse's "expected one argument" how to write a value that begins with -."""
     option, _, reason = message.removeprefix("argument ").partition(": ")
     if reason == "expected one argument":
-        return f"{message} (one that begins with - is written {option}=-x)"
+        return f"{message} (write one that begins with - as {option}=-x)"
     return message

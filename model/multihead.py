@@ -1,9 +1,9 @@
-"""Attention for any widths: the formula, step by step, and the general layer, for self- and cross-attention.
+"""Attention for any widths: the formula step by step, and a layer for self- and cross-attention.
 
     weights = softmax(query @ key^T * scale)        values = weights @ value
 
-Vaswani et al. 2017, "Attention Is All You Need", https://arxiv.org/abs/1706.03762, section 3.2. The GPT has a layer of
-its own, in model/attention.py.
+Vaswani et al. 2017, "Attention Is All You Need", https://arxiv.org/abs/1706.03762, section 3.2. The GPT does not use
+this layer but its own, in model/attention.py.
 
 Shapes: B batch, T query length, S key length, H heads, K head width, Kv width of the values.
 A mask is boolean; True means *may attend*. A query that may attend to nothing gets zeros.
@@ -28,36 +28,37 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """softmax(query @ key^T * scale) @ value, with or without the weights.
+    """softmax(query @ key^T * scale) @ value, and on request the weights.
 
-    With `need_weights` the formula is computed step by step; without, by PyTorch's fused kernel, which never
+    With `need_weights` the formula is computed step by step. Without, PyTorch's fused kernel computes it and never
     holds the T x S weights in memory. Both give the same values and gradients.
 
     Args:
         query, key, value: (..., T, K), (..., S, K), (..., S, Kv); leading dimensions broadcast.
         mask: boolean, broadcastable to (..., T, S).
-        is_causal: also hides the future, as `causal_mask(T, S)` does: the last query sees the last key.
+        is_causal: also hide the future, as `causal_mask(T, S)` does: the last query sees the last key.
             (PyTorch's own flag aligns the first query with the first key instead.)
-        dropout_p: probability that a weight is dropped; those kept are divided by 1 - dropout_p.
+        dropout_p: probability that a weight is dropped; the others are divided by 1 - dropout_p.
         scale: 1 / sqrt(K) if None.
-        need_weights: return the weights that made the values (after dropout).
+        need_weights: also return the weights, after dropout.
 
     Returns:
-        values (..., T, Kv) and the weights (..., T, S), or None in their place.
+        values (..., T, Kv), and the weights (..., T, S) or None.
 
     Raises:
-        TypeError: if the tensors are not floating-point of one type (autocast may mix them), or the mask not boolean.
+        TypeError: if the tensors are not floats of one dtype (autocast may mix dtypes), or the mask is not boolean.
+        RuntimeError: if the mask does not broadcast to the weights.
     """
     mixed = not query.dtype == key.dtype == value.dtype
     if torch.is_autocast_enabled(query.device.type):
         mixed = False
     if mixed or not query.is_floating_point():
-        raise TypeError(f"attention needs floats of one type, not {query.dtype}, {key.dtype} and {value.dtype}")
+        raise TypeError(f"attention needs floats of one dtype, not {query.dtype}, {key.dtype} and {value.dtype}")
     T, S = query.shape[-2], key.shape[-2]
     leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     if mask is not None:
         check_mask(mask, (*leading, T, S))
-    # PyTorch's own flag aligns the first query with the first key.
+    # PyTorch's own flag is right only for T == S: it aligns the first query with the first key.
     if is_causal and (need_weights or mask is not None or T != S):
         causal = causal_mask(T, S, device=query.device)
         mask = causal if mask is None else mask & causal
@@ -65,7 +66,7 @@ def scaled_dot_product_attention(
     empty = None
     if mask is not None:
         mask, empty = fill_empty_rows(torch.atleast_2d(mask))
-    if not need_weights:  # PyTorch's kernels broadcast some shapes only
+    if not need_weights:  # PyTorch's kernels do not broadcast all shapes
         query, key, value = (x.expand(*leading, *x.shape[-2:]) for x in (query, key, value))
         values = fused_attention(
             query,
@@ -78,7 +79,7 @@ def scaled_dot_product_attention(
         )
         return values if empty is None else values.masked_fill(empty, 0.0), None
 
-    # float32 at least: in bfloat16 a score near 100 is known to within 0.5, which would change a weight by half.
+    # At least float32: near 100, scores in bfloat16 are 0.5 apart, so rounding one could change a weight by a quarter.
     dtype = torch.promote_types(query.dtype, torch.float32)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
@@ -93,21 +94,22 @@ def scaled_dot_product_attention(
 
 
 class MultiHeadAttention(nn.Module):
-    """H attention heads of width K, concatenated and projected (section 3.2.2); self- or cross-attention.
+    """H attention heads of width K, concatenated and projected (section 3.2.2); for self- and cross-attention.
 
-    The heads split the model width (K = D / H, the default) or have any width, `head_dim`.
+    By default the heads share the model width, K = query_dim / H. With `head_dim` they have any width.
 
     Args:
         query_dim: width of the queries.
         num_heads: H.
-        key_dim, value_dim: widths of the keys and the values; query_dim, and then key_dim, if None.
+        key_dim: width of the keys; query_dim if None.
+        value_dim: width of the values; key_dim if None.
         head_dim: K; query_dim / num_heads if None.
         output_dim: width of the output; query_dim if None.
-        qkv_bias, output_bias: whether those projections have a bias.
+        qkv_bias, output_bias: whether the query, key and value projections, and the output projection, have a bias.
         dropout: probability that a weight is dropped, in training mode only.
 
     Raises:
-        ValueError: without head_dim, for a query_dim that H does not divide.
+        ValueError: if head_dim is None and num_heads does not divide query_dim.
     """
 
     def __init__(
@@ -150,15 +152,17 @@ class MultiHeadAttention(nn.Module):
         is_causal: bool = False,
         need_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Self-attention if only `query` is given; `value` is `key` if None.
+        """Attention of `query` over `key` and `value`; over `query` itself if only that is given.
 
         Args:
-            query, key, value: (B, T, query_dim), (B, S, key_dim), (B, S, value_dim).
-            mask: boolean, (T, S), or 4 axes broadcastable to (B, H, T, S), as `model.masks` makes them.
+            query: (B, T, query_dim).
+            key: (B, S, key_dim); `query` if None.
+            value: (B, S, value_dim); `key` if None.
+            mask: boolean, (T, S) or with 4 axes that broadcast to (B, H, T, S), as from `model.masks`.
             is_causal, need_weights: as in `scaled_dot_product_attention`.
 
         Returns:
-            output (B, T, output_dim) and the weights (B, H, T, S), or None in their place.
+            output (B, T, output_dim), and the weights (B, H, T, S) or None.
 
         Raises:
             TypeError: if the mask is not boolean.
@@ -170,7 +174,7 @@ class MultiHeadAttention(nn.Module):
         k = split_heads(self.key_proj(key), self.num_heads)
         v = split_heads(self.value_proj(value), self.num_heads)
         if mask is not None and mask.ndim not in (2, q.ndim):
-            # A mask with three axes would broadcast as (H, T, S), silently if B == H.
+            # A mask (B, T, S) would broadcast as if it were (H, T, S), without an error if B == H.
             raise ValueError(f"mask must have 2 axes (T, S) or {q.ndim} (B or 1, H or 1, T, S), not {mask.ndim}")
         dropout_p = self.dropout if self.training else 0.0
         values, weights = scaled_dot_product_attention(
