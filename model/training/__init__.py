@@ -1,1 +1,1 @@
-"""How the network learns: the LightningModule, its optimizer, schedule, and the hardware it uses."""
+"""How the network learns: the LightningModule, its optimizer and schedule, and what the hardware can do."""

@@ -15,10 +15,10 @@ from lightning.pytorch import Trainer
 from model.kernels import has_fast_bfloat16
 
 log = logging.getLogger(__name__)
-TENSOR_CORES = (7, 0)  # the compute capability from which on NVIDIA's GPUs have them, and Triton compiles
-# Peak 10^12 operations a second of one GPU, by its name without the maker's: products of dense matrices in bfloat16 or
-# float16 that are summed in float32, and float32 without tensor cores. From NVIDIA's data sheets, which often print the
-# figure for sparse matrices, twice as high, and for GeForce from the whitepapers of the Ampere and Ada architectures.
+TENSOR_CORES = (7, 0)  # NVIDIA GPUs of this compute capability or higher have tensor cores, and Triton supports them
+# Peak 10^12 operations per second of one GPU, by its name without "NVIDIA": for products of dense matrices in bfloat16
+# or float16 with sums in float32, and for float32 without tensor cores. From NVIDIA's data sheets, where the printed
+# figure is often that for sparse matrices, twice as high; for GeForce from the Ampere and Ada whitepapers.
 PEAK_TFLOPS = {
     r"B200": (2250, 75),
     r"H200": (989, 67),
@@ -41,11 +41,11 @@ CompileMode = bool | Literal["auto", "reduce-overhead"]
 
 
 def compile_options(mode: CompileMode, device: torch.device) -> dict[str, Any] | None:
-    """The options of torch.compile for the network; None where it is not compiled.
+    """Returns the options for torch.compile, or None if the network is not to be compiled.
 
     "auto" compiles on CUDA devices only: a CPU run of a few minutes does not win back the minute that compiling takes.
-    With "reduce-overhead" a GPU launches all kernels of a pass at once, as a CUDA graph, and each call overwrites what
-    the call before returned, gradients included
+    With "reduce-overhead" a GPU launches all kernels of a pass at once, as a CUDA graph. Each call then overwrites what
+    the previous call returned, gradients included
     (https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html).
     """
     if mode is False or (mode == "auto" and device.type != "cuda"):
@@ -53,17 +53,17 @@ def compile_options(mode: CompileMode, device: torch.device) -> dict[str, Any] |
     if missing := missing_compiler(device):
         log.warning("The network is not compiled: %s is missing.", missing)
         return None
-    # Training and validation may differ in batch size: two graphs of fixed shape are faster than one of any shape.
+    # Training and validation may differ in batch size: two graphs of fixed shape are faster than one dynamic graph.
     return {"mode": "reduce-overhead" if mode == "reduce-overhead" else None, "dynamic": False}
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """What torch.compile needs for `device` and this machine does not have, or None."""
+    """Returns what torch.compile needs for `device` but this machine lacks, or None."""
     if device.type == "cuda" and find_spec("triton") is None:
         return "triton"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < TENSOR_CORES:
         return "a GPU that Triton compiles for, of compute capability 7.0,"
-    # GPUs need one too, for Triton's launchers.
+    # GPUs need a compiler too: Triton builds its kernel launchers with it.
     compilers = [os.environ.get("CXX", ""), "g++", "clang++", "gcc", "clang", "cc", "cl"]
     if not any(map(shutil.which, compilers)):
         return "a C++ compiler"
@@ -73,15 +73,15 @@ def missing_compiler(device: torch.device) -> str | None:
 
 
 def fast_precision(accelerator: str) -> str:
-    """The value of trainer.precision that is fast: "bf16-mixed" where bfloat16 is faster than float32, else "32-true".
+    """Returns the fast value of trainer.precision for a value of trainer.accelerator.
 
-    `accelerator` is the value of trainer.accelerator. Emulated bfloat16 is several times slower than float32. NVIDIA's
-    GPUs before Ampere (T4, V100) have fast products of float16 alone: "16-mixed".
+    "bf16-mixed" if bfloat16 is faster than float32; emulated bfloat16 is several times slower. Otherwise "16-mixed" on
+    NVIDIA GPUs before Ampere (T4, V100), where only float16 is fast; "32-true" on all other devices.
     """
     device_type = accelerator
     if accelerator in ("auto", "gpu"):
-        found = torch.accelerator.current_accelerator(check_available=True)
-        device_type = found.type if found else "cpu"
+        device = torch.accelerator.current_accelerator(check_available=True)
+        device_type = device.type if device else "cpu"
     if has_fast_bfloat16(device_type):
         return "bf16-mixed"
     has_fast_float16 = device_type == "cuda" and torch.cuda.get_device_capability() >= TENSOR_CORES
@@ -89,18 +89,18 @@ def fast_precision(accelerator: str) -> str:
 
 
 def peak_flops(trainer: Trainer) -> float | None:
-    """Peak operations per second at the run's precision, by the data sheets, of all devices together.
+    """Returns the peak operations per second of all devices together at the run's precision, by the data sheets.
 
-    None where it is unknown: for CPUs, for GPUs that are not in the table, and for float32 on tensor cores.
+    None if it is unknown: for CPUs, for GPUs that are not in the table, and for float32 on tensor cores.
     """
     device = trainer.strategy.root_device
-    number = str(trainer.precision).partition("-")[0]
-    if device.type != "cuda" or number not in ("bf16", "16", "32"):
+    dtype = str(trainer.precision).partition("-")[0]
+    if device.type != "cuda" or dtype not in ("bf16", "16", "32"):
         return None
-    if number == "32" and torch.get_float32_matmul_precision() != "highest":
+    if dtype == "32" and torch.get_float32_matmul_precision() != "highest":
         return None
     name = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
     for pattern, (in_16_bits, in_32_bits) in PEAK_TFLOPS.items():
         if re.fullmatch(pattern, name):
-            return 1e12 * (in_32_bits if number == "32" else in_16_bits) * trainer.world_size
+            return 1e12 * (in_32_bits if dtype == "32" else in_16_bits) * trainer.world_size
     return None

@@ -1,8 +1,18 @@
 """The LightningModule: what one training step and one validation pass do.
 
-For a step Lightning calls the optimizer's `step`, and this calls back: `training_step`, the backward pass,
-`on_before_optimizer_step`. Then the weights are updated, and last comes `RunSequence.end_step`: from
-`on_train_batch_end`, or from `on_validation_end` where Lightning validates after the step.
+A training step runs in this order:
+
+    training_step                   the loss of a batch
+    zero_grad, backward             with accumulated gradients, only the last batch of a step continues from here
+    on_before_optimizer_step        sets the learning rates
+    gradient clipping               if trainer.gradient_clip_val is set
+    MuonAdamW.step                  updates the weights
+    RunSequence.on_train_batch_end  logs train/loss and the speed, every trainer.log_every_n_steps
+    validation                      if due: on_validation_epoch_start, validation_step for each batch, ..._epoch_end
+    RunSequence.end_step            what is due: records maps, logs val/loss, writes samples and the page, saves, stops
+
+Lightning passes the first four lines to `MuonAdamW.step` as a closure, so in a traceback they are inside it (but not
+with 16-mixed precision).
 """
 
 import dataclasses
@@ -22,10 +32,10 @@ from model.training.schedule import ScheduleConfig, learning_rate_factor
 
 
 class GPTModule(LightningModule):
-    """Trains a GPT on batches of `tokens` and `targets` (B, T), and `document_ids` (B, T) if documents must not see
-    each other.
+    """Trains a GPT. A batch is a dict of `tokens` and `targets` (B, T), and of `document_ids` (B, T) if documents must
+    not see each other.
 
-    The network is built in `configure_model`, once the tokenizer is known, and lives in `gpt`.
+    `configure_model` builds the network, `gpt`, once the tokenizer is known.
     """
 
     def __init__(
@@ -41,19 +51,19 @@ class GPTModule(LightningModule):
             gpt: the network.
             optimizer: how the weights are updated.
             schedule: how the learning rates change over the run.
-            compile: torch.compile the network; auto: on a GPU, where it soon pays; reduce-overhead: with CUDA graphs,
-                for networks so small that the GPU waits for Python. The network is not compiled where there is no
-                compiler.
-            init_from: start from the weights of this model and not from random ones: a run, a checkpoint, a folder of
-                Hugging Face's libraries, or a name on the Hub such as gpt2. The network is then that model's, but for
-                context_length, which may be shorter, and dropout. Its tokenizer is taken too.
+            compile: whether torch.compile compiles the network; auto: only on a GPU, where it soon pays;
+                reduce-overhead: with CUDA graphs, for networks so small that the GPU waits for Python. Without a C++
+                compiler the network is not compiled.
+            init_from: start from this model's weights instead of random ones. A run, a checkpoint, a folder in Hugging
+                Face's format, or a name on the Hub such as gpt2. The model also sets the tokenizer and the options of
+                the network, except dropout and context_length, which may be shorter.
         """
         super().__init__()
         self.gpt_config, self.optimizer_config, self.schedule_config = gpt, optimizer, schedule
         self.compile_mode = compile
-        self.trained: Any = None  # the model of init_from, which `open_run` has opened
+        self.trained: Any = None  # the model of init_from, as `open_run` returns it
         self.gpt: GPT | None = None
-        self.validation_sums: list[Tensor]  # those of `count_nats`, of each batch of a validation
+        self.validation_sums: list[Tensor]  # the result of `count_nats` for each batch of a validation
         self.token_lengths: Tensor  # (V,), in bytes
         self.validation_metrics: dict[str, float] = {}
 
@@ -65,30 +75,29 @@ class GPTModule(LightningModule):
         trained = self.trained
         if trained and trained.tokenizer.fingerprint != tokenizer.fingerprint:
             raise Mistake(
-                f"the model of --model.init_from reads the tokens of its own {trained.tokenizer.name!r}, and the "
-                f"tokenizer of the data is another, {tokenizer.name!r} with {num_tokens:,} tokens: leave out "
-                "--data.tokenizer to take the model's"
+                f"the model of --model.init_from needs its own tokenizer, {trained.tokenizer.name!r}, but the data has "
+                f"another, {tokenizer.name!r} with {num_tokens:,} tokens: leave out --data.tokenizer to use the model's"
             )
         if config.vocab_size is None:
             config.vocab_size = num_tokens
-        if config.vocab_size < num_tokens:  # more are fine: it may be rounded up
+        if config.vocab_size < num_tokens:  # a larger one is fine: it may be rounded up for speed
             raise Mistake(
-                f"model.gpt.vocab_size is {config.vocab_size}, but the tokenizer has {num_tokens} tokens: make it at "
-                "least as many, or null"
+                f"model.gpt.vocab_size is {config.vocab_size}, but the tokenizer has {num_tokens} tokens: set it to at "
+                "least that, or to null"
             )
         self.gpt = GPT(config)
         if trained:
             weights = trained.gpt.state_dict()
-            if config.position == "learned":  # of a longer table of positions its beginning
+            if config.position == "learned":  # a shorter context uses the beginning of the model's table
                 weights["position_embedding.weight"] = weights["position_embedding.weight"][: config.context_length]
             self.gpt.load_state_dict(weights)
-            self.trained = None  # which frees its memory
-        needs_gradients = self.trainer.accumulate_grad_batches > 1 or self.trainer.world_size > 1
-        if self.compile_mode == "reduce-overhead" and needs_gradients:
+            self.trained = None  # frees its memory
+        adds_gradients = self.trainer.accumulate_grad_batches > 1 or self.trainer.world_size > 1
+        if self.compile_mode == "reduce-overhead" and adds_gradients:
             raise Mistake(
                 "--model.compile reduce-overhead overwrites the gradients of each batch with the next one's, so they "
-                "can be added up neither over batches nor over devices: leave trainer.accumulate_grad_batches and "
-                "trainer.devices at 1, or write --model.compile true"
+                "cannot be added up over batches or devices: leave trainer.accumulate_grad_batches and trainer.devices "
+                "at 1, or write --model.compile true"
             )
         device = self.trainer.strategy.root_device
         options = compile_options(self.compile_mode, device)
@@ -96,34 +105,35 @@ class GPTModule(LightningModule):
             self.training_loss = torch.compile(self.training_loss, **options)  # type: ignore[method-assign]
             self.validation_nats = torch.compile(self.validation_nats, **options)  # type: ignore[method-assign]
         if self.gpt.ngram_embedding is not None:
-            # Of the rows that were read alone. Compiled code, clipping and other devices need a gradient of all rows.
-            alone = self.trainer.world_size == 1 and not self.trainer.gradient_clip_val
-            self.gpt.ngram_embedding.sparse = device.type == "cpu" and options is None and alone
+            # A sparse gradient has only the rows that the batch read. Compiled code, clipping, GPUs and several devices
+            # need a dense one.
+            allows_sparse = self.trainer.world_size == 1 and not self.trainer.gradient_clip_val
+            self.gpt.ngram_embedding.sparse = device.type == "cpu" and options is None and allows_sparse
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        learning_rate_factor(0, self.trainer.max_steps, self.schedule_config)  # raises if it has no end
+        learning_rate_factor(0, self.trainer.max_steps, self.schedule_config)  # raises now if max_steps is missing
         return build_optimizer(self.gpt, self.optimizer_config)
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """What a batch's update makes smaller.
+        """Returns the loss of a batch, which the update reduces.
 
-        `self.log("train/mine", value)` here makes a column of metrics.csv, and of every other logger: the value of the
-        last batch before a row, where train/loss is the mean of all batches since the row before. Gradients are there
-        in `on_before_optimizer_step`; that of n-gram tables is sparse on a processor.
+        `self.log("train/mine", value)` here adds a column to metrics.csv and to every other logger. A row has your
+        value for its last batch; train/loss is the mean over all batches since the previous row. To look at gradients,
+        use `on_before_optimizer_step`; on a CPU the gradient of n-gram tables can be sparse.
         """
         return self.training_loss(**batch)
 
     def training_loss(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """Forward pass and loss.
 
-        A term that is added here changes training alone: train/loss in metrics.csv has it, and val/loss has not.
+        A term that you add here changes only training: it is part of train/loss in metrics.csv, not of val/loss.
         """
         logits = self.gpt(tokens, document_ids=document_ids)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return loss
 
     def validation_nats(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """(B x T,): how unexpected each target is to the model."""
+        """Returns the loss of each target, in nats: (B x T,)."""
         logits = self.gpt(tokens, document_ids=document_ids)
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
 
@@ -133,21 +143,21 @@ class GPTModule(LightningModule):
             group["lr"] = group["initial_lr"] * factor
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raises Mistake unless the checkpoint's weights belong to this model and tokenizer."""
+        """Raises a `Mistake` unless the checkpoint is of this model and tokenizer."""
         saved = dataclasses.asdict(GPTConfig(**checkpoint["gpt_config"]))
         for name, value in dataclasses.asdict(self.gpt_config).items():
-            if name not in ("dropout", "init") and saved[name] != value:  # these do not change what a weight means
+            if name not in ("dropout", "init") and saved[name] != value:  # these two fit any weights
                 raise Mistake(f"the checkpoint is of another model: its {name} is {saved[name]}, here it is {value}")
         tokenizer = self.trainer.datamodule.tokenizer
         if checkpoint["tokenizer"] != tokenizer.to_dict():
             raise Mistake(
-                f"the checkpoint is of a model with another tokenizer: {checkpoint['tokenizer'].get('name')!r} trained "
-                f"on other text or of another size than {tokenizer.name!r} here; use the data it was trained on, or "
-                "write --data.tokenizer runs/NAME to take the tokenizer of that run"
+                f"the checkpoint's model has another tokenizer: {checkpoint['tokenizer'].get('name')!r}, trained on "
+                f"other text or of another size than {tokenizer.name!r} here: use the data it was trained on, or write "
+                "--data.tokenizer runs/NAME to use the tokenizer of that run"
             )
 
     def on_validation_epoch_start(self) -> None:
-        self.zero_grad()  # frees their memory; with CUDA graphs validation would overwrite them
+        self.zero_grad()  # frees the memory of the gradients, which with CUDA graphs validation would overwrite
         self.validation_sums = []
         self.token_lengths = torch.from_numpy(self.trainer.datamodule.tokenizer.lengths).to(self.device)
 
@@ -156,9 +166,10 @@ class GPTModule(LightningModule):
         self.validation_sums.append(count_nats(nats, batch["targets"].flatten(), self.token_lengths))
 
     def on_validation_epoch_end(self) -> None:
-        """Sets validation_metrics: val/loss, nats per token, and val/bits_per_byte, comparable across tokenizers."""
+        """Sets validation_metrics: val/loss in nats per token, and val/bits_per_byte, comparable across tokenizers."""
         sums = self.trainer.strategy.reduce(torch.stack(self.validation_sums).sum(dim=0), reduce_op="sum")
         loss, bits = loss_and_bits(sums)
         self.validation_metrics = {"val/loss": loss, "val/bits_per_byte": bits}
-        # For callbacks that monitor a metric, and the bar. RunSequence writes them to the loggers, in full precision.
+        # Only for the progress bar and callbacks that monitor a metric: RunSequence writes them to the loggers, in full
+        # precision.
         self.log_dict(self.validation_metrics, prog_bar=True, logger=False, sync_dist=True)

@@ -1,4 +1,4 @@
-"""Step -> factor on the learning rates: warm-up, a plateau, decay. Pure functions."""
+"""The learning rate schedule, step -> factor: warm-up, a plateau, decay. Pure functions."""
 
 import math
 from dataclasses import dataclass
@@ -9,18 +9,20 @@ from model.mistakes import Mistake, check_choices, check_range
 
 @dataclass
 class ScheduleConfig:
-    """How the learning rates change over a run; every parameter group's own rate is multiplied by the same factor.
+    """How the learning rates change over a run: each group's own rate is multiplied by one factor that they share.
 
-    A plateau and then `decay: linear` is warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395); `decay: cosine`
-    with a decay_fraction of 1 is GPT-2's and nanoGPT's.
+    `decay: linear` with a decay_fraction below 1 is warmup-stable-decay (Hu et al. 2024, arXiv:2404.06395);
+    `decay: cosine` with a decay_fraction of 1 is the schedule of GPT-2 and nanoGPT.
 
     Args:
         warmup_steps: steps over which the factor grows linearly to 1.
         decay: shape of the decay; none: the factor stays at 1.
-        decay_fraction: share of all steps, at the end, over which the factor decays; at most what the warm-up leaves.
-        final_factor: what the factor would be one step after the last.
+        decay_fraction: share of all steps, at the end of the run, over which the factor decays. The decay begins after
+            the warm-up at the earliest.
+        final_factor: value that the factor decays towards; it would reach it one step after the last.
 
-    Raises Mistake for a value that is not allowed.
+    Raises:
+        Mistake: if a value is not allowed.
     """
 
     warmup_steps: int = 0
@@ -36,18 +38,19 @@ class ScheduleConfig:
 
 
 def learning_rate_factor(step: int, max_steps: int, config: ScheduleConfig) -> float:
-    """The factor for the update after the first `step` ones (0 ... max_steps - 1).
+    """Returns the factor for update number `step`, counted from 0 to max_steps - 1.
 
-    It grows from 1 / warmup_steps to 1, stays there, and decays towards final_factor, which step max_steps would have.
+    The factor grows from 1 / warmup_steps to 1, stays at 1, and decays towards final_factor, which it would reach at
+    step max_steps.
 
     Raises:
-        Mistake: if the rates decay, but max_steps is -1 (no end).
+        Mistake: if the factor decays, but max_steps is -1 (no end).
     """
     warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
     if config.decay == "none":
         return warmup
     if max_steps < 0:
-        raise Mistake(f"model.schedule.decay {config.decay} needs an end: set trainer.max_steps, or write none")
+        raise Mistake(f"model.schedule.decay {config.decay} needs a last step: set trainer.max_steps, or decay to none")
     decay_steps = min(round(config.decay_fraction * max_steps), max_steps - config.warmup_steps)
     if decay_steps <= 0:
         return warmup
