@@ -1,10 +1,10 @@
-"""Which weight is updated how, as one optimizer with a parameter group for each kind of weight.
+"""The optimizer, with one parameter group and one update rule for each kind of weight.
 
-embeddings   AdamW     vectors of tokens and positions, and value embeddings
-head         AdamW     the last matrix, where it is not the embedding's
+embeddings   AdamW     embeddings of tokens and positions, and value embeddings
+head         AdamW     the last matrix, unless it is tied to the token embedding
 tables       Adagrad   n-gram tables
-matrices     Muon      every matrix inside a block
-vectors      AdamW     every weight that is no matrix: biases, gains of norms, gates, sinks
+matrices     Muon      the weight of every nn.Linear inside a block
+vectors      AdamW     all other weights: biases, gains of norms, bare parameters such as a gate or sink that you add
 """
 
 import math
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from model.attention import CausalSelfAttention
@@ -29,21 +29,22 @@ class OptimizerConfig:
     """How the weights are updated.
 
     Args:
-        algorithm: muon: Muon for the matrices of the blocks, AdamW for the rest; adamw: AdamW for both. N-gram tables
-            have Adagrad either way.
-        learning_rate: AdamW's, for embeddings; where algorithm is adamw, for matrices, biases and norms too.
-        head_learning_rate: AdamW's, for an untied head; null means learning_rate.
-        matrix_learning_rate: Muon's: about how far one step moves a matrix, as a spectral norm.
-        vector_learning_rate: AdamW's beside Muon, for weights that are no matrices: biases, gains of norms, and what
-            you add to attention, such as a gate or a sink. About how far one step moves each number.
-        table_learning_rate: Adagrad's, for n-gram tables.
-        weight_decay: decoupled: a step shrinks matrices by learning rate x weight_decay; norms, biases and
-            embeddings are never decayed.
-        betas: AdamW's decay of the first and second moment.
-        epsilon: AdamW's, added to the root of the second moment.
+        algorithm: muon: Muon for the weights of the linear layers in the blocks, AdamW for the rest; adamw: AdamW for
+            both. N-gram tables use Adagrad either way.
+        learning_rate: AdamW's rate for embeddings; with algorithm adamw also for matrices, biases and norms.
+        head_learning_rate: AdamW's rate for an untied head; null means learning_rate.
+        matrix_learning_rate: Muon's rate: about how far one step moves a matrix, as a spectral norm.
+        vector_learning_rate: with algorithm muon, AdamW's rate for biases, gains of norms, and parameters that you add
+            to attention, such as a gate or a sink: about how far one step moves each number.
+        table_learning_rate: Adagrad's rate for n-gram tables.
+        weight_decay: a step shrinks matrices and the head by learning rate x weight_decay (decoupled). Embeddings,
+            tables, norms, biases and bare parameters are never decayed.
+        betas: AdamW's decay rates of the first and second moment.
+        epsilon: added to the root by which AdamW and Adagrad divide.
         momentum: Muon's Nesterov momentum.
 
-    Raises Mistake for a value that is not allowed.
+    Raises:
+        Mistake: if a value is not allowed.
     """
 
     algorithm: Literal["muon", "adamw"] = "muon"
@@ -59,8 +60,16 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_choices(self, "model.optimizer.")
-        rates = [f"{kind}learning_rate" for kind in ("", "head_", "matrix_", "vector_", "table_")]
-        for name in (*rates, "weight_decay", "epsilon"):
+        names = (
+            "learning_rate",
+            "head_learning_rate",
+            "matrix_learning_rate",
+            "vector_learning_rate",
+            "table_learning_rate",
+            "weight_decay",
+            "epsilon",
+        )
+        for name in names:
             check_range(f"model.optimizer.{name}", getattr(self, name), 0)
         check_range("model.optimizer.momentum", self.momentum, 0, 1, high_open=True)
         for number, beta in enumerate(self.betas):
@@ -68,7 +77,7 @@ class OptimizerConfig:
 
 
 def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """One optimizer for all weights of `gpt`; every parameter group has a `name`, and an `initial_lr` to schedule."""
+    """Builds the optimizer of all weights of `gpt`. Each group has a `name`, and an `initial_lr` for the schedule."""
     groups: dict[str, dict[str, Any]] = {
         "embeddings": {"lr": config.learning_rate, "weight_decay": 0.0},
         "head": {"lr": config.learning_rate},
@@ -86,8 +95,9 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         group["params"] = []
         group["initial_lr"] = group["lr"]
     for name, parameter in gpt.named_parameters():
-        groups[group_of(name, parameter)]["params"].append(parameter)
-    # Queries, keys and values share one weight, but are matrices of their own, which learn at very different speeds.
+        groups[group_of(gpt, name, parameter)]["params"].append(parameter)
+    # The projections to queries, keys and values share one weight, but learn at very different speeds: Muon treats them
+    # as three matrices.
     parts = {}
     for layer in gpt.modules():
         if isinstance(layer, CausalSelfAttention):
@@ -104,51 +114,53 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     return optimizer
 
 
-def group_of(name: str, parameter: Tensor) -> str:
-    """The name of the parameter group of a weight of a GPT. A tied head is listed under the embedding's name."""
+def group_of(gpt: GPT, name: str, parameter: Tensor) -> str:
+    """Returns the name of the group of one of gpt.named_parameters(), which lists a tied head as the embedding."""
     if name == "head.weight":
         return "head"
     if name == "ngram_embedding.weight":
         return "tables"
-    if parameter.ndim != 2:
-        return "vectors"
-    return "matrices" if name.startswith("blocks.") else "embeddings"
+    if name.startswith("blocks."):
+        matrices = {module.weight for module in gpt.blocks.modules() if isinstance(module, nn.Linear)}
+        return "matrices" if parameter in matrices else "vectors"
+    return "embeddings" if parameter.ndim == 2 else "vectors"
 
 
 def with_vectors_apart(state: dict[str, Any], gpt: GPT) -> dict[str, Any]:
-    """The saved state of an optimizer, also of an earlier version, which had the vectors among the embeddings."""
+    """Converts the saved state of earlier versions, in which the vectors were in the group of the embeddings."""
     groups = {group.get("name"): group for group in state["param_groups"]}
-    kinds = [group_of(name, parameter) for name, parameter in gpt.named_parameters()]
-    if "vectors" in groups or "vectors" not in kinds or "embeddings" not in groups:
+    names = [group_of(gpt, name, parameter) for name, parameter in gpt.named_parameters()]
+    if "vectors" in groups or "vectors" not in names or "embeddings" not in groups:
         return state
-    together = groups["embeddings"]
-    kinds = [kind for kind in kinds if kind in ("embeddings", "vectors")]
-    for kind in ("embeddings", "vectors"):
-        numbers = [number for number, own in zip(together["params"], kinds, strict=True) if own == kind]
-        groups[kind] = together | {"name": kind, "params": numbers}
+    mixed = groups["embeddings"]
+    names = [name for name in names if name in ("embeddings", "vectors")]
+    for group_name in ("embeddings", "vectors"):
+        params = [number for number, name in zip(mixed["params"], names, strict=True) if name == group_name]
+        groups[group_name] = mixed | {"name": group_name, "params": params}
     return state | {"param_groups": [*groups.values()]}
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon, AdamW or Adagrad, as the `rule` of each parameter group says; without one AdamW.
+    """Updates each parameter group by its `rule`: "muon", "adagrad" or, by default, "adamw".
 
     Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of each matrix by the
-    nearest orthogonal one, so that a step moves every direction of the matrix by the same amount: m x n matrices
-    move by lr * sqrt(max(1, m / n)). Matrices of one shape are orthogonalised as one batch, tall ones as their
-    transposes: a small model has many small matrices, and one batched product costs less than a loop.
+    nearest orthogonal matrix, so that a step moves an m x n matrix equally far in every direction, by
+    lr * sqrt(max(1, m / n)). Matrices of one shape are orthogonalised as one batch, tall ones transposed: a small model
+    has many small matrices, and one batched product costs less than a loop.
 
-    AdamW is torch.optim's fused one, which itself refuses gradient clipping in mixed precision.
+    AdamW calls the fused kernel of torch.optim.AdamW. The class itself is not used: with it, Lightning refuses gradient
+    clipping in mixed precision.
 
-    Adagrad (Duchi et al. 2011) divides the gradient of a table's row by the root of one number a row: the sum, over all
-    steps, of that gradient's mean square. Rows that no token of the batch reads have no gradient, and nothing of
-    them changes. So a step costs as much for a table of any size, if its gradient is sparse, and gives the same
-    weights if it is dense. Adam would have to lower the moments of every row at every step, or, where it leaves those
-    of unread rows as they are (as torch.optim.SparseAdam does), learns less.
+    Adagrad (Duchi et al. 2011) divides the gradient of each row by the root of a single number: the sum, over all
+    steps, of that gradient's mean square. A row that no token of the batch reads has no gradient and does not change.
+    So a step with a sparse gradient costs the same for a table of any size, and gives the same weights as a step with a
+    dense one. Adam would have to decay the moments of every row at every step; if it skips unread rows, as
+    torch.optim.SparseAdam does, it learns less.
 
     Args:
-        groups: parameter groups; Muon's hold matrices only and have `momentum`.
-        parts: for weights that hold several matrices above each other, the number of rows of each.
-        defaults: AdamW's `betas` and `eps`, and the `weight_decay` of groups that have none of their own.
+        groups: parameter groups; a group of Muon holds only matrices and has `momentum`.
+        parts: for each weight in which several matrices are stacked, the number of rows of each.
+        defaults: AdamW's `betas` and `eps`, and the `weight_decay` of groups without their own.
     """
 
     def __init__(self, groups: list[dict], parts: dict[Tensor, list[int]], **defaults: Any):
@@ -156,27 +168,28 @@ class MuonAdamW(torch.optim.Optimizer):
         self.parts = parts
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch, but the groups keep their own options, since a resumed run may have been given others.
+        """Loads a state as torch does, but keeps the groups' current options: a resumed run may have new ones.
 
-        Raises Mistake for a state of another algorithm, or of other shapes, which would only fail at the next step.
+        Raises:
+            Mistake: if the state is of another algorithm or has other shapes, which would only fail at the next step.
         """
-        own = [dict(group) for group in self.param_groups]
+        current = [dict(group) for group in self.param_groups]
         super().load_state_dict(state_dict)
-        for group, options in zip(self.param_groups, own, strict=True):
+        for group, options in zip(self.param_groups, current, strict=True):
             if group["rule"] != options["rule"]:
                 raise Mistake(
-                    f"model.optimizer.algorithm is {options['rule']}, but the checkpoint can only be resumed with "
-                    f"{group['rule']}: write that, or start a run without a checkpoint"
+                    f"model.optimizer.algorithm is {options['rule']}, but the checkpoint was trained with "
+                    f"{group['rule']}: set it to that, or start a new run"
                 )
-            # The rate is that of the last update, until the next one sets it.
+            # The learning rate remains that of the last update until the next update sets it.
             group |= options | {"lr": group["lr"]}
         for parameter, state in self.state.items():
             if any(value.shape != parameter.shape[: value.ndim] for value in state.values()):
-                raise Mistake("the checkpoint's optimizer state is of other weights")
+                raise Mistake("the checkpoint's optimizer state is of weights of other shapes")
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One update of every parameter that has a gradient."""
+        """Updates every parameter that has a gradient."""
         with torch.enable_grad():
             loss = closure() if closure else None
         rules = {"muon": self._muon, "adagrad": self._adagrad, "adamw": self._adamw}
@@ -187,12 +200,12 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
-        """Lists of tensors are updated at once: on a GPU one launch serves them all."""
+        """Updates lists of tensors at once: on a GPU, one kernel launch serves all of them."""
         gradients = [parameter.grad for parameter in parameters]
         momenta = self._state("momentum", parameters)
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         directions = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov: look one step ahead
-        # The (weight, direction) of each matrix, by the shape that it has or, if it is tall, its transpose.
+        # (weight, direction) pairs, grouped by the shape of the matrix; tall matrices by the shape of their transpose.
         wide: Matrices = defaultdict(list)
         tall: Matrices = defaultdict(list)
         for parameter, direction in zip(parameters, directions, strict=True):
@@ -206,14 +219,14 @@ class MuonAdamW(torch.optim.Optimizer):
         weights: list[Tensor] = []
         steps: list[Tensor] = []
         for m, n in wide | tall:
-            as_is, turned = wide[m, n], tall[m, n]
-            matrices = [matrix for _, matrix in as_is]
-            matrices += [matrix.mT for _, matrix in turned]
+            wide_pairs, tall_pairs = wide[m, n], tall[m, n]
+            matrices = [direction for _, direction in wide_pairs]
+            matrices += [direction.mT for _, direction in tall_pairs]
             updates = orthogonalize(torch.stack(matrices))
-            of_turned = updates[len(as_is) :] * math.sqrt(n / m)
-            weights += [weight for weight, _ in as_is + turned]
-            steps += updates[: len(as_is)]
-            steps += of_turned.mT.contiguous()
+            tall_updates = updates[len(wide_pairs) :] * math.sqrt(n / m)
+            weights += [weight for weight, _ in wide_pairs + tall_pairs]
+            steps += updates[: len(wide_pairs)]
+            steps += tall_updates.mT.contiguous()
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(weights, steps, alpha=-group["lr"])
@@ -230,7 +243,7 @@ class MuonAdamW(torch.optim.Optimizer):
             if parameter.grad.is_sparse:
                 squares[rows] = sums
                 parameter[rows] -= step
-            else:  # `squares[rows]` was all of it, and an index on the left would copy the table once more
+            else:  # `squares[rows]` is a view, updated above; `parameter[rows] -= step` would copy the table once more
                 parameter.sub_(step)
 
     def _adamw(self, group: dict, parameters: list[Tensor]) -> None:
@@ -253,7 +266,10 @@ class MuonAdamW(torch.optim.Optimizer):
         )
 
     def _state(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
-        """Zeros at first, like each parameter; "squares" has one a row, and "step", the number of updates, shape ()."""
+        """Returns the state `name` of each parameter, zeros at first.
+
+        It has the shape of the parameter, but "squares" one number a row, and "step", the number of updates, shape ().
+        """
         for parameter in parameters:
             state = self.state[parameter]
             if name not in state and name == "step":
@@ -262,15 +278,15 @@ class MuonAdamW(torch.optim.Optimizer):
                 shape = parameter.shape[:1] if name == "squares" else parameter.shape
                 state[name] = parameter.new_zeros(shape)
             elif name == "step":
-                # `adamw` increments it on the device; from a checkpoint Lightning leaves it on the CPU.
+                # `adamw` increments it on the device; Lightning leaves it on the CPU when it loads a checkpoint.
                 state[name] = state[name].to(parameter.device)
         return [self.state[parameter][name] for parameter in parameters]
 
 
-# Five polynomials p(x) = a x + b x^3 + c x^5, applied in a row to send all singular values in [0.003, 1] to 1. Each is
-# the minimax solution for the interval that the ones before it leave (Amsel et al. 2025, "The Polar Express",
-# https://arxiv.org/abs/2505.16932). All but the last are scaled down by 1%, so that rounding in bfloat16 cannot push
-# a value above the interval, where they diverge.
+# Five polynomials p(x) = a x + b x^3 + c x^5. Applied one after the other, they map all singular values in [0.003, 1]
+# to 1. Each is the minimax solution on the interval that those before it map to (Amsel et al. 2025, "The Polar
+# Express", https://arxiv.org/abs/2505.16932). All but the last are scaled down by 1%, so that rounding in bfloat16
+# cannot push a value above the interval, where they diverge.
 POLAR_EXPRESS = (
     (8.300667, -24.037544, 17.466134),
     (4.003387, -2.922840, 0.541871),
@@ -281,15 +297,15 @@ POLAR_EXPRESS = (
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """The orthogonal matrix nearest to each: U V^T of its singular value decomposition, to within rounding.
+    """Returns the orthogonal matrix nearest to each: U V^T of its singular value decomposition, to within rounding.
 
-    Singular values below 0.003 of the matrix's Frobenius norm stay between 0 and 1.
+    Singular values below 0.003 times the matrix's Frobenius norm become values between 0 and 1 instead of 1.
 
     Args:
         matrices: (N, m, n), m <= n.
 
     Returns:
-        (N, m, n) in the dtype of `matrices`. The products are in bfloat16 where the device multiplies it faster than
+        (N, m, n) in the dtype of `matrices`. The products are in bfloat16 if the device multiplies that faster than
         float32.
     """
     x = matrices.bfloat16() if has_fast_bfloat16(matrices.device.type) else matrices

@@ -125,18 +125,19 @@ def test_tables_move_by_the_gradient_over_the_root_of_its_mean_squares_and_unrea
 
 
 class Sink(CausalSelfAttention):
-    """An attention to which a person has added a number for each head, one for each place and a matrix."""
+    """An attention to which a person has added bare parameters with one, two and three axes."""
 
     def __init__(self, *sizes, **options):
         super().__init__(*sizes, **options)
         self.sink = nn.Parameter(torch.zeros(self.num_heads))
+        self.slope = nn.Parameter(torch.zeros(self.num_heads, 1))
         self.gate = nn.Parameter(torch.ones(self.num_heads, 1, self.head_dim))
-        self.mix = nn.Parameter(torch.eye(self.num_heads))
 
 
 @BOTH
 @pytest.mark.parametrize("config", [replace(SMALL, **GPT2), DRESSED], ids=["gpt2", "modern"])
 def test_every_weight_is_in_one_group_with_the_rate_of_its_kind_and_only_matrices_decay(algorithm, config, monkeypatch):
+    """A matrix is the weight of an nn.Linear: a bare parameter is a vector, also one with two axes."""
     monkeypatch.setattr("model.gpt.CausalSelfAttention", Sink)
     gpt = GPT(config)
     rates = {"learning_rate": 0.5, "head_learning_rate": 1.0}
@@ -145,8 +146,8 @@ def test_every_weight_is_in_one_group_with_the_rate_of_its_kind_and_only_matrice
     grouped = [(id(parameter), group) for group in optimizer.param_groups for parameter in group["params"]]
     assert sorted(parameter for parameter, _ in grouped) == sorted(map(id, gpt.parameters()))
     for name, parameter in gpt.named_parameters():
-        group, kind = dict(grouped)[id(parameter)], "matrix" if parameter.ndim == 2 else "vector"
-        if name == "head.weight":  # the other one's is its embedding
+        group, kind = dict(grouped)[id(parameter)], "matrix" if name.endswith("_proj.weight") else "vector"
+        if name == "head.weight":  # a tied one is listed as the embedding
             kind = "head"
         elif parameter.ndim == 2 and "embedding" in name:
             kind = "embedding"
