@@ -203,17 +203,17 @@ class Glass:
         return self._reading(tokens, replacing, None, *edits)
 
     def _part(self, name: str) -> str:
-        """Returns the name of a part. Raises a `Mistake` if the model does not have that part."""
+        """Returns `name`. Raises a `Mistake` if the model has no part of that name."""
         names = parts_of(self.gpt)
         if name not in names:
             raise Mistake(f"the model has no part {name!r}: it has {', '.join(names)}")
         return name
 
     def encode(self, text: Text) -> Tensor:
-        """Returns the token ids (T,) that are read of a text, for pages and scripts too.
+        """Returns the token ids (T,) that the model reads of a text. Pages and scripts use this too.
 
-        If the text is longer than the model's context, these are its last tokens, as when the model writes; a warning
-        says so.
+        If the text is longer than the model's context, these are its last tokens, as when the model writes, and a
+        warning says so.
         """
         try:
             ids = torch.as_tensor(self.tokenizer.encode(text) if isinstance(text, str) else text)
@@ -243,8 +243,8 @@ class Glass:
         chance. Parts are heads, feed-forwards and tables, with the names that `read` takes. The output of a part is
         replaced by its mean.
 
-        texts: one text, as `read` takes it, or a list of texts; None is the recorded windows of text. The error for a
-        single text is NaN.
+        texts: one text, as `read` takes it, or a list of texts; None is the recorded windows of text. For a single text
+        the error is NaN.
 
         Raises a `Mistake` for a text of a single token, which leaves nothing to predict.
         """

@@ -114,7 +114,7 @@ class Experiment:
 
 
 class Material:
-    """A model, and what texts for it are made of: its tokenizer, the recorded text, and what the model writes itself.
+    """A model, and what the texts of experiments are made of: the recorded text, and what the model writes itself.
 
     tokenizer: one of `data.tokenizers`.
     means: the output of each part when it is switched off.

@@ -155,7 +155,7 @@ def measure_losses(
     gpt: GPT,
     windows: Mapping[str, Texts],
 ) -> tuple[dict[str, float], dict[str, dict[str, Change]]]:
-    """Returns for each kind of windows the mean loss in nats per token, and its change without each part by name."""
+    """Returns the mean loss on each kind of windows, in nats per token, and its change without each part, by name."""
     loss = {}
     ablation = {}
     for kind, texts in windows.items():
@@ -218,7 +218,7 @@ def _started_at(
     layer: int,
     block_inputs: Mapping[nn.Module, Tensor],
 ) -> Iterator[None]:
-    """Skips the blocks before `layer`, and hands that block its input of an earlier forward pass."""
+    """Skips the blocks before `layer`, and gives that block its input from an earlier forward pass."""
     blocks = blocks_of(gpt)
     first = [blocks[layer]] if layer else []
     with hooked(first, [], lambda block, _: block_inputs[block]), ExitStack() as undo:

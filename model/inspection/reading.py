@@ -153,7 +153,7 @@ class Reading:
 
         part: the names of the rows, such as "attention 3".
         token: the likeliest next tokens, 2L + 1 lists of T ids.
-        probability: (2L + 1, T), of the true next token; NaN in the last column.
+        probability: (2L + 1, T), of the true next token; NaN at the last position.
         divergence: (2L + 1, T), the Kullback-Leibler divergence KL(final prediction || this one), in bits.
         """
         gpt = self.computed.gpt
@@ -257,7 +257,7 @@ class Reading:
     def figures(self) -> dict[str, Any]:
         """What the model predicted at each position, and why, as JSON rounded to DIGITS.
 
-        A figure of the true next token is None at the last position, where that is unknown.
+        At the last position the true next token is unknown, and all figures of it are None.
 
         parts: the names of the P parts in `attribution`. sublayers: the names of the 2L + 1 rows in `lens`.
         tokens: the text of every id that occurs below.

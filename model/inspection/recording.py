@@ -71,7 +71,7 @@ class Snapshot:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What is logged: attention/fidelity, attention/causality, and attention/SCORE/layer_N for the best head."""
+        """What is logged: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head's."""
         metrics = {
             "attention/fidelity": self.checks.fidelity,
             "attention/causality": self.checks.causality,
@@ -299,7 +299,7 @@ def take_snapshot(
 
     Args:
         text: an existing reading of the probe "text"; None reads it now. Parts that it replaced are replaced in all
-            measurements, unless it replaced them at a single token, which other texts do not have.
+            measurements. But a replacement at a single token applies to this reading only.
         with_losses: also measure how much the loss rises without each part. This takes many times as long as the rest.
         label, autocast: see `read`.
     """

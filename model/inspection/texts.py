@@ -22,7 +22,7 @@ Kind = Literal["text", "repeated"]
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """N texts of T tokens each, and which tokens the model sees of them.
+    """N texts of T tokens each, and to which of these tokens the model may attend.
 
     A probe is one short text, whose maps people look at. Windows are many texts as long as the context, on which heads
     and losses are measured.
@@ -100,7 +100,7 @@ class Texts:
         return copies.any(-1)[:, :-1]
 
     def pieces(self, tokens: int) -> list["Texts"]:
-        """Splits the texts into pieces of at most `tokens` tokens in all, but at least one text."""
+        """Splits the texts into pieces of at most `tokens` tokens. A longer text is a piece of its own."""
         count = max(1, tokens // self.length)
         if count >= len(self):
             return [self]
