@@ -97,7 +97,7 @@ class StepLogger(Logger):
     and callbacks at the start of a batch pass their own. So this takes the step from the trainer instead.
     """
 
-    name = version = ""  # Lightning's ModelCheckpoint saves in save_dir/name/version/checkpoints: so in the run's own
+    name = version = ""  # so that ModelCheckpoint's save_dir/name/version/checkpoints is the run's checkpoints/
 
     def __init__(self, run_dir: Path):
         super().__init__()

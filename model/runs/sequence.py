@@ -47,7 +47,7 @@ def will_validate(trainer: Trainer) -> bool:
 
 
 def is_due(step: int, every: int | None) -> bool:
-    """Whether something that happens every so many steps happens at this one. None: never. Step 0 does not count."""
+    """Whether `step` is a multiple of `every`. False at step 0, and if `every` is None."""
     return every is not None and step > 0 and step % every == 0
 
 

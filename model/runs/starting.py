@@ -17,7 +17,7 @@ from model.runs.run import CONFIG, Run
 if os.name == "posix":
     import fcntl
 
-RUN_NAME = "GLASSGPT_RUN_NAME"  # environment variable: the processes for other devices inherit the run's name in it
+RUN_NAME = "GLASSGPT_RUN_NAME"  # environment variable that passes the run's name to the processes for other devices
 
 
 def new_run_dir(options: Namespace) -> Path:

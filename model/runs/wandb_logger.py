@@ -18,7 +18,7 @@ from model.runs.run import CONFIG, SAMPLES
 
 log = logging.getLogger(__name__)
 WandbMode = Literal["auto", "online", "offline", "disabled"]
-STEP = "trainer/global_step"
+STEP = "trainer/global_step"  # the name that Lightning's own logger gives it
 
 
 class WandbLogger(StepLogger):
