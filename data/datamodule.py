@@ -41,8 +41,8 @@ class TextDataModule(lightning.LightningDataModule):
     target `windows.IGNORED`.
 
     Args:
-        corpus: text to train on: stdlib (the source code of Python's standard library), files (set files too), hub (a
-            data set by name or folder; set dataset too), or repetitions (generated, to see induction heads form).
+        corpus: text to train on: stdlib (the source code of Python's standard library), files (your own, see
+            --data.files), hub (a data set, see --data.dataset), or repetitions (generated, for induction heads).
         max_tokens: train on at most this many tokens, from the beginning of the corpus, and validate on at most
             validation_fraction of this number (null: no limit).
         tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or the path
@@ -50,19 +50,19 @@ class TextDataModule(lightning.LightningDataModule):
             (null: the tokenizer of --model.init_from). In Python, a dict from `Tokenizer.to_dict` instead of a path.
         vocab_size: number of tokens in the bpe tokenizer, end-of-text included (null: 2048). The size of every other
             tokenizer is fixed.
-        context_length: tokens T in a sequence.
-        batch_size: sequences B in a training batch, over all devices.
+        context_length: tokens in a sequence (T).
+        batch_size: sequences in a training batch (B), over all devices.
         validation_batch_size: sequences in a validation batch, over all devices (null: batch_size).
         repeat_fraction: share of the training windows, 0 to 1, that repeat their own first tokens over and over. The
-            period is random, from 8 to T/2 tokens, so a model must look back for the same token to predict the next
-            one, which makes induction heads form early. Not allowed together with document_masking.
+            period is random, from 8 tokens to half of the context length, so a model must look back for the same token
+            to predict the next one, which makes induction heads form early. Not allowed with document_masking.
         repeat_from: number of windows to read before repeat_fraction applies. A batch has batch_size windows.
         repeat_until: number of windows after which repeat_fraction no longer applies (null: it always applies). A
             model that reads repetitions until the end of training also writes them.
         random_repeat_fraction: share of the training windows, 0 to 1, that repeat random tokens instead of text,
             throughout training. A small share keeps induction heads alive, and since random tokens are not text, it
             hardly changes what a model writes.
-        document_masking: also yield "document_ids" (B, T), so that attention stays within a document.
+        document_masking: keep attention within a document: batches also have "document_ids" (B, T).
         seed: determines the order of the training windows.
         num_workers: processes that load batches; 0 (no extra process) is right unless a profile shows otherwise.
         num_threads: threads that tokenise at once (null: one per core).

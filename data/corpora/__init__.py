@@ -46,8 +46,8 @@ class CorpusOptions:
             one, or else validation_fraction of dataset_split).
         dataset_revision: commit or tag of the data set on the Hub; set it to read the same text in later runs.
         streaming: read the data set over the network without storing it; needs max_tokens.
-        validation_fraction: share of the corpus to validate on, above 0 and below 1, if the corpus has no validation
-            split or validation_files.
+        validation_fraction: share of the corpus to validate on, above 0 and below 1. Ignored if there are
+            validation_files or the data set has a validation split.
     """
 
     files: list[str] | str | None = None

@@ -18,14 +18,11 @@ class FileCorpus(Corpus):
     def __init__(self, name: str, train: Shares, validation: Shares, column: str = "text", quotes: bool = True):
         self.name, self.column, self.quotes = name, column, quotes
         self.files = {"train": train, "validation": validation}
-        self.identity = {
-            split: [
-                {"path": file_stamp(path), "share": share}
-                | ({"column": column, "quotes": quotes} if table_ending(path) else {})
-                for path, share in shares.items()
-            ]
-            for split, shares in self.files.items()
-        }
+        self.identity = {"train": [], "validation": []}
+        for split, shares in self.files.items():
+            for path, share in shares.items():
+                options = {"column": column, "quotes": quotes} if table_ending(path) else {}
+                self.identity[split].append({"path": file_stamp(path), "share": share, **options})
 
     def passages(self, split: str) -> Iterator[Passage]:
         for path, share in self.files[split].items():
