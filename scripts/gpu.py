@@ -96,18 +96,27 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(check: str, command: list[str], metrics: Path) -> Row:
     """Runs a check and returns its row: the JSON of its last line, or the last value in each column of metrics.csv."""
-    environment = os.environ | {"TORCH_LOGS": "recompiles,graph_breaks"}
     started = time.perf_counter()
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, text=True, **pipes) as process:
-        limit = Timer(LIMIT, process.kill)
+    with subprocess.Popen(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=os.environ | {"TORCH_LOGS": "recompiles,graph_breaks"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        limit = Timer(LIMIT, process.kill)  # unlike a timeout, this keeps what the check has written
         limit.start()
-        written = process.stdout.read()
+        output = process.stdout.read()
         limit.cancel()
-    seconds = round(time.perf_counter() - started, 1)
-    lines = written.splitlines() or [""]
-    row: Row = {"check": check, "status": process.returncode, "seconds": seconds}
-    row |= {"graph_breaks": written.count("Graph break"), "recompiles": written.count("Recompiling")}
+    lines = output.splitlines() or [""]
+    row: Row = {
+        "check": check,
+        "status": process.returncode,
+        "seconds": round(time.perf_counter() - started, 1),
+        "graph_breaks": output.count("Graph break"),
+        "recompiles": output.count("Recompiling"),
+    }
     if process.returncode:
         row["said"] = lines[-LINES:]
     elif lines[-1].startswith("{"):
@@ -131,12 +140,12 @@ def compare_weights(left: str, right: str) -> None:
 
 def measure_maps(run_dir: str, device: str) -> None:
     """Checks that a device's maps are the processor's, and times both devices: opening, maps and ablation of a run."""
-    row = {}
+    row: Row = {}
     maps = []
     for name in ("cpu", device):
         started = time.perf_counter()
         glass = open_run(run_dir, device=name)
-        maps.append(torch.as_tensor(glass.read(TEXT).maps).cpu())
+        maps.append(glass.read(TEXT).maps)
         glass.ablate(TEXT)
         row[f"seconds on {name}"] = time.perf_counter() - started
     row["difference"] = (maps[0] - maps[1]).abs().max().item()

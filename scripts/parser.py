@@ -55,7 +55,7 @@ def choose_device(name: str) -> torch.device:
     try:
         return torch.Generator(name).device  # fails for a missing device, and for one that cannot draw, such as meta
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].partition(". ")[0]  # PyTorch adds how to link libraries
         raise Mistake(f"--device {name} is not available here ({reason}): leave it out, or write cpu") from error
 
 

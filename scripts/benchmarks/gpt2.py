@@ -243,12 +243,11 @@ class LearningCurve(Callback):
         gpt = module.gpt
         text = split(read(self.data))[1].to(module.device)
         self.curve = Curve(trainer.max_steps, gpt, gpt.loss, text, gpt.config.context_length)
+        # Training adds its points to this list.
+        LearningCurve.result = {"curve": self.curve.points, **describe(gpt, trainer.precision)}
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self.curve.after(trainer.global_step)
-
-    def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        LearningCurve.result = {"curve": self.curve.points, **describe(module.gpt, trainer.precision)}
 
 
 # ---- writing
