@@ -38,8 +38,8 @@ RIGHT = 0.25
 MIN_TEXTS = 20
 MIN_SHARE = 0.75
 CHOOSING = 12  # texts on which a head is chosen
-MADE_UP = 72  # texts that are made of words
-MOST = 92  # texts that are tried at most
+MADE_UP = 72  # texts that an experiment makes of words
+MOST = 92  # texts that an experiment tries at most
 PIECE = (8, 18)  # fewest and most tokens in a piece of recorded text, which else is a sixth of the context
 WORD = 8  # letters in a made-up word
 BEGINNING = 4  # tokens in a prompt from which the model writes a text of its own
@@ -99,9 +99,10 @@ class Experiment:
 
     In words, {head} stands for the chosen head, and {context} for the number of tokens that the model reads at once.
 
-    look: what the text shows. change: what to do. question: what to ask then; the page shows the answer.
+    look: what the text shows.
+    change: what to do. If it names {head}, it switches that head off.
+    question: what to ask then; the page shows the answer.
     finding: what a head does that looks at the source.
-    switches: whether the change is to switch the chosen head off.
     """
 
     title: str
@@ -110,7 +111,6 @@ class Experiment:
     question: str
     finding: str
     propose: Callable[[Material], Iterator[Trial]]
-    switches: bool = False
 
 
 class Material:
@@ -276,7 +276,6 @@ EXPERIMENTS = [
         "Is the token that followed in the first copy still on top of the list?",
         "finds what followed in the first copy of a made-up word",
         _word_twice,
-        switches=True,
     ),
     Experiment(
         "A word used far above",
@@ -327,7 +326,6 @@ EXPERIMENTS = [
         "Write on at temperature 0.5 with the head off, and once more with all parts on: which text repeats itself?",
         "finds what the model itself wrote before, and so makes it repeat itself",
         _own_text,
-        switches=True,
     ),
 ]
 
@@ -366,8 +364,9 @@ def _try(experiment: Experiment, material: Material) -> Effect | str:
     right = [measured[number] for number in is_right.nonzero().flatten().tolist()]
     if len(right) < MIN_TEXTS:
         return f"right on only {len(right)} of {len(measured)} texts"
-    head = _chosen_head(material, trials[:CHOOSING], experiment.switches)
-    off = [head] if head and experiment.switches else []
+    switches_off = "{head}" in experiment.change
+    head = _chosen_head(material, trials[:CHOOSING], switches_off)
+    off = [head] if head and switches_off else []
     with replaced(material.gpt, {part: material.means[part] for part in off}):
         after, _ = _measure(material, right, changed=True)
     before = shares[is_right]
@@ -395,7 +394,7 @@ def _try(experiment: Experiment, material: Material) -> Effect | str:
     )
 
 
-def _chosen_head(material: Material, trials: Sequence[Trial], switches: bool) -> str | None:
+def _chosen_head(material: Material, trials: Sequence[Trial], switches_off: bool) -> str | None:
     """Returns the head without which the right tokens lose most probability; None if they lose none without any head.
 
     If the change switches the head off, all heads are tried. Else only those are tried that look at the source, because
@@ -405,9 +404,9 @@ def _chosen_head(material: Material, trials: Sequence[Trial], switches: bool) ->
     chosen = None
     most = 0.0
     for head, weight in weights.items():
-        if switches or weight.mean() >= RIGHT:
+        if switches_off or weight.mean() >= RIGHT:
             with replaced(material.gpt, {head: material.means[head]}):
-                after, _ = _measure(material, trials, changed=switches)
+                after, _ = _measure(material, trials, changed=switches_off)
             lost = (before - after).sum().item()
             if lost > 0 and lost >= most:
                 chosen = head
