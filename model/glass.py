@@ -315,7 +315,7 @@ class Glass:
         def page(reading: Reading) -> str:
             return in_frame(lambda: run_page(title, recording_of([(self, reading)])))
 
-        return replace(reading, title=title, page=page)
+        return replace(reading.frozen(), title=title, page=page)
 
     def stream(
         self,

@@ -17,7 +17,7 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ class RecordedReading:
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """The results of one forward pass, on the CPU, and a copy of the model as it was.
+    """The results of one forward pass, on the CPU, and the model that ran it.
 
     A reading computes its answers from these tensors, never from those that it hands to its caller.
 
@@ -76,7 +76,10 @@ class Computed:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reading:
-    """What a model made of one text at one moment. A later change of the model does not change it.
+    """What a model made of one text at one moment.
+
+    Methods and properties compute with the model's weights. A later change of the model does not change a `frozen`
+    reading; every reading of a `Glass` is frozen.
 
     The tensors are on the CPU and in float32; residual and heads are in float64 if the model is. They belong to the
     caller: writing to them does not change what the methods and properties return.
@@ -289,6 +292,10 @@ class Reading:
         }
         return as_json(figures, DIGITS)
 
+    def frozen(self) -> "Reading":
+        """Returns this reading with a copy of the model in it: a later change of the model does not change it."""
+        return replace(self, computed=replace(self.computed, gpt=_copy_of(self.computed.gpt)))
+
     def recorded(self) -> RecordedReading:
         return RecordedReading(self.tokens, self.maps, self.figures)
 
@@ -368,7 +375,7 @@ def _compute(
         heads=seen_of(matrices).unflatten(-1, (gpt.config.num_heads, -1)).transpose(1, 2),
         feed_forwards=seen_of(feed_forwards),
         logits=logits[0].cpu(),
-        gpt=_copy_of(gpt),
+        gpt=gpt,
     )
 
 

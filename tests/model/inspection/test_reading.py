@@ -180,7 +180,7 @@ def told_by(reading_) -> dict:
 @torch.no_grad()
 def test_neither_a_change_of_the_model_nor_of_its_tensors_changes_what_a_reading_tells(each_gpt):
     expected = told_by(read(copy.deepcopy(each_gpt), TEXT))
-    found = read(each_gpt, TEXT)
+    found = read(each_gpt, TEXT).frozen()
     assert found.is_of(each_gpt)
     for parameter in each_gpt.parameters():
         parameter.normal_()
@@ -206,8 +206,8 @@ def test_a_hook_counts_while_the_text_is_read_and_at_no_other_time():
 
 def test_readings_of_the_same_weights_share_a_copy_of_them_which_goes_with_the_last():
     gpt = random_gpt(GROUPED)
-    first = read(gpt, TEXT)
-    second = read(gpt, Texts.of(TOKENS[:5]))
+    first = read(gpt, TEXT).frozen()
+    second = read(gpt, Texts.of(TOKENS[:5])).frozen()
     assert first.computed.gpt is second.computed.gpt is not gpt
     kept = weakref.ref(first.computed.gpt)
     del first, second
