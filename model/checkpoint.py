@@ -21,7 +21,7 @@ from model.gpt import GPT, GPTConfig
 from model.mistakes import Missing, Mistake, file_errors, parsing
 
 WEIGHT_PREFIX = "gpt."  # GPTModule, whose state_dict is saved, holds the GPT as its attribute `gpt`
-OTHERS = ", or is no checkpoint of GlassGPT"  # ends the message about a file that cannot be parsed
+NO_CHECKPOINT = ", or is no checkpoint of GlassGPT"  # ends the message about a file that cannot be parsed
 CONTENT = ("state_dict", "gpt_config", "tokenizer", "global_step")  # the keys that every checkpoint has
 # The types that a checkpoint's pickle may name: tensors, ordered dicts and bytes. torch's own list also allows types
 # that take any amount of memory when they are created, such as bytearray.
@@ -64,7 +64,7 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
             f"{path} was written by another version of GlassGPT: its config has {', '.join(map(str, unknown))}, which "
             "this version does not know, so open it with that version"
         )
-    with parsing(path, OTHERS):
+    with parsing(path, NO_CHECKPOINT):
         config = GPTConfig(**options)
         weights = {
             name.removeprefix(WEIGHT_PREFIX): weight
@@ -131,7 +131,7 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
     with (
         file_errors(path),
         path.open("rb") as file,
-        parsing(path, OTHERS),
+        parsing(path, NO_CHECKPOINT),
         zipfile.ZipFile(file) as archive,
     ):
         records = archive.infolist()

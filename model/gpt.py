@@ -144,7 +144,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": partial(F.gelu, approximate="tanh"),
     "gelu_exact": F.gelu,
     "relu2": lambda x: F.relu(x).square(),
-    "swiglu": F.silu,
+    "swiglu": F.silu,  # of the gate
 }
 
 
@@ -350,7 +350,7 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) -> (B, T, D): the residual stream after the last block and the final norm. Arguments as `forward`."""
+        """(B, T) -> (B, T, D): the residual stream after the last block and final norm. Arguments as in `forward`."""
         T = tokens.shape[1]
         start = 0 if cache is None else cache.length
         if start + T > self.config.context_length:

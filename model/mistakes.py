@@ -54,8 +54,8 @@ def file_errors(path: Path | str, advice: str = "") -> Iterator[None]:
 def parsing(place: Path | str, advice: str = "") -> Iterator[None]:
     """Turns any error raised in the block into a `Mistake` that calls `place` damaged. The block must only parse it.
 
-    A damaged file can raise any type of error (a damaged zip file, even that it is encrypted), so all are caught here:
-    a bug in the block would be reported as a damaged file. Only a lack of memory is not blamed on the file.
+    A damaged file can raise errors of any type; a damaged zip file can even look encrypted. So every error is caught,
+    and a bug in the block would be reported as a damaged file. Only a lack of memory is not blamed on the file.
 
     Args:
         advice: end of the sentence.
@@ -94,7 +94,7 @@ def check_range(
     """
     if value is None:
         return
-    if isinstance(value, int) and abs(value) >= 2**53:  # torch's sizes have 64 bits
+    if isinstance(value, int) and abs(value) >= 2**53:  # torch fails on sizes of more than 64 bits
         raise Mistake(f"{name} must be below 2^53, not {value}")
     too_low = value <= low if low_open else value < low
     too_high = value >= high if high_open else value > high

@@ -49,10 +49,8 @@ def scaled_dot_product_attention(
         TypeError: if the tensors are not floats of one dtype (autocast may mix dtypes), or the mask is not boolean.
         RuntimeError: if the mask does not broadcast to the weights.
     """
-    mixed = not query.dtype == key.dtype == value.dtype
-    if torch.is_autocast_enabled(query.device.type):
-        mixed = False
-    if mixed or not query.is_floating_point():
+    one_dtype = query.dtype == key.dtype == value.dtype or torch.is_autocast_enabled(query.device.type)
+    if not one_dtype or not query.is_floating_point():
         raise TypeError(f"attention needs floats of one dtype, not {query.dtype}, {key.dtype} and {value.dtype}")
     T, S = query.shape[-2], key.shape[-2]
     leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
