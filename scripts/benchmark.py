@@ -14,7 +14,7 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,7 @@ STEPS_OF = {
     "cpu": [(SMALL, 12), (MEDIUM, 16)],
     "cuda": [(MEDIUM, 64), (LARGE, 12)],
 }
-SECONDS = 5.0  # least time of the training steps in each round
 WRITER = MEDIUM | {"context_length": 1024, "vocab_size": 257}  # 256 bytes and end-of-text
-PROMPT_TOKENS = 16
 NEW_TOKENS = 128
 TEXTS = (1, 16)  # texts that are written at once
 # What `time_to_loss` trains on each device: (network, sequences in a batch, our steps, nanoGPT's steps).
@@ -65,7 +63,7 @@ LEARNING = {
 CONTENDER = "import sys; from scripts.benchmarks.gpt2 import main; main(*sys.argv[1:])"
 
 Row = dict[str, Any]
-Job = dict[str, Any]  # "function", the name of one in scripts/benchmarks/gpt2.py, and its options
+Job = dict[str, Any]  # what every contender does: the "function" of scripts/benchmarks/gpt2.py, and its options
 
 
 @exit_status("benchmark.py")
@@ -126,11 +124,9 @@ def train(options: argparse.Namespace) -> list[Row]:
             "function": "measure_step",
             "size": size,
             "batch_size": batch_size,
-            "seconds": SECONDS,
             "steps": 2000,
         }
-        jobs = dict.fromkeys(contenders(options), job)
-        rows += compare(work, take_turns(jobs, options))
+        rows += compare(work, take_turns(contenders(options), job, options))
     return rows
 
 
@@ -147,11 +143,9 @@ def generate(options: argparse.Namespace) -> list[Row]:
             "function": "measure_writing",
             "size": WRITER,
             "batch_size": texts,
-            "prompt_tokens": PROMPT_TOKENS,
             "new_tokens": NEW_TOKENS,
         }
-        jobs = dict.fromkeys([*contenders(options), "transformers"], job)
-        rows += compare(work, take_turns(jobs, options))
+        rows += compare(work, take_turns([*contenders(options), "transformers"], job, options))
     return rows
 
 
@@ -168,17 +162,16 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
         text = options.data.read_bytes()
     if not text.isascii():
         raise Mistake(f"--data {options.data} is not pure ASCII: ours reads bytes and nanoGPT characters, which differ")
-    common = {
+    job = {
+        "function": "learn_characters",
         "size": size | {"vocab_size": len(set(text))},
         "batch_size": batch_size,
+        "steps": their_steps,
+        "our_steps": our_steps,
+        "train_options": options.train_options,
         "data": str(options.data.resolve()),
     }
-    jobs = {
-        "glassgpt": {"function": "train_by_recipe", "steps": our_steps, "train_options": options.train_options},
-        "nanogpt": {"function": "learn_characters", "steps": their_steps},
-    }
-    jobs = {name: common | jobs[name] for name in contenders(options)}
-    results = take_turns(jobs, options)
+    results = take_turns(contenders(options), job, options)
     target = max(map(lowest_loss, results.get("nanogpt", results["glassgpt"])))
     rows = {name: [reached(result, target) for result in rounds] for name, rounds in results.items()}
     return compare(f"training to {target:.3f} nats, {options.data.stem}", rows)
@@ -220,18 +213,18 @@ def run(job: Job) -> Row:
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def take_turns(jobs: Mapping[str, Job], options: argparse.Namespace) -> dict[str, list[Row]]:
-    """Runs each contender once a round, so that a time in which the machine is slow affects all of them.
+def take_turns(names: Sequence[str], job: Job, options: argparse.Namespace) -> dict[str, list[Row]]:
+    """Runs the job of each contender once a round, so that a time in which the machine is slow affects all of them.
 
     A peer that fails is left out, with a message. Raises RuntimeError if ours fails: nothing could be compared.
     """
-    results: dict[str, list[Row]] = {name: [] for name in jobs}
-    common = {"device": options.device, "checkout": options.nanogpt}
+    results: dict[str, list[Row]] = {name: [] for name in names}
+    job = job | {"device": options.device, "checkout": options.nanogpt}
     for seed in range(options.rounds):
         for name in list(results):
             print(f"round {seed + 1}/{options.rounds}  {name}", file=sys.stderr, flush=True)
             try:
-                results[name].append(run({**common, **jobs[name], "contender": name, "seed": seed}))
+                results[name].append(run(job | {"contender": name, "seed": seed}))
             except RuntimeError as error:
                 if name == "glassgpt":
                     raise

@@ -65,10 +65,11 @@ def characters(tmp_path_factory):
 def measure(monkeypatch, capsys, tmp_path):
     """Returns a function that runs the command line on tiny work, all contenders in this process, and returns rows."""
     sizes = {"STEPS_OF": {"cpu": [(SMALL, 2)]}, "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
-    learning = {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 40, 60)}, "SECONDS": 0.0}
+    learning = {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 40, 60)}}
     for name, value in {**sizes, **learning}.items():
         monkeypatch.setattr(benchmark, name, value)
     monkeypatch.setattr(gpt2, "EVALUATIONS", 2)
+    monkeypatch.setattr(gpt2, "SECONDS", 0.0)
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
 
     def run(job):
@@ -97,7 +98,7 @@ def test_train(measure, nanogpt):
 
 def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt):
     job = {"function": "measure_step", "contender": "nanogpt", "checkout": nanogpt.partition("=")[2], "seed": 0}
-    job |= {"size": SMALL, "batch_size": 2, "seconds": 0.0, "steps": 10, "device": "cpu"}
+    job |= {"size": SMALL, "batch_size": 2, "steps": 10, "device": "cpu"}
     assert benchmark.run(job)["tokens"] == 16
 
 
@@ -128,18 +129,17 @@ def test_times_are_compared_round_by_round():
     assert [row["times_faster"] for row in rows] == [1.0, 2.5]  # of 8 / 2, 5 / 2 and 3 / 3
 
 
-def jobs(monkeypatch, **codes):
-    """Makes a job for each contender. Its process runs the given Python code, which can use `seed`."""
+def replace_processes(monkeypatch, **codes):
+    """The process of a contender runs the Python code of that name instead. The code can use `seed`."""
     popen = subprocess.Popen
 
     def start(command, **options):
         if command[0] == "git":
             return popen(command, **options)
         job = json.loads(command[3])
-        return popen([sys.executable, "-c", f"seed = {job['seed']}\n{codes[job['function']]}"], **options)
+        return popen([sys.executable, "-c", f"seed = {job['seed']}\n{codes[job['contender']]}"], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    return {name: {"function": name} for name in codes}
 
 
 WORKS = "print('first'); print(seed)"
@@ -147,18 +147,19 @@ DIES = "import os, signal; os.write(2, b'bad matrix'); os.kill(os.getpid(), sign
 
 
 def test_contenders_take_turns_and_a_peer_that_dies_is_left_out(monkeypatch, capsys):
-    contenders = jobs(monkeypatch, glassgpt=WORKS, transformers=DIES, nanogpt=WORKS)
+    replace_processes(monkeypatch, glassgpt=WORKS, transformers=DIES, nanogpt=WORKS)
     options = SimpleNamespace(rounds=2, device="cpu", nanogpt=None)
-    assert benchmark.take_turns(contenders, options) == {"glassgpt": [0, 1], "nanogpt": [0, 1]}
+    results = benchmark.take_turns(["glassgpt", "transformers", "nanogpt"], {}, options)
+    assert results == {"glassgpt": [0, 1], "nanogpt": [0, 1]}
     assert tells(capsys.readouterr().err, "transformers -11 matrix")
 
 
 def test_nothing_is_compared_where_ours_fails_which_is_told(nanogpt, monkeypatch, capsys):
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="it ended with exit status 1: KeyError"):
-        jobs(patch, measure_step="raise KeyError('lost')")
+        replace_processes(patch, glassgpt="raise KeyError('lost')")
         benchmark.main(["train", nanogpt])
     assert "Traceback" in capsys.readouterr().err  # from the contender's process
-    jobs(monkeypatch, measure_step="import sys; print('too few', file=sys.stderr); sys.exit(2)")
+    replace_processes(monkeypatch, glassgpt="import sys; print('too few', file=sys.stderr); sys.exit(2)")
     status, _, error = call(benchmark.main, capsys, "train", nanogpt)
     assert status == 2 and error.endswith("benchmark.py: too few\n")
 

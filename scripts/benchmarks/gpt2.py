@@ -39,6 +39,8 @@ from train import main as train_main
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 3  # first steps, in which PyTorch may compile
+SECONDS = 5.0  # least time of the steps that `measure_step` measures
+PROMPT_TOKENS = 16
 EVALUATIONS = 20  # in each training, evenly spaced
 # From nanoGPT's train.py, prepare.py and config/train_shakespeare_char.py. Its README's command for CPUs uses them too.
 LEARNING_RATE = 1e-3
@@ -89,7 +91,7 @@ def measure_step(job: Namespace) -> Row:
     for step in train(learner, text, job):
         if step == WARM_UP:
             started = clock(job.device)
-        elif step % 10 == 0 and (elapsed := clock(job.device) - started) >= job.seconds:
+        elif step % 10 == 0 and (elapsed := clock(job.device) - started) >= SECONDS:
             break
     milliseconds = 1000 * elapsed / (step - WARM_UP)
     row = {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, learner.precision)}
@@ -105,7 +107,9 @@ def clock(device: str) -> float:
 
 
 def learn_characters(job: Namespace) -> Row:
-    """Trains nanoGPT on the characters of the file `data` and returns its learning curve."""
+    """Returns the learning curve on the characters of the file `data`: of our recipe, or of nanoGPT in its own loop."""
+    if job.contender == "glassgpt":
+        return train_by_recipe(job)
     text, validation = split(read(job.data).unique(return_inverse=True)[1])  # one token for each distinct character
     learner = build_learner(job)
     curve = Curve(job.steps, learner.model, learner.loss, validation.to(job.device), job.size["context_length"])
@@ -122,7 +126,7 @@ def train_by_recipe(job: Namespace) -> Row:
         f"--data.files={job.data}",
         f"--data.batch_size={job.batch_size}",
         f"--seed_everything={job.seed}",
-        f"--trainer.max_steps={job.steps}",
+        f"--trainer.max_steps={job.our_steps}",
         f"--trainer.accelerator={job.device}",
         "--wandb=disabled",
         *job.train_options,
@@ -258,7 +262,7 @@ def measure_writing(job: Namespace) -> Row:
     torch.manual_seed(job.seed)
     network, write = build_writer(job)
     network.to(job.device).eval()
-    prompt = torch.randint(job.size["vocab_size"], (job.batch_size, job.prompt_tokens)).to(job.device)
+    prompt = torch.randint(job.size["vocab_size"], (job.batch_size, PROMPT_TOKENS)).to(job.device)
     write(prompt, max_new_tokens=min(4, job.new_tokens))
     started = clock(job.device)
     text = write(prompt, max_new_tokens=job.new_tokens)
