@@ -169,11 +169,17 @@ class TextDataModule(lightning.LightningDataModule):
             self.windows_read = batches * self.batch_size
         if self.windows_read and self.trainer.overfit_batches:  # it would repeat other batches than before
             raise Mistake("a run with trainer.overfit_batches cannot be resumed: start a new one")
-        train, first = self.tokenized.train, self.windows_read
-        vocabulary = [token for token in range(self.tokenizer.vocab_size) if token != self.tokenizer.end_of_text]
-        rows = self._rows("batch_size")
         return self._loader(
-            TrainingWindows(train, self.sampler, first, self.repeats, vocabulary, self.batch_size, rows)
+            TrainingWindows(
+                self.tokenized.train,
+                self.sampler,
+                self.windows_read,
+                self.repeats,
+                self.tokenizer.vocab_size,
+                self.tokenizer.end_of_text,
+                self.batch_size,
+                self._rows("batch_size"),
+            )
         )
 
     def val_dataloader(self) -> DataLoader:

@@ -57,8 +57,8 @@ def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
     is_warned = ending != ".tsv" or not quotes
     for text in column_texts(tables_of(rows, parsing(path)), column, str(path)):
         if not is_warned and "\n" in text and "\t" in text:  # a quote mark may have swallowed the rows after it
-            advice = "If quote marks are part of the text in this file, set --data.quotes false."
-            _log.warning("%s: the field %r contains line breaks and tabs. %s", path, text[:40], advice)
+            message = "%s: field %r has line breaks and tabs; if quote marks are text here, set --data.quotes false"
+            _log.warning(message, path, text[:40])
             is_warned = True
         yield text
 

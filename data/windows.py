@@ -85,10 +85,11 @@ class WindowSampler:
         periods = SHORTEST_PERIOD * ((longest + 1) / SHORTEST_PERIOD) ** uniform
         return np.minimum(periods.astype(np.int64), longest)
 
-    def draw(self, number: int, vocabulary: np.ndarray) -> np.ndarray:
-        """Returns random tokens for the window of this number: T different ones, or all of a smaller `vocabulary`."""
-        key, size = _mix(_mix(self.seed + 1) ^ int(number)), len(vocabulary)
-        return vocabulary[permute(np.arange(min(self.context_length, size)), size, key)]
+    def draw(self, number: int, vocab_size: int, end_of_text: int) -> np.ndarray:
+        """Returns random tokens for the window of this number: T different ones, or all if T is more; no end-of-text."""
+        key, size = _mix(_mix(self.seed + 1) ^ int(number)), vocab_size - 1
+        tokens = permute(np.arange(min(self.context_length, size)), size, key)
+        return tokens + (tokens >= end_of_text)
 
 
 @dataclass(eq=False)
@@ -97,7 +98,7 @@ class TrainingWindows(IterableDataset):
 
     A window that `repeats` selects becomes its own first p tokens over and over, with p from `WindowSampler.periods`.
 
-    vocabulary: the ids to draw random tokens from.
+    vocab_size, end_of_text: of the tokenizer; random tokens are drawn from its ids, without end-of-text.
     rows: which B' of the B windows in a batch this device reads.
     """
 
@@ -105,18 +106,19 @@ class TrainingWindows(IterableDataset):
     sampler: WindowSampler
     first_window: int
     repeats: Repeats
-    vocabulary: list[int]
+    vocab_size: int
+    end_of_text: int
     batch_size: int
     rows: range
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        length, vocabulary = self.sampler.context_length + 1, np.array(self.vocabulary)
+        length = self.sampler.context_length + 1
         for batch in _own_turns(itertools.count()):
             numbers = self.first_window + batch * self.batch_size + np.array(self.rows)
             windows = self.tokens.gather(self.sampler.starts(numbers), length)
             is_random = evenly_spread(numbers, self.repeats.random_fraction)
             for row in np.flatnonzero(is_random):
-                drawn = self.sampler.draw(numbers[row], vocabulary)
+                drawn = self.sampler.draw(numbers[row], self.vocab_size, self.end_of_text)
                 windows[row, : len(drawn)] = drawn
             is_in_time = (self.repeats.begin <= numbers) & (numbers < self.repeats.end)
             is_repeated = is_random | (is_in_time & evenly_spread(numbers, self.repeats.fraction))

@@ -37,7 +37,6 @@ class HubCorpus(Corpus):
         if self.dataset is None:
             raise Mistake("data.corpus hub needs to know which data set: set --data.dataset to its name or folder")
         self.folder = folder = Path(self.dataset).expanduser()
-        self.is_local = folder.is_dir()
         self.name = folder.name
         files = [file_stamp(file) for file in sorted(folder.rglob("*")) if file.is_file()]
         self.identity = {**asdict(self), "files": files}
@@ -84,12 +83,13 @@ class HubCorpus(Corpus):
         if any((self.folder / name).is_file() for name in _SAVED):
             saved = datasets.load_from_disk(str(self.folder))
             return saved if isinstance(saved, dict) else {self.dataset_split: saved}
-        source = str(self.folder) if self.is_local else self.dataset
+        is_local = self.folder.is_dir()
+        source = str(self.folder) if is_local else self.dataset
         builder = datasets.load_dataset_builder(source, self.dataset_config, revision=self.dataset_revision)
         if builder.name == "parquet":
             builder.config.batch_size = BATCH_ROWS
         # Streaming reads a local folder in place. Otherwise `datasets` would copy it into its cache.
-        if self.streaming or self.is_local:
+        if self.streaming or is_local:
             return builder.as_streaming_dataset()
         builder.download_and_prepare()
         return builder.as_dataset()
