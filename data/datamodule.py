@@ -163,7 +163,7 @@ class TextDataModule(lightning.LightningDataModule):
         self.windows_read = state.get("windows_read")
 
     def train_dataloader(self) -> DataLoader:
-        """Returns batches without end, beginning with the first window that the run has not read."""
+        """Returns a loader of endless batches, beginning with the first window that the run has not read."""
         if self.windows_read is None:  # a checkpoint of an earlier version, which read as many windows in every step
             batches = self.trainer.global_step * self.trainer.accumulate_grad_batches
             self.windows_read = batches * self.batch_size
@@ -183,7 +183,7 @@ class TextDataModule(lightning.LightningDataModule):
         )
 
     def val_dataloader(self) -> DataLoader:
-        """Returns every window of the validation split once, divided among the devices."""
+        """Returns a loader of every window of the validation split, once, divided among the devices."""
         validation, rows = self.tokenized.validation, self._rows("validation_batch_size")
         return self._loader(ValidationWindows(validation, self.context_length, self.validation_batch_size, rows))
 

@@ -73,7 +73,7 @@ def _read_all(path: Path) -> None:
 
 
 def tables_of(rows: Any, reads: AbstractContextManager) -> Iterator[Any]:
-    """Yields the rows of a `datasets.Dataset` or `IterableDataset` as pyarrow tables; it reads inside `reads`."""
+    """Yields the rows of a `datasets.Dataset` or `IterableDataset` as pyarrow tables; reading is done in `reads`."""
     with reads:
         yield from rows.with_format("arrow").iter(batch_size=256)
 
@@ -104,7 +104,8 @@ def column_texts(tables: Iterator[Any], column: str, label: str) -> Iterator[str
 def _values(column: Any) -> list:
     """Returns the values of a pyarrow column.
 
-    If rows differ in type, `datasets` turns every value of the column, strings included, into JSON source.
+    If rows differ in type, `datasets` turns every value of the column, strings included, into JSON source,
+    which is parsed here.
     """
     import pyarrow
 

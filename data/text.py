@@ -42,7 +42,7 @@ class Corpus(ABC):
     The constructor looks at names, sizes and dates only, so that a run whose tokens are cached starts at once.
 
     Attributes:
-        name: what messages and the folder of the token cache call the corpus.
+        name: appears in messages and in the name of the cache folder.
         identity: plain data that changes whenever the text may have changed. It is part of the key of the token cache:
             after you change a corpus's code, change its identity too, or delete .cache.
     """
@@ -99,7 +99,7 @@ def _last_cut(text: str) -> int:
 
 
 def row_passages(texts: Iterable[str], share: Share) -> Iterator[Passage]:
-    """Yields each text that belongs to `share` as one document, and leaves out empty texts.
+    """Yields the passages of each text that belongs to `share`, one document per text; empty texts are left out.
 
     A hash of its row number places each text in [0, 1), so that a stream can be split before its length is known.
     """
@@ -110,7 +110,7 @@ def row_passages(texts: Iterable[str], share: Share) -> Iterator[Passage]:
 
 
 def text_passages(path: Path, share: Share) -> Iterator[Passage]:
-    """Yields a share of a UTF-8 text file as one document.
+    """Yields the passages of a share of a UTF-8 text file, as one document.
 
     The share is measured in bytes; both of its ends move forward to where a character begins.
 

@@ -6,7 +6,7 @@ be deleted at any time.
 
 train.bin and validation.bin hold the tokens of the two splits as plain uint16 or uint32, depending on the size of the
 vocabulary. tokens.json holds the tokenizer and the size of each split, and is written last. If it is missing, or if a
-split differs from it in size or is newer, the folder counts as empty and the corpus is tokenised again.
+split has another size than it says or is newer than it, the folder counts as empty and the corpus is tokenised again.
 """
 
 import hashlib
@@ -90,7 +90,7 @@ class TokenizedCorpus:
 
 @dataclass
 class CorpusCache:
-    """Finds the tokens of one corpus under one tokenizer in the cache, or puts them there."""
+    """Opens or creates the cached tokens of one corpus and one tokenizer."""
 
     corpus: Corpus
     tokenizer: str | Tokenizer  # a name that `tokenizers.check_name` accepts, or a tokenizer
@@ -172,7 +172,7 @@ def default_cache_dir() -> Path:
 
 
 def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, total: int | None = None) -> TokenStore:
-    """Writes a stream of tokens to a file, with a progress bar; `total` is how many to expect at most.
+    """Writes a stream of tokens to a file, with a progress bar up to `total` tokens, if that is known.
 
     Raises Mistake if there is no text.
     """

@@ -85,7 +85,7 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int, unused: str = "\N{REPLACEMENT CHARACTER}") -> bytes:
-        """Returns the UTF-8 bytes of a token, or those of `unused` for an unused id, as in a vocabulary rounded up."""
+        """Returns the UTF-8 bytes of a token, or of `unused` for an unused id, as a rounded-up vocabulary has."""
         try:
             return self.encoding.decode_single_token_bytes(token)
         except KeyError:

@@ -28,10 +28,10 @@ _ROUNDS = 8  # of the Feistel network in `permute`
 
 @dataclass(frozen=True)
 class Repeats:
-    """Says which training windows repeat their own first tokens over and over.
+    """Selects the training windows that repeat their own first tokens over and over.
 
     fraction: share of the windows numbered `begin` to `end` - 1 that repeat their own text.
-    random_fraction: share of all windows that repeat random tokens. It wins where a window is selected by both.
+    random_fraction: share of all windows that repeat random tokens, including windows that `fraction` selects too.
     """
 
     fraction: float = 0.0
@@ -61,9 +61,9 @@ class WindowSampler:
         self._offsets = min(context_length, num_tokens - self.windows_per_epoch * context_length)
 
     def starts(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns where each window begins in the text, in tokens: int64, shaped like `numbers`.
+        """Returns the position in the text of each window's first token: int64, shaped like `numbers`.
 
-        numbers: of the windows, counted from the beginning of training.
+        numbers: the numbers of the windows, counted from the beginning of training.
         """
         epochs, positions = np.divmod(numbers, self.windows_per_epoch)
         starts = np.empty_like(numbers)
@@ -86,7 +86,7 @@ class WindowSampler:
         return np.minimum(periods.astype(np.int64), longest)
 
     def draw(self, number: int, vocab_size: int, end_of_text: int) -> np.ndarray:
-        """Returns random tokens for the window of this number: T different ones, or all if T is more; no end-of-text."""
+        """Returns random tokens for the window of this number: T different ones, or all but end-of-text."""
         key, size = _mix(_mix(self.seed + 1) ^ int(number)), vocab_size - 1
         tokens = permute(np.arange(min(self.context_length, size)), size, key)
         return tokens + (tokens >= end_of_text)
@@ -127,7 +127,7 @@ class TrainingWindows(IterableDataset):
 
 
 def evenly_spread(numbers: np.ndarray, fraction: float) -> np.ndarray:
-    """Selects this fraction of all whole numbers, at even distances: bool, shaped like `numbers`."""
+    """Selects this fraction of all whole numbers, evenly spaced: bool, shaped like `numbers`."""
     return np.floor((numbers + 1) * fraction) > np.floor(numbers * fraction)
 
 

@@ -209,12 +209,12 @@ def renamed(name: str, modules: dict[str, str]) -> str:
 
 
 def in_their_layout(their_name: str, weight: Tensor) -> Tensor:
-    """Swaps the axes of a weight if GPT-2 stores them so, as in its layers named c_...; its own inverse."""
+    """Swaps the axes of a weight if GPT-2 stores them in the other order, as in its layers c_...; its own inverse."""
     return weight.mT if re.search(r"\.c_\w+\.weight$", their_name) else weight
 
 
 def to_theirs(gpt: GPT, *, as_gpt2: bool) -> dict[str, Tensor]:
-    """Returns the weights of a GPT under the names, and with the axes, of a file; a tied head is left out."""
+    """Returns the weights of a GPT with the names and axes that they have in a file; a tied head is left out."""
     theirs = {}
     for name, weight in gpt.state_dict().items():
         if name != "head.weight" or not gpt.config.tie_embeddings:
