@@ -382,7 +382,7 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
     Raises a `Mistake` if the weights of a model have changed since it read the text.
     """
     first, text = read_by[0]
-    probes = {"text": first.texts(text.ids), "repeated": first.repeated_probe()}
+    probes = {"text": first.texts(text.computed.ids), "repeated": first.repeated_probe()}
     recorded = first.recorded_or_none()
     recording = Recording(probes, recorded.windows if recorded else {}, name=first.name, is_prompt=True)
     for glass, reading in read_by:

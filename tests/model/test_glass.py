@@ -129,6 +129,12 @@ def test_a_page_of_a_reading_is_not_made_with_a_model_that_has_changed_since(run
     assert "<iframe" in glass.read(TEXT)._repr_html_()
 
 
+def test_the_page_of_a_reading_has_its_text_whatever_its_caller_writes_into_the_ids(glass):
+    reading = glass.read(TEXT)
+    reading.ids.zero_()
+    assert recording_of([(glass, reading)]).probes["text"].labels[0] == reading.tokens
+
+
 def test_token_ids_are_one_text_in_any_form(glass):
     ids = glass.tokenizer.encode(TEXT)
     for form in (ids, tuple(ids), torch.tensor(ids), np.array(ids), [torch.tensor(id) for id in ids]):
