@@ -1,1 +1,1 @@
-"""Thin command lines over the packages above."""
+"""Thin command lines over model/ and data/."""

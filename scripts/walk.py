@@ -12,6 +12,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -103,7 +104,7 @@ def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
         raise Mistake("--prompt must be at least 2 tokens long, so that there is a next token; this one is 1")
     check_range("--layer", layer, 0, config.num_layers - 1)
     check_range("--head", head, 0, config.num_heads - 1)
-    token = min(2, len(ids) - 1)  # its row of a map has three visible keys, and hidden ones if the text goes on
+    token = min(2, len(ids) - 2)  # not the first, whose map is one key, nor the last, which no token follows
     H, H_kv = config.num_heads, config.num_kv_heads
     introduction = (
         f"Shapes are written in letters: B = 1 text, T = S = {len(ids)} tokens (T as queries, S as keys), D = "
@@ -175,7 +176,8 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     tokens, targets = torch.tensor([ids]), torch.tensor([[*ids[1:], IGNORED]])
 
     # What every module returns, and what attention computed inside, each with an axis B of one text.
-    reading = read(gpt, Texts.of(ids))
+    label = partial(quoted, tokenizer)
+    reading = read(gpt, Texts.of(ids, label), label=label)
     outputs: dict[nn.Module, Tensor] = {}
     last_matrix = feed_forward.down_proj  # shown is its input, the hidden units
     others = [module for module in gpt.modules() if module is not last_matrix]
@@ -194,7 +196,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     problems = "".join(f" Warning: {problem}." for problem in reading.checks.problems.values())
 
     yield "From text to vectors"
-    pieces = " ".join(quoted(tokenizer, id) for id in ids[:50]) + " ..." * (T > 50)
+    pieces = " ".join(reading.tokens[:50]) + " ..." * (T > 50)
     yield Stop("ids", "(B, T)",
                tokens, tokenizer.encode, f"""
                The tokenizer cuts the text into tokens, pieces that are in its vocabulary, and gives each one's number,
@@ -340,14 +342,16 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                Every block has added to the stream, with weights of its own. Each token's vector is {norm} once more, so
                that its direction, not its length, decides what comes next.
                """)
-    cap, logits = config.logit_soft_cap, reading.logits[None]
+    cap = config.logit_soft_cap
     capped = f", squeezed to stay between -{cap:g} and {cap:g}" if cap else ""
     matrix = "the token embedding, which is also the head" if config.tie_embeddings else "the head, the last matrix"
+    likeliest = ", ".join(f"{text} {probability:.1%}" for text, probability in reading.top(token, 3))
+    here, following = reading.tokens[token : token + 2]
     yield Stop("logits", "(B, T, V)",
-               logits, GPT.unembed, f"""
+               reading.logits[None], GPT.unembed, f"""
                One number for each token of the vocabulary, the larger the likelier to come next: the dot product of
-               this vector and that token's row of {matrix}{capped}.
-               {guesses(logits[0, token], tokenizer, ids[token : token + 2])}
+               this vector and that token's row of {matrix}{capped}. Likeliest after {here}: {likeliest}. The prompt
+               goes on with {following}, {math.exp(-surprise[token]):.1%}.
                """)
     yield Stop("surprise", "(B*T)",
                surprise, GPT.loss, f"""
@@ -360,18 +364,6 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                that makes the loss smaller.
                """)
 # fmt: on
-
-
-def guesses(logits: Tensor, tokenizer: Tokenizer, following: list[int]) -> str:
-    """Says which tokens are likeliest after the first of `following`, and how likely the second is, if there is one.
-
-    logits: (V,), those of the first.
-    """
-    probabilities = logits.softmax(dim=-1)
-    likeliest = probabilities.topk(3).indices.tolist()
-    *shown, truth = [f"{quoted(tokenizer, id)} {probabilities[id]:.1%}" for id in (*likeliest, following[-1])]
-    ending = f"; the prompt goes on with {truth}" if len(following) > 1 else ""
-    return f"Likeliest after {quoted(tokenizer, following[0])}: {', '.join(shown)}{ending}."
 
 
 def quoted(tokenizer: Tokenizer, id: int) -> str:

@@ -1,1 +1,1 @@
-"""The benchmarks of scripts/benchmark.py, a module for each subcommand, and what they share."""
+"""What the processes of scripts/benchmark.py measure: gpt2.py. README.md has the method, LOG.md what was tried."""
