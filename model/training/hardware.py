@@ -62,13 +62,13 @@ def missing_compiler(device: torch.device) -> str | None:
     if device.type == "cuda" and find_spec("triton") is None:
         return "triton"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < TENSOR_CORES:
-        return "a GPU that Triton compiles for, of compute capability 7.0,"
+        return "a GPU of compute capability 7.0 or higher, which Triton needs,"
     # GPUs need a compiler too: Triton builds its kernel launchers with it.
     compilers = [os.environ.get("CXX", ""), "g++", "clang++", "gcc", "clang", "cc", "cl"]
     if not any(map(shutil.which, compilers)):
         return "a C++ compiler"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        return "Python.h, of Python's development files,"
+        return "Python.h, from Python's development files,"
     return None
 
 

@@ -21,7 +21,7 @@ from model.gpt import GPT
 from model.kernels import has_fast_bfloat16
 from model.mistakes import Mistake, check_choices, check_range
 
-Matrices = defaultdict[tuple[int, int], list[tuple[Tensor, Tensor]]]
+Matrices = defaultdict[tuple[int, int], list[tuple[Tensor, Tensor]]]  # shape -> pairs of weight and direction
 
 
 @dataclass
@@ -205,7 +205,7 @@ class MuonAdamW(torch.optim.Optimizer):
         momenta = self._state("momentum", parameters)
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         directions = torch._foreach_lerp(gradients, momenta, group["momentum"])  # Nesterov: look one step ahead
-        # (weight, direction) pairs, grouped by the shape of the matrix; tall matrices by the shape of their transpose.
+        # Matrices by their shape, and tall matrices by the shape of their transpose.
         wide: Matrices = defaultdict(list)
         tall: Matrices = defaultdict(list)
         for parameter, direction in zip(parameters, directions, strict=True):
@@ -268,7 +268,7 @@ class MuonAdamW(torch.optim.Optimizer):
     def _state(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
         """Returns the state `name` of each parameter, zeros at first.
 
-        It has the shape of the parameter, but "squares" one number a row, and "step", the number of updates, shape ().
+        A state has the shape of its parameter, except "squares", one number per row, and "step", the number of updates.
         """
         for parameter in parameters:
             state = self.state[parameter]

@@ -65,9 +65,7 @@ def test_any_compiler_will_do_and_python_h_is_needed(monkeypatch, tmp_path, comp
     monkeypatch.setattr(hardware.shutil, "which", lambda name: name if name == compiler else None)
     monkeypatch.setattr(hardware.sysconfig, "get_path", lambda name: str(tmp_path / name))
     monkeypatch.setenv("CXX", "/opt/own")
-    assert missing_compiler(torch.device("cpu")) == (
-        "Python.h, of Python's development files," if compiler else "a C++ compiler"
-    )
+    assert ("Python.h" if compiler else "a C++ compiler") in missing_compiler(torch.device("cpu"))
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "Python.h").touch()
     assert missing_compiler(torch.device("cpu")) == (None if compiler else "a C++ compiler")
