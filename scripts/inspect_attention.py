@@ -1,6 +1,6 @@
 """Shows a model's attention maps as a page for the browser, a picture or a table.
 
-  --run runs/NAME                            the page of a run: how it learned, its maps, the model to type to
+  --run runs/NAME                            the page of a run: how it learned, its maps, and the model, to try other texts
   --run runs/NAME --prompt "def f("          the page of its best checkpoint, opened with your own text
   --output maps.svg                          a picture instead of a page: layers from top to bottom, heads side by side
   --output maps.csv                          the weights as a table
@@ -38,13 +38,14 @@ TITLE_CHARS = 60  # of the prompt, in the title of its page
 @exit_status("inspect_attention.py")
 def main(argv: list[str] | None = None) -> None:
     options = build_parser().parse_args(argv)
-    check(options)
+    kind = PAGE if options.output is None else options.output.suffix.lower()  # in lower case: some systems write .SVG
+    check(options, kind)
     if options.experiments:
         print(experiments_table(options.run))
         return
     recording, page, default_output = of_run(options.run) if options.prompt is None else of_prompt(options)
     output = options.output or default_output
-    write(recording, output, options, page)
+    write(recording, output, kind, options, page)
     for problem in recording.problems.values():
         print(f"warning: {recording.name}: {problem[0].lower()}{problem[1:]}", file=sys.stderr)
     message = f"wrote {output}"
@@ -102,18 +103,13 @@ def step_list(text: str) -> list[int]:
     return sorted({int(step) for step in text.split(",")})
 
 
-def ending(output: Path | None) -> str:
-    """Returns the ending that says what kind of file to write, in lower case: some systems write .SVG."""
-    return PAGE if output is None else output.suffix.lower()
-
-
-def check(options: argparse.Namespace) -> None:
-    """Raises Mistake for options that do not go together, before anything is loaded."""
-    is_page = ending(options.output) == PAGE
-    others = (options.prompt, options.output, options.steps, options.head, options.open or None)
-    if options.experiments and any(other is not None for other in others):
+def check(options: argparse.Namespace, kind: str) -> None:
+    """Raises Mistake for options that do not go together, before anything is loaded. kind: the ending of the output."""
+    is_page = kind == PAGE
+    others = options.prompt is not None or options.output or options.steps or options.head or options.open
+    if options.experiments and others:
         raise Mistake("--experiments prints a table about the whole model: leave out all other options but --run")
-    if not is_page and ending(options.output) not in PICTURES_AND_TABLE:
+    if not is_page and kind not in PICTURES_AND_TABLE:
         raise Mistake(f"--output {options.output} must end in {' or '.join([PAGE, *PICTURES_AND_TABLE])}")
     if is_page and (options.head or (options.steps and options.prompt is None)):
         raise Mistake(
@@ -180,17 +176,23 @@ def of_prompt(options: argparse.Namespace) -> Shown:
     return recording, page, Path("attention.html")
 
 
-def write(recording: Recording, output: Path, options: argparse.Namespace, page: Callable[[], str]) -> None:
-    """Writes `output` as the kind of file that its name ends in."""
+def write(
+    recording: Recording,
+    output: Path,
+    kind: str,
+    options: argparse.Namespace,
+    page: Callable[[], str],
+) -> None:
+    """Writes `output`: a page, a picture or a table, as `kind` says."""
     from model.files import write_atomically
     from model.pages import export
 
-    if ending(output) == PAGE:
+    if kind == PAGE:
         write_atomically(output, page().encode())
         return
     step = options.steps[0] if options.steps else None
     heads = export.choose_heads(recording, options.head)
-    if ending(output) == TABLE:
+    if kind == TABLE:
         export.write_csv(recording, output, step, heads)
     else:
         from model.pages import images  # imports matplotlib, which is slow

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
         metavar="PATH",
         help="checkpoint file or run folder (default: newest run under runs/; --fresh if there is none)",
     )
-    model.add_argument("--fresh", action="store_true", help="a small model of bytes, not trained")
+    model.add_argument("--fresh", action="store_true", help="a small untrained model that reads bytes")
     add = parser.add_argument
     add(
         "--prompt",
