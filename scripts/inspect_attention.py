@@ -1,6 +1,6 @@
 """Shows a model's attention maps as a page for the browser, a picture or a table.
 
-  --run runs/NAME                            the page of a run: how it learned, its maps, and the model, to try other texts
+  --run runs/NAME                            the page of a run: how it learned, its maps, the model to try texts on
   --run runs/NAME --prompt "def f("          the page of its best checkpoint, opened with your own text
   --output maps.svg                          a picture instead of a page: layers from top to bottom, heads side by side
   --output maps.csv                          the weights as a table
