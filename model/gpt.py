@@ -37,7 +37,7 @@ class GPTConfig:
     """The hyperparameters of a GPT. Plain data: `dataclasses.asdict` and `GPTConfig(**fields)` are inverses.
 
     Args:
-        vocab_size: V; null means the tokenizer's.
+        vocab_size: V, the number of different tokens; null means the tokenizer's.
         context_length: the longest sequence the model reads, in tokens.
         num_layers: number of blocks.
         num_heads: H, query heads in a layer.
