@@ -1,4 +1,4 @@
-"""Other attentions, as a person may put them in place of `CausalSelfAttention.attend`, and what two have in common."""
+"""Attentions that a user may put in place of `CausalSelfAttention.attend`, and a comparison by gradients."""
 
 import torch
 
@@ -8,14 +8,15 @@ def random(*shape, dtype=torch.float64):
 
 
 def values_and_gradients(function, inputs):
-    """The function's values and the gradients of every input for one fixed, uneven upstream gradient."""
+    """Returns the function's values, and the gradient of each input for one fixed, uneven upstream gradient."""
     values = function(*inputs)
-    upstream = torch.linspace(-1, 2, values.numel()).bfloat16().view(values.shape)  # the same numbers in every type
+    # Numbers that bfloat16 represents exactly, so that they are equal in every type.
+    upstream = torch.linspace(-1, 2, values.numel()).bfloat16().view(values.shape)
     return values, *torch.autograd.grad(values, inputs, upstream.to(values.dtype))
 
 
 def with_scores(change, seen_ahead=0):
-    """An `attend` whose scores go through `change`, (H, T, S) to (H, T, S or more), before the softmax."""
+    """An `attend` that applies `change` to its scores, (H, T, S) to (H, T, S or more), before the softmax."""
 
     def attend(self, q, k, v, mask=None):
         k, v = (x.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for x in (k, v))
@@ -28,7 +29,7 @@ def with_scores(change, seen_ahead=0):
 
 
 def distances(scores):
-    """A slope for each head, times the distance (Press et al. 2021, https://arxiv.org/abs/2108.12409)."""
+    """Subtracts a slope for each head times the distance (Press et al. 2021, https://arxiv.org/abs/2108.12409)."""
     H, T, S = scores.shape[-3:]
     distance = torch.arange(T)[:, None] - torch.arange(S)
     return scores - 2.0 ** -torch.arange(1, H + 1)[:, None, None] * distance
@@ -36,4 +37,4 @@ def distances(scores):
 
 ALIBI = with_scores(distances)
 LEAK = with_scores(lambda scores: scores, seen_ahead=99)
-UNIFORM = with_scores(lambda scores: scores.where(scores.isinf(), 0.0))  # the mean of the visible values
+UNIFORM = with_scores(lambda scores: scores.where(scores.isinf(), 0.0))  # averages the visible values

@@ -1,4 +1,4 @@
-"""The GPT's forward pass written out from its weights alone, in float64: what the tests compare with.
+"""The GPT's forward pass written out from its weights alone, in float64, as a reference for tests.
 
 Gradients flow to the GPT's own weights.
 """
@@ -13,7 +13,7 @@ ACTIVATIONS = {
     "gelu": lambda x: x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "gelu_exact": lambda x: x / 2 * (1 + torch.erf(x / math.sqrt(2))),
     "relu2": lambda x: x.clamp(min=0) ** 2,
-    "swiglu": lambda x: x / (1 + torch.exp(-x)),  # of the gate
+    "swiglu": lambda x: x / (1 + torch.exp(-x)),  # applied to the gate
 }
 
 
@@ -22,7 +22,7 @@ def normalised(x: torch.Tensor) -> torch.Tensor:
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
-    """(..., T, K), each pair as a complex number."""
+    """Rotates x (..., T, K) by its positions: each pair of numbers is multiplied as a complex number."""
     T, half = x.shape[-2], x.shape[-1] // 2
     angles = torch.arange(T).double()[:, None] * 10000.0 ** (-torch.arange(half) / half)
     pairs = torch.complex(x[..., :half], x[..., half:]) * torch.exp(1j * angles)
@@ -30,7 +30,7 @@ def turned(x: torch.Tensor) -> torch.Tensor:
 
 
 class ByHand:
-    """The values at every stop, by its name: `stops` of the whole, `layers` of each block. Only ids have a batch."""
+    """All intermediate values by name: `stops` of the whole GPT, `layers` of each block. Only "ids" has a batch."""
 
     def __init__(self, gpt: GPT, ids: list[int]) -> None:
         named = gpt.named_parameters(remove_duplicate=False)
@@ -67,7 +67,7 @@ class ByHand:
         return self.share_of_norm(x, x, name) + self.weights.get(f"{name}.bias", 0)
 
     def share_of_norm(self, x: torch.Tensor, at: torch.Tensor, name: str) -> torch.Tensor:
-        """What a norm makes of x, apart from its bias, where it is scaled as it scales `at`."""
+        """Applies a norm to x without its bias, with the scale that the norm has for its whole input `at`."""
         epsilon = 1e-6
         if self.config.norm == "layernorm":
             x, at, epsilon = x - x.mean(-1, keepdim=True), at - at.mean(-1, keepdim=True), 1e-5
@@ -75,12 +75,12 @@ class ByHand:
         return x * self.weights.get(f"{name}.weight", 1)
 
     def read(self, x: torch.Tensor) -> torch.Tensor:
-        """The logits of a residual stream (T, D)."""
+        """Returns the logits of a residual stream (T, D)."""
         logits, cap = self.linear(self.norm(x, "final_norm"), "head"), self.config.logit_soft_cap
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def written(self, layers: int | None = None) -> dict[str, torch.Tensor]:
-        """What the tables and each part of the first layers write into the residual stream, (T, D)."""
+        """Returns what each table, and each part of the first `layers`, adds to the residual stream, (T, D) each."""
         config, weights = self.config, self.weights
         names = {"token embedding": "token embedding", "n-gram embedding": "n-gram tables"}
         names["position embedding"] = "positions"

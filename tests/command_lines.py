@@ -1,29 +1,37 @@
-"""Calls a command line in this process, which takes no time to start."""
+"""Calls command lines in this process, without the seconds that a new process takes to start."""
 
 import re
+import shlex
 from collections.abc import Callable
 
 import pytest
 
 
 def call(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object):
-    """(exit status, standard output, standard error)"""
+    """Returns (exit status, standard output, standard error)."""
     try:
         status = main([str(argument) for argument in arguments])
-    except SystemExit as exit:  # argparse leaves by itself
+    except SystemExit as exit:  # argparse exits by itself
         status = exit.code
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
 
 def tells(sentence: str, names: str) -> bool:
-    """Whether a sentence has each of these names and figures, between which are spaces, as words of their own."""
+    """Whether a sentence holds each of these space-separated names and figures as a whole word."""
     return all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence) for name in names.split())
 
 
 def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    """The one sentence that a command line answers to a mistake, with exit status 2 and nothing else."""
+    """Asserts that a command line exits with status 2 and writes one line, to standard error; returns that line."""
     status, out, err = call(main, capsys, *arguments)
     program = main.__module__.rpartition(".")[2]
     assert (status, out) == (2, "") and err.startswith(f"{program}.py: ") and err.count("\n") == 1, (status, out, err)
     return err
+
+
+def check_mistakes(main: Callable, capsys: pytest.CaptureFixture, mistakes: dict[str, str], *arguments: object) -> None:
+    """Asserts that each text that a user types after the arguments is refused with its names and figures."""
+    for typed, names in mistakes.items():
+        sentence = refused(main, capsys, *arguments, *shlex.split(typed))
+        assert tells(sentence, names), f"{typed}: {sentence}"

@@ -1,4 +1,4 @@
-"""Shared by the tests that train: a run that takes a second. And what makes all of them faster."""
+"""Fixtures for all tests: runs that take a second, limits, and what makes the suite faster."""
 
 import functools
 import gc
@@ -16,24 +16,24 @@ from hypothesis import settings
 from tests import gpts, small_runs
 
 LIMIT = 600  # seconds
-# Where transformers copies the source of an exported folder; it reads this when it is imported.
+# transformers copies the source of an exported folder to here. It reads the variable when it is imported.
 MODULES = TemporaryDirectory()
 os.environ["HF_MODULES_CACHE"] = MODULES.name
-gc.disable()  # until everything is imported, which leaves next to nothing to collect
+gc.disable()  # during imports, which leave next to nothing to collect
 
 settings.register_profile("unhurried", deadline=None)  # no test asserts a duration
 settings.load_profile("unhurried")
 
 
 def pytest_collection_finish():
-    """What was imported stays, so the collector need not look at it again and again: seconds of a suite."""
+    """Excludes everything imported from garbage collection, which saves seconds: imported modules stay anyway."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_power_cut():
-    """Nothing waits for the disk in the process of the tests. A file that is not open is still an error."""
+    """Replaces os.fsync, so that this process never waits for the disk. A closed file still raises."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
@@ -41,12 +41,12 @@ def no_power_cut():
 
 @pytest.fixture(autouse=True)
 def limit(request):
-    """A test that hangs fails: a process may not end, and Playwright waits for ever for a promise or a stuck page."""
+    """Fails a test that hangs: a process may never end, and Playwright waits forever for a promise or a stuck page."""
 
     def fail(*_):
         raise TimeoutError(f"the test hangs: it has taken {LIMIT} seconds")
 
-    if not request.path.name.startswith("test_") or sys.platform == "win32":  # of make learn, stress or faults
+    if not request.path.name.startswith("test_") or sys.platform == "win32":  # other files may take longer
         yield
         return
     before = signal.signal(signal.SIGALRM, fail)
@@ -70,20 +70,20 @@ def small_options(small_text, tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory) -> Path:
-    """No test may change it."""
+    """A run folder with a small random model. No test may change it."""
     return gpts.save_run(tmp_path_factory.mktemp("runs") / "first")
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """The working folder, which is empty."""
+    """An empty folder, which is the working folder of the test."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def own_threads():
-    """PyTorch's number of threads, as a test sets it, ends with the test."""
+    """Restores PyTorch's number of threads after the test."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -91,9 +91,9 @@ def own_threads():
 
 @pytest.fixture
 def train(small_options, here):
-    """Runs the training command in an empty folder, with `small_options` before the test's own; gives its exit status.
+    """Runs train.py in an empty folder with `small_options` and the given options; returns the exit status.
 
-    A run that --resume finds gets no other options before.
+    With --resume `small_options` are left out: the run has its own config.
     """
     from train import main
 
@@ -106,13 +106,13 @@ def train(small_options, here):
 
 @pytest.fixture
 def no_pages(monkeypatch) -> None:
-    """For tests of many runs of which they look at the weights and figures alone."""
+    """Writes no page at the end of a run, for tests that look at weights and figures only."""
     monkeypatch.setattr("train.finish", lambda *_: "")
 
 
 @pytest.fixture(scope="session")
 def trained(small_options, tmp_path_factory):
-    """Trains with `small_options` and the given ones, once a session for the same, and gives the run's folder.
+    """Trains with `small_options` and the given options, once a session for equal options; returns the run's folder.
 
     No test may change this folder; `finished_run` is a copy.
     """
@@ -124,7 +124,7 @@ def trained(small_options, tmp_path_factory):
         folder = tmp_path_factory.mktemp("trained")
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            patch.setattr("train.finish", finish)  # with pages, whatever test is the first that asks
+            patch.setattr("train.finish", finish)  # with a page, even if the first test that asks uses `no_pages`
             assert main([*small_options, "--name=run", *options]) == 0
         return folder / "runs" / "run"
 
@@ -133,6 +133,6 @@ def trained(small_options, tmp_path_factory):
 
 @pytest.fixture
 def finished_run(trained, here) -> Path:
-    """runs/run in the working folder: a finished run with `small_options`, for tests that need not train one."""
+    """runs/run in the working folder: a copy of a finished run with `small_options`."""
     shutil.copytree(trained(), "runs/run")
     return Path("runs/run")

@@ -1,4 +1,4 @@
-"""GPTs for the tests, of both families, with random numbers in every weight, and their checkpoints."""
+"""GPTs of both families with random or hand-made weights, and their checkpoints."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,8 +15,9 @@ from model.gpt import GPT, GPTConfig
 GPT2 = {"position": "learned", "norm": "layernorm", "embedding_norm": False, "activation": "gelu", "bias": True}
 GPT2 |= {"tie_embeddings": True, "qk_norm": False, "logit_soft_cap": None, "init": "gpt2"}
 
-# A small model for each thing that a measurement could get wrong, and a text for them.
-MODERN = GPTConfig(vocab_size=50, context_length=16, num_layers=3, num_heads=4, embed_dim=32, logit_soft_cap=None)
+# A small model for each option that a measurement could handle wrongly, and a text for them.
+SIZES = {"vocab_size": 50, "context_length": 16, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
+MODERN = GPTConfig(**SIZES, logit_soft_cap=None)
 CONFIGS = {
     "gpt2": replace(MODERN, **GPT2),
     "modern": MODERN,
@@ -32,9 +33,9 @@ TOKENS = torch.tensor([3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9])
 
 
 def random_gpt(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
-    """In eval mode, every weight normal: as initialised many are zero, and would hide what a test looks for.
+    """A GPT in eval mode with normal random weights: many initial weights are zero, which would hide mistakes.
 
-    With a std of 0.15 logits are near 1, so that rounding is measured against it.
+    With a std of 0.15 logits are near 1, so that absolute tolerances measure rounding.
     """
     torch.manual_seed(seed)
     gpt = GPT(config).eval()
@@ -44,7 +45,7 @@ def random_gpt(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
 
 
 def huggingface_gpt2(gpt: GPT) -> nn.Module:
-    """The GPT2LMHeadModel that transformers makes of a GPT of GPT-2's family; skips the test where it is missing."""
+    """Exports a GPT of GPT-2's family and loads it as transformers' GPT2LMHeadModel. Skips without transformers."""
     transformers = pytest.importorskip("transformers")
     with TemporaryDirectory() as folder:
         to_huggingface(gpt, Path(folder, "gpt2"))
@@ -52,9 +53,9 @@ def huggingface_gpt2(gpt: GPT) -> nn.Module:
 
 
 def hand_made_gpt(layers: int, parts: int) -> tuple[GPT, list[slice]]:
-    """A GPT over bytes with as many heads as its residual stream has parts of 64, which are given too.
+    """A GPT over bytes whose residual stream has `parts` of 64 numbers, one head for each. Returns the slices too.
 
-    The first is the token, the second its position, the last the letter to come. All other weights are zero.
+    The first part holds the token, the second its position, the last the next letter. All other weights are zero.
     """
     sizes = {"vocab_size": 257, "context_length": 64, "num_layers": layers, "num_heads": parts, "embed_dim": 64 * parts}
     plain = {"position": "learned", "embedding_norm": False, "qk_norm": False, "logit_soft_cap": None}
@@ -66,13 +67,13 @@ def hand_made_gpt(layers: int, parts: int) -> tuple[GPT, list[slice]]:
         gpt.token_embedding.weight[:, places[0]] = one_hot
         gpt.position_embedding.weight[:, places[1]] = torch.eye(64)
         gpt.head.weight[:, places[-1]] = one_hot
-        gpt.head.weight[[*range(97), *range(123, 257)]] = 0  # it knows small letters only
+        gpt.head.weight[[*range(97), *range(123, 257)]] = 0  # it predicts lower-case letters only
     return gpt, places
 
 
 @torch.no_grad()
 def set_head(gpt: GPT, layer: int, head: int, *, query, key, value, written: slice) -> None:
-    """Each of the first three is a part of the residual stream and the matrix (64, 64) that it is multiplied with."""
+    """Sets a head's weights. query, key, value: (part of the residual stream that it reads, matrix (64, 64))."""
     attention, rows = gpt.blocks[layer].attention, slice(64 * head, 64 * head + 64)
     weights = attention.qkv_proj.weight.split(gpt.config.embed_dim)
     for weight, (part, matrix) in zip(weights, (query, key, value), strict=True):
@@ -81,16 +82,16 @@ def set_head(gpt: GPT, layer: int, head: int, *, query, key, value, written: sli
 
 
 def repeating_gpt(period: int = 8) -> GPT:
-    """Expects what came `period` tokens ago: its head 0.1 fetches it."""
+    """Predicts the token of `period` tokens ago, which head 0.1 fetches."""
     gpt, (token, position, read) = hand_made_gpt(layers=1, parts=3)
     four = 4 * torch.eye(64)
-    ago = position, four.roll(1 - period, 0)  # at position p it asks for p - period + 1
+    ago = position, four.roll(1 - period, 0)  # position p asks for position p - period + 1
     set_head(gpt, 0, 1, query=ago, key=(position, four), value=(token, four), written=read)
     return gpt
 
 
 def induction_gpt() -> GPT:
-    """Repeats letters: head 0.1 tells each token the one before it, by which head 1.2 finds what followed the last."""
+    """Repeats letters: head 0.1 copies the previous token to each token, and head 1.2 finds by it what came next."""
     gpt, (token, position, previous, read) = hand_made_gpt(layers=2, parts=4)
     four = 4 * torch.eye(64)
     before = position, four.roll(-1, 0)
@@ -100,7 +101,7 @@ def induction_gpt() -> GPT:
 
 
 def save_checkpoint(path: Path, gpt: GPT, step: int = 7) -> None:
-    """Writes the GPT, with a tokenizer of bytes, as training writes it but without the optimizer."""
+    """Writes a checkpoint as training does, with the tokenizer of bytes but without an optimizer."""
     path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint = {
         "state_dict": {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()},
@@ -112,7 +113,7 @@ def save_checkpoint(path: Path, gpt: GPT, step: int = 7) -> None:
 
 
 def save_run(folder: Path, **options) -> Path:
-    """A run folder with a small random model over bytes."""
+    """Writes a run folder with a small random model over bytes."""
     sizes = {"vocab_size": 257, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
     save_checkpoint(folder / "checkpoints" / "best.ckpt", random_gpt(GPTConfig(**sizes, **options)))
     return folder

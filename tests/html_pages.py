@@ -1,4 +1,4 @@
-"""What is in a page, as an HTML parser reads it."""
+"""Reads the content of a page with an HTML parser."""
 
 import base64
 import gzip
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-# Texts of tokens that could become markup, a formula, or something that cannot be seen.
+# Token texts that could become markup or a formula, or that are invisible.
 HOSTILE = [
     "</script>", "<img src=x onerror=\"document.title='broken'\">", "<script>document.title='broken'</script>", "<!--",
     "\u202eright-to-left", "שלום", "👩‍👩‍👧", "\x00", "\ud800", "x" * 10_000, "\n", "", "&lt;", "${1}", "'\"`", "\u2028",
@@ -19,7 +19,7 @@ HOSTILE = [
 
 
 class Page(HTMLParser):
-    """The texts of a page's script elements by id or type, and the elements that load something or handle events."""
+    """A page's script elements, by id or type, and in `suspicious` the elements that load a file or handle an event."""
 
     def __init__(self, text: str | Path) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Page(HTMLParser):
         return gzip.decompress(base64.b64decode(self.scripts[f"block-{kind}-{step}"]))
 
     def maps(self, snapshot: int = -1, probe: int = 0) -> np.ndarray:
-        """(L, H, T, T): the recorded maps of a snapshot."""
+        """The recorded maps of a snapshot, (L, H, T, T)."""
         about = self.data["run"]
         name, labels = (about["probes"][probe][field] for field in ("name", "labels"))
         size = len(labels)

@@ -1,4 +1,4 @@
-"""Random but consistent measurements of snapshots, in the form in which a recording has them."""
+"""Probes, hand-made maps, and recordings of heads that learn a pattern."""
 
 import math
 from pathlib import Path
@@ -6,24 +6,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from model.gpt import GPTConfig
 from model.inspection.heads import HeadTable, figures_of, table_of
 from model.inspection.maps import Checks
 from model.inspection.parts import Change
-from model.inspection.reading import DIGITS, RecordedReading, as_json
+from model.inspection.reading import RecordedReading, read
 from model.inspection.recording import Recording, Snapshot
 from model.inspection.texts import Texts, repeated_tokens
-from tests.gpts import TOKENS
+from tests.gpts import TOKENS, random_gpt
 
 TEXT = TOKENS.tolist()
 
 
 def text_of(tokens, labels=None, kind="text", **options) -> Texts:
-    """A single text, by default with labels that say nothing."""
+    """A single text, by default with equal labels."""
     return Texts(torch.tensor([list(tokens)]), [list(labels or ["x"] * len(tokens))], kind, **options)
 
 
 def new_recording(folder=None, text=TEXT) -> Recording:
-    """Of a text and of windows; resumed where there is one in the folder."""
+    """A recording of a text; with windows, and resumed, if a folder is given."""
     repeated = Texts.of(repeated_tokens(range(50), 7, first=0), kind="repeated")
     probes = {"text": Texts.of(text), "repeated": repeated}
     windows = {"text": Texts.of([text, text[::-1]]), "repeated": repeated}
@@ -31,27 +32,27 @@ def new_recording(folder=None, text=TEXT) -> Recording:
 
 
 def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """Maps (..., T, T) of these scores."""
+    """The maps (..., T, T) of these scores, with a causal mask."""
     hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return scores.masked_fill(hidden, -math.inf).softmax(-1)
 
 
 def uniform_maps(length: int) -> torch.Tensor:
-    """(T, T): every key that a query sees gets the same, 1 / (q + 1) from query q."""
+    """A map (T, T) in which each query q spreads its weight equally: 1 / (q + 1) on each visible key."""
     return causal_softmax(torch.zeros(length, length))
 
 
 def heads_of(maps, probes) -> HeadTable:
-    """What hand-made maps (L, H, T, T) say of the heads: each probe is the only window of its kind."""
+    """The head scores of hand-made maps (L, H, T, T), with each probe as the only window of its kind."""
     measured = {}
     for kind, texts in probes.items():
         by_layer = [figures_of(layer[None], texts) for layer in torch.as_tensor(maps[kind]).float()]
-        measured[kind] = {name: torch.stack([one[name] for one in by_layer]) for name in by_layer[0]}
+        measured[kind] = {name: torch.stack([layer[name] for layer in by_layer]) for name in by_layer[0]}
     return table_of(probes, measured)
 
 
 def snapshot_of(maps, probes, step=0, checks=None, figures=None, **measured) -> Snapshot:
-    """A snapshot of hand-made maps, and other measurements as given."""
+    """A snapshot with hand-made maps and the given measurements."""
     heads = heads_of(maps, probes)
     by_layer = {name: [0.0] * len(heads.reach) for name in ("fidelity", "future", "outside")}
     good = {"precision": "float32", "fidelity": 1e-7, "causality": 0.0, "noise": 0.0, "logits": 1.0}
@@ -64,6 +65,20 @@ def snapshot_of(maps, probes, step=0, checks=None, figures=None, **measured) -> 
     return Snapshot(step, trust, heads, readings=readings, **measured)
 
 
+def probes_of(labels, period: int = 9, first: int = 1) -> dict[str, Texts]:
+    """A text with these labels, and distinct tokens that are repeated once, after one other token or none."""
+    tokens = [99] * first + 2 * list(range(period))
+    text = text_of([labels.index(label) for label in labels], labels)
+    return {"text": text, "repeated": text_of(tokens, [f"r{token}" for token in tokens], "repeated")}
+
+
+def noise(probes, layers: int = 2, heads: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Normal random scores (L, H, T, T) for each probe."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = {kind: (layers, heads, probe.length, probe.length) for kind, probe in probes.items()}
+    return {kind: torch.randn(size, generator=generator) for kind, size in sizes.items()}
+
+
 def learned_recording(
     layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0, induction=True, **checks
 ) -> Recording:
@@ -71,64 +86,38 @@ def learned_recording(
 
     labels: the tokens of the text, or their number.
     """
-    generator = torch.Generator().manual_seed(seed)
-    labels = [f" t{i}" for i in range(labels)] if isinstance(labels, int) else list(labels)
-    repeated = text_of([99, *range(9), *range(9)], ["<end>", *2 * [f"r{i}" for i in range(9)]], "repeated")
-    probes = {"text": text_of(range(len(labels)), labels), "repeated": repeated}
-    sizes = {name: probe.length for name, probe in probes.items()}
-    random = {name: 2 * torch.randn(layers, heads, size, size, generator=generator) for name, size in sizes.items()}
+    probes = probes_of([f" t{i}" for i in range(labels)] if isinstance(labels, int) else list(labels))
+    random = noise(probes, layers, heads, seed)
     recording = Recording(probes, name="demo")
     for step in steps:
         maps = {}
-        for name, size in sizes.items():
-            scores = random[name] * (1 + 0.1 * math.log1p(step))
-            scores[0, 0] += 2 * math.log1p(step) ** 2 * torch.eye(size).roll(1, 0)
+        for name, probe in probes.items():
+            scores = random[name] * (2 + 0.2 * math.log1p(step))
+            scores[0, 0] += 2 * math.log1p(step) ** 2 * torch.eye(probe.length).roll(1, 0)
             if induction and name == "repeated":
-                scores[-1, -1, 10:] += math.log1p(step) ** 2 * torch.eye(size)[2:11]
+                scores[-1, -1, 10:] += math.log1p(step) ** 2 * torch.eye(probe.length)[2:11]
             maps[name] = causal_softmax(scores).half()
         recording.append(random_snapshot(maps, probes, step, checks))
     return recording
 
 
 def write_recording(recording: Recording, folder: Path) -> Recording:
-    """The snapshots in files, as a run leaves them."""
+    """Writes the snapshots into files, as a run does."""
     written = Recording(recording.probes, recording.windows, "tokenizer", folder=folder)
     for snapshot in recording.snapshots:
         written.append(snapshot)
     return written
 
 
-def random_snapshot(maps, probes, step=0, checks=None) -> Snapshot:
-    """With random numbers for what is measured beside the maps, others at each step."""
+def random_snapshot(maps, probes, step, checks) -> Snapshot:
+    """A snapshot with figures of a random GPT, which differs at each step, and random ablations."""
     layers, heads = maps["text"].shape[:2]
-    parts, sublayers = ["token embedding"], ["embeddings"]
-    for layer in range(layers):
-        parts += [*(f"head {layer}.{head}" for head in range(heads)), f"feed-forward {layer}"]
-        sublayers += [f"attention {layer}", f"feed-forward {layer}"]
-    labels = sorted({label for probe in probes.values() for label in probe.labels[0]})
-    texts = {str(token): label for token, label in enumerate(labels)}
-    about = {"parts": parts, "sublayers": sublayers, "tokens": texts}
+    config = GPTConfig(100, context_length=99, num_layers=layers, num_heads=heads, embed_dim=4 * heads)
+    gpt, figures = random_gpt(config, step), {}
+    for kind, probe in probes.items():
+        labels = dict(zip(probe.tokens[0].tolist(), probe.labels[0], strict=True))
+        figures[kind] = read(gpt, probe, label=lambda token, labels=labels: labels.get(token, f"({token})")).figures
     draw = np.random.default_rng(step)
-    ablation = {name: {part: Change(float(draw.normal()), 1e-4) for part in parts} for name in probes}
-    figures = {name: random_figures(draw, about, probe.length) for name, probe in probes.items()}
+    parts = figures["text"]["parts"]
+    ablation = {kind: {part: Change(float(draw.normal()), 1e-4) for part in parts} for kind in probes}
     return snapshot_of(maps, probes, step, checks, figures, loss=dict.fromkeys(probes, 2.5), ablation=ablation)
-
-
-def random_figures(draw: np.random.Generator, about: dict, T: int) -> dict:
-    """Of a text of T tokens, as `Reading.figures` describes them."""
-    parts, sublayers, V = (len(about[name]) for name in ("parts", "sublayers", "tokens"))
-    has_next, top = np.arange(T) < T - 1, min(5, V)
-    figures = {
-        "bits": [*draw.exponential(4, T - 1).tolist(), None],
-        "rank": [*draw.integers(V, size=T - 1).tolist(), None],
-        "top": [draw.permutation(V)[:top].tolist() for _ in range(T)],
-        "top_probability": -np.sort(-draw.dirichlet(np.ones(top + 1), T)[:, :top]),
-        "lens": {
-            "token": draw.integers(V, size=(sublayers, T)),
-            "probability": np.where(has_next, draw.uniform(size=(sublayers, T)), np.nan),
-            "divergence": draw.exponential(size=(sublayers, T)),
-        },
-        "attribution": np.where(has_next, draw.normal(size=(parts, T)), np.nan),
-        "attribution_error": 2e-7,
-    }
-    return as_json(about | figures, DIGITS)

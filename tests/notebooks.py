@@ -1,6 +1,6 @@
-"""Runs a notebook as Jupyter does, without it, and keeps what it prints and draws.
+"""Runs a notebook without Jupyter and keeps what it prints and draws.
 
-python -m tests.notebooks scripts/attention.ipynb     writes the outputs of this run into the notebook
+python -m tests.notebooks scripts/attention.ipynb     runs the notebook and writes the outputs into it
 """
 
 import base64
@@ -20,11 +20,11 @@ def code_cells(notebook: dict) -> list[dict]:
 
 
 def text_of(outputs: list[dict]) -> str:
-    return "".join("".join(one.get("text", [])) for one in outputs)
+    return "".join("".join(output.get("text", [])) for output in outputs)
 
 
 def run(notebook: dict) -> list[list[dict]]:
-    """The outputs of each cell of code: text and pictures in their order. The notebook stays as it is."""
+    """Returns the outputs of each code cell: text and pictures, in their order. Does not change the notebook."""
     matplotlib.use("agg")
     names: dict = {"__name__": "__main__"}
     return [run_cell("".join(cell["source"]), names) for cell in code_cells(notebook)]

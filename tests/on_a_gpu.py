@@ -1,4 +1,4 @@
-"""Everything that a run does, on this machine's GPU, or on a pretended one: tests/test_device.py starts it there.
+"""Trains, resumes and uses runs on this machine's GPU, or on the pretended GPU with which test_device.py starts this.
 
 python -m pytest tests/on_a_gpu.py
 """
@@ -46,7 +46,7 @@ def test_a_run_is_trained_resumed_and_used(options, train, small_text):
 
 
 def count_of_step(config, **options) -> Counter:
-    """What the second of two training steps asks of a pretended device."""
+    """Counts the operations and waits of the second of two training steps on a pretended GPU."""
     from tests.pretended_gpu import counts
 
     gpt = GPT(replace(config, dropout=0.1)).to(DEVICE)
@@ -62,7 +62,7 @@ def count_of_step(config, **options) -> Counter:
 
 
 @pytest.mark.skipif("PRETENDED_GPU" not in os.environ, reason="a real GPU does not count")
-def test_a_step_never_waits_for_the_device_and_muon_is_launched_for_all_layers_at_once():
+def test_a_step_never_waits_for_the_device_and_muon_takes_as_many_operations_for_any_number_of_layers():
     extra = []
     for layers in (2, 4):
         sizes = {"num_layers": layers, "num_kv_heads": 2, "ngram_sizes": [2], "activation": "swiglu", "window": 3}

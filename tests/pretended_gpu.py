@@ -1,12 +1,12 @@
-"""A GPU that is pretended: its tensors say cuda:0 or mps:0, and are computed by the processor.
+"""A pretended GPU: its tensors claim to be on cuda:0 or mps:0, and the CPU computes them.
 
-A plugin of pytest, as it has to be there before PyTorch is imported:
+It is a pytest plugin, because it must be set up before PyTorch is imported:
 
     PRETENDED_GPU=cuda python -m pytest -p tests.pretended_gpu tests/on_a_gpu.py
 
-It raises where a real device would: for tensors of two devices in one operation, for `numpy()` of a tensor there, and
+It raises where a real device would: for tensors of two devices in one operation, for `numpy()` of a device tensor, and
 for float64 on mps. It counts operations, each of which is at least one launch on a real device, and how often a program
-waits for the device. It knows nothing of kernels, rounding, streams, random numbers or memory.
+waits for the device. It does not imitate kernels, rounding, streams, random numbers or memory.
 """
 
 import ctypes
@@ -23,14 +23,14 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def library(torch_folder: Path) -> ctypes.CDLL:
-    """What C++ has to know of the device, compiled at the first call."""
+    """Compiles and loads the C++ part, which tells PyTorch of the device."""
     built = Path(tempfile.gettempdir(), f"pretended_gpu_{os.getuid()}_{int(SOURCE.stat().st_mtime)}.so")
     if not built.exists():
         libraries = [f"-L{torch_folder}/lib", f"-Wl,-rpath,{torch_folder}/lib", "-lc10", "-ltorch_cpu"]
         whole = built.with_suffix(f".{os.getpid()}")
         command = ["g++", "-shared", "-fPIC", "-std=c++20", f"-I{torch_folder}/include", str(SOURCE), "-o", str(whole)]
         subprocess.run(command + libraries, check=True)
-        whole.replace(built)  # two processes may build it at once
+        whole.replace(built)  # atomic: two processes may build it at once
     return ctypes.CDLL(str(built))
 
 
@@ -42,14 +42,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: E402
 
 DEVICE = torch.device(KIND, 0)
 COPIES = {"_to_copy", "copy_"}  # may read and write another device
-INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by indices of the processor too
+INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # also take indices on the CPU
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_consecutive"}
 
 counts: Counter[str] = Counter()  # "operations" and "waits"
 
 
 class OnDevice(torch.Tensor):
-    """A tensor on the device, whose values are those of `inner`, a tensor of the processor."""
+    """A tensor on the device; `inner`, a CPU tensor, holds its values."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> "OnDevice":
@@ -72,14 +72,14 @@ class OnDevice(torch.Tensor):
 
 
 class Pretending(TorchDispatchMode):
-    """Also sees what makes a tensor, such as torch.zeros."""
+    """Also handles functions that make a tensor, such as torch.zeros."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return compute(function, args, kwargs or {})
 
 
 def compute(function, args, kwargs):
-    """The result of an operation on any device."""
+    """Computes an operation on the device or the CPU."""
     name = function._schema.name.removeprefix("aten::")
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     ours = [x for x in tensors if isinstance(x, OnDevice)]
@@ -87,7 +87,7 @@ def compute(function, args, kwargs):
     if not ours and (wanted is None or torch.device(wanted).type != KIND):
         return function(*args, **kwargs)
     with Pretending():
-        parts = function.decompose(*args, **kwargs)  # in inference mode operations of other operations come here too
+        parts = function.decompose(*args, **kwargs)  # in inference mode composite operations arrive here too
     if parts is not NotImplemented:
         return parts
     stays = wanted is None or torch.device(wanted).type == KIND
@@ -117,21 +117,21 @@ def compute(function, args, kwargs):
 
 
 def check_devices(function, tensors):
-    """Raises where a real device would refuse what lies elsewhere; a number may come from the processor."""
+    """Raises for CPU tensors that a real device would refuse. A single number may come from the CPU."""
     elsewhere = [x for x in tensors if not isinstance(x, OnDevice) and x.ndim]
     if elsewhere:
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {DEVICE} and cpu: {function}")
 
 
 class Generator(torch.Generator):
-    """One of any device: all draw the processor's numbers."""
+    """A generator for any device, which draws the CPU's numbers."""
 
     def __new__(cls, device="cpu"):
         return super().__new__(cls, "cpu")
 
 
 torch.Generator = Generator
-torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(..., device=DEVICE) is seen
+torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(..., device=DEVICE) passes through here
 torch.__future__.set_swap_module_params_on_conversion(True)
 torch.Tensor.pin_memory = lambda tensor, *_: tensor
 state = torch.zeros(16, dtype=torch.uint8)
@@ -142,12 +142,12 @@ module.manual_seed_all = module.manual_seed = module.set_device = module.empty_c
 module.is_available = torch.backends.mps.is_available = lambda: True
 module.device_count = lambda: 1
 if KIND == "mps":
-    platform.processor = lambda: "arm"  # Lightning asks
+    platform.processor = lambda: "arm"  # Lightning checks this
 
     def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
         return torch._scaled_dot_product_attention_math(q, k, v, attn_mask, dropout_p, is_causal, **options)[0]
 
-    torch.nn.functional.scaled_dot_product_attention = attention  # whose kernel for mps is chosen before we are asked
+    torch.nn.functional.scaled_dot_product_attention = attention  # PyTorch chooses its mps kernel before dispatching
 else:
     torch.backends.mps.is_available = lambda: False
     module.current_device = lambda: 0

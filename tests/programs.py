@@ -1,4 +1,4 @@
-"""Starts Python in a process of its own, as a person does. What need not be one calls `main`, which takes no time."""
+"""Starts Python programs as processes, as a user does. Tests that need no process call `main`, which is faster."""
 
 import os
 import signal
@@ -9,14 +9,17 @@ from contextlib import suppress
 
 from tests.small_runs import REPOSITORY
 
-PATIENCE = 180  # seconds, after which a program that hangs is killed
+PATIENCE = 180  # seconds; a program that takes longer is killed
 
 
 def start(*command: object, before: str = "", **options) -> subprocess.Popen:
-    """A script of this repository or "-c" and code, with their arguments, in the working folder.
+    """Starts a script of this repository, or "-c" and code, with arguments, in the working folder.
 
-    It leads a process group and finds our modules; `before` is code that runs first in its process, and `options` are
-    those of Popen, which writes both streams into one unless they say otherwise.
+    The process leads a group of its own and finds our modules. Its standard error goes into its standard output.
+
+    Args:
+        before: code that runs in the process first.
+        options: further options of Popen, which override the usual ones.
     """
     command = [str(argument) for argument in command]
     if command[0].endswith(".py"):
@@ -31,7 +34,7 @@ def start(*command: object, before: str = "", **options) -> subprocess.Popen:
 
 
 def end(program: subprocess.Popen, *statuses: int) -> str:
-    """What it wrote until it ended, with one of these statuses, or 0; those that it leaves behind are killed."""
+    """Returns what the program wrote. Fails unless it ends with one of `statuses`, by default 0; kills its group."""
     try:
         written, error = program.communicate(timeout=PATIENCE)
     finally:
@@ -43,10 +46,10 @@ def end(program: subprocess.Popen, *statuses: int) -> str:
 
 
 def run(*command: object, **options) -> str:
-    """What a program wrote that started and ended well."""
+    """Runs a program that must succeed; returns what it wrote."""
     return end(start(*command, **options))
 
 
 def calling(function: Callable, *arguments: object) -> str:
-    """The code that calls a function of a module with arguments that are their own repr."""
+    """Code that calls a module's function, for `before`. The repr of each argument must evaluate to it."""
     return f"from {function.__module__} import {function.__name__}; {function.__name__}(*{arguments!r})"

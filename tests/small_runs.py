@@ -1,4 +1,4 @@
-"""A run that takes a second, and what two equal runs have in common; for the tests that train and for tests/faults."""
+"""Options of a run that takes a second, and comparisons of runs; for the tests that train and for tests/faults."""
 
 import csv
 import random
@@ -10,12 +10,12 @@ from model.checkpoint import read_checkpoint
 
 REPOSITORY = Path(__file__).parent.parent
 
-# What a resume could get wrong: random numbers of the training, accumulated gradients, Muon, AdamW and the sparse
-# updates of tables, rows and saves at different steps.
+# Everything that a resume could get wrong: dropout's random numbers, accumulated gradients, Muon, AdamW, the sparse
+# updates of tables, and rows, validations and saves at different steps.
 EVENTFUL = ["--model.gpt.dropout=0.1", "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8"]
 EVENTFUL += ["--model.gpt.ngram_sizes=[2,3]", "--model.gpt.ngram_buckets=64"]
 EVENTFUL += ["--trainer.log_every_n_steps=3", "--checkpoints.every_n_steps=1", "--trainer.num_sanity_val_steps=1"]
-# A run of 12 steps, validated and saved at every fourth.
+# A run of 12 steps that validates and saves at every fourth.
 SMALL = """--data.corpus=files --data.tokenizer=bytes --data.vocab_size=null --data.batch_size=4 --data.num_threads=1
     --model.gpt.context_length=16 --model.gpt.embed_dim=32 --attention.probe_tokens=8
     --trainer.max_steps=12 --trainer.val_check_interval=4 --trainer.limit_val_batches=1.0
@@ -23,14 +23,14 @@ SMALL = """--data.corpus=files --data.tokenizer=bytes --data.vocab_size=null --d
 
 
 def small_text() -> str:
-    """6 kB that have something to learn: words from a short list."""
+    """6 kB that a model can learn: words from a short list in random order."""
     draw = random.Random(0)
     words = ["the", "model", "reads", "a", "text", "and", "learns", "which", "word", "comes", "next"]
     return "\n".join(" ".join(draw.choices(words, k=8)) for _ in range(150))
 
 
 def small_options(text: Path, cache: Path) -> list[str]:
-    """Options that make configs/debug.yaml a small run on that text."""
+    """Options that make configs/debug.yaml a small run on `text`."""
     config = REPOSITORY / "configs" / "debug.yaml"
     return [f"--config={config}", f"--data.files={text}", f"--data.cache_dir={cache}", *SMALL.split()]
 
@@ -41,9 +41,14 @@ def csv_rows(path: str | Path) -> list[dict[str, str]]:
 
 
 def metrics(run_dir: str | Path) -> list[dict[str, str]]:
-    """Rows of a run's metrics.csv, without the columns that depend on how fast the machine is."""
+    """Rows of a run's metrics.csv, without the columns that depend on the machine's speed."""
     rows = csv_rows(Path(run_dir, "metrics.csv"))
     return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "mfu")} for row in rows]
+
+
+def column(run_dir: str | Path, name: str) -> dict[int, float]:
+    """A column of a run's metrics.csv: the figure of each step that has one."""
+    return {int(row["step"]): float(row[name]) for row in csv_rows(Path(run_dir, "metrics.csv")) if row[name]}
 
 
 def final_state(run: str | Path) -> dict:
@@ -52,7 +57,7 @@ def final_state(run: str | Path) -> dict:
 
 
 def assert_same(left, right, where="checkpoint"):
-    """Equal, bit for bit, however deep."""
+    """Asserts that two values are equal bit for bit, at any depth of nesting."""
     assert type(left) is type(right), where
     if isinstance(left, (list, tuple)):
         left, right = dict(enumerate(left)), dict(enumerate(right))

@@ -1,4 +1,4 @@
-"""What a file that came from a stranger may try, and a limit for the memory that reading it takes."""
+"""Parts of hostile files, and a memory limit for tests that read them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Calls:
-    """In a pickle, a call."""
+    """Pickled, it becomes a call of a function, which unpickling runs."""
 
     def __init__(self, function, *arguments):
         self.call = function, arguments
@@ -16,7 +16,7 @@ class Calls:
 
 
 def doubled(times: int) -> list:
-    """2^times values in a pickle of a few bytes."""
+    """2^times values that a pickle holds in a few bytes."""
     value = [0]
     for _ in range(times):
         value = [value, value]
@@ -25,7 +25,7 @@ def doubled(times: int) -> list:
 
 @contextmanager
 def limited_memory(more: int = 2**30) -> Iterator[None]:
-    """Within, this process can take `more` bytes than it has, and no more: allocations fail then. Linux only."""
+    """Limits this process to `more` bytes beyond what it holds now; larger allocations fail. Linux only."""
     import resource  # Windows has none
 
     pages = int(Path("/proc/self/statm").read_text().split()[0])

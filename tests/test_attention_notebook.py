@@ -1,4 +1,4 @@
-"""scripts/attention.ipynb runs from its first cell to its last, and what it shows is what such a run gives."""
+"""scripts/attention.ipynb runs from its first cell to its last, and its stored outputs are those of such a run."""
 
 import json
 import re
@@ -15,12 +15,12 @@ NUMBER = re.compile(r"\d+\.?\d*(?:e[+-]\d+)?")
 @pytest.mark.slow
 def test_the_stored_outputs_are_those_of_a_run(here, monkeypatch):
     notebook = json.loads((REPOSITORY / "scripts" / "attention.ipynb").read_text(encoding="utf-8"))
-    monkeypatch.setattr(CausalSelfAttention, "attend", CausalSelfAttention.attend)  # which the last cell replaces
+    monkeypatch.setattr(CausalSelfAttention, "attend", CausalSelfAttention.attend)  # the last cell replaces it
     monkeypatch.setenv("GLASSGPT_CACHE", str(here / "cache"))
     made = run(notebook)
     assert len(notebook["cells"]) <= 20 and len(made) == 10
     for outputs, cell in zip(made, code_cells(notebook), strict=True):
-        assert [one["output_type"] for one in outputs] == [one["output_type"] for one in cell["outputs"]]
+        assert [output["output_type"] for output in outputs] == [output["output_type"] for output in cell["outputs"]]
         text, stored = text_of(outputs), text_of(cell["outputs"])
         assert NUMBER.split(text) == NUMBER.split(stored)
         numbers = [float(number) for number in NUMBER.findall(stored)]

@@ -1,7 +1,6 @@
-"""Tests the benchmarks' command line: what it prints and refuses. The work is so small that figures mean nothing."""
+"""The benchmarks' command line: what it prints and refuses. The work is too small for its figures to mean anything."""
 
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,10 @@ import torch
 
 from scripts import benchmark
 from scripts.benchmarks import gpt2
-from tests.command_lines import call, refused, tells
+from tests.command_lines import call, check_mistakes, tells
 
 SMALL = {"num_layers": 1, "num_heads": 2, "embed_dim": 16, "context_length": 8, "vocab_size": 257}
-# Has the interface of nanoGPT's model.py, with our network behind it.
+# Stands in for nanoGPT's model.py, with our network.
 STAND_IN = """
 from collections import namedtuple
 import torch
@@ -47,7 +46,7 @@ class GPT(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def nanogpt(tmp_path_factory):
-    """A folder that can be used like a checkout of nanoGPT."""
+    """The option that names a folder like a checkout of nanoGPT."""
     folder = tmp_path_factory.mktemp("nanogpt")
     (folder / "model.py").write_text(STAND_IN)
     return f"--nanogpt={folder}"
@@ -55,7 +54,7 @@ def nanogpt(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def characters(tmp_path_factory):
-    """A text of 3,000 ASCII characters that a model learns quickly."""
+    """The option that names a text of 3,000 ASCII characters that is soon learned."""
     path = tmp_path_factory.mktemp("characters") / "text.txt"
     path.write_text("abcdefgh \n" * 300)
     return f"--data={path}"
@@ -63,7 +62,7 @@ def characters(tmp_path_factory):
 
 @pytest.fixture
 def measure(monkeypatch, capsys, tmp_path):
-    """Returns a function that runs the command line on tiny work, all contenders in this process, and returns rows."""
+    """Runs a benchmark with work of seconds, and its contenders in this process; returns the rows."""
     sizes = {"STEPS_OF": {"cpu": [(SMALL, 2)]}, "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
     learning = {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 40, 60)}}
     for name, value in {**sizes, **learning}.items():
@@ -88,7 +87,7 @@ def measure(monkeypatch, capsys, tmp_path):
     return run_benchmark
 
 
-def test_train(measure, nanogpt):
+def test_train_compares_the_steps_of_ours_and_nanogpt(measure, nanogpt):
     ours, theirs = measure("train", nanogpt, "--rounds=2")
     assert [ours["contender"], theirs["contender"]] == ["glassgpt", "nanogpt"]
     assert ours["times_faster"] == 1 and theirs["times_faster"] > 0
@@ -102,7 +101,7 @@ def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt):
     assert benchmark.run(job)["tokens"] == 16
 
 
-def test_generate(measure, nanogpt):
+def test_generate_compares_each_work_with_models_of_one_size(measure, nanogpt):
     rows = measure("generate", nanogpt)
     assert [row["contender"] for row in rows[:2]] == ["glassgpt", "nanogpt"]
     assert {row["work"] for row in rows} == {"writing 1 x 3 tokens, 1x16", "writing 2 x 3 tokens, 1x16"}
@@ -111,7 +110,7 @@ def test_generate(measure, nanogpt):
         assert row["seconds"] > 0 and row["times_faster"] > 0
 
 
-def test_time_to_loss(measure, nanogpt, characters):
+def test_time_to_loss_reaches_the_peers_lowest_loss_and_takes_options_of_train(measure, nanogpt, characters):
     ours, theirs = measure("time_to_loss", nanogpt, characters)
     assert [ours["contender"], theirs["contender"]] == ["glassgpt", "nanogpt"]
     assert [point["step"] for point in ours["curve"] + theirs["curve"]] == [20, 40, 30, 60]
@@ -124,13 +123,13 @@ def test_time_to_loss(measure, nanogpt, characters):
 
 def test_times_are_compared_round_by_round():
     turns = {"glassgpt": (2.0, 2.0, 3.0), "nanogpt": (8.0, 5.0, 3.0)}
-    rows = benchmark.compare("learning", {name: [{"seconds": taken} for taken in turns[name]] for name in turns})
+    rows = benchmark.compare("learning", {name: [{"seconds": each} for each in turns[name]] for name in turns})
     assert [row["seconds"] for row in rows] == [2.0, 5.0]
-    assert [row["times_faster"] for row in rows] == [1.0, 2.5]  # of 8 / 2, 5 / 2 and 3 / 3
+    assert [row["times_faster"] for row in rows] == [1.0, 2.5]  # the median of 8 / 2, 5 / 2 and 3 / 3
 
 
 def replace_processes(monkeypatch, **codes):
-    """The process of a contender runs the Python code of that name instead. The code can use `seed`."""
+    """Replaces the process of each contender by one that runs the given Python code, which may use `seed`."""
     popen = subprocess.Popen
 
     def start(command, **options):
@@ -146,7 +145,7 @@ WORKS = "print('first'); print(seed)"
 DIES = "import os, signal; os.write(2, b'bad matrix'); os.kill(os.getpid(), signal.SIGSEGV)"
 
 
-def test_contenders_take_turns_and_a_peer_that_dies_is_left_out(monkeypatch, capsys):
+def test_contenders_take_turns_and_a_peer_that_crashes_is_left_out(monkeypatch, capsys):
     replace_processes(monkeypatch, glassgpt=WORKS, transformers=DIES, nanogpt=WORKS)
     options = SimpleNamespace(rounds=2, device="cpu", nanogpt=None)
     results = benchmark.take_turns(["glassgpt", "transformers", "nanogpt"], {}, options)
@@ -154,17 +153,17 @@ def test_contenders_take_turns_and_a_peer_that_dies_is_left_out(monkeypatch, cap
     assert tells(capsys.readouterr().err, "transformers -11 matrix")
 
 
-def test_nothing_is_compared_where_ours_fails_which_is_told(nanogpt, monkeypatch, capsys):
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="it ended with exit status 1: KeyError"):
+def test_an_error_in_our_own_process_ends_the_benchmark(nanogpt, monkeypatch, capsys):
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=r"1.*KeyError"):
         replace_processes(patch, glassgpt="raise KeyError('lost')")
         benchmark.main(["train", nanogpt])
-    assert "Traceback" in capsys.readouterr().err  # from the contender's process
+    assert "Traceback" in capsys.readouterr().err  # that of the process
     replace_processes(monkeypatch, glassgpt="import sys; print('too few', file=sys.stderr); sys.exit(2)")
     status, _, error = call(benchmark.main, capsys, "train", nanogpt)
     assert status == 2 and error.endswith("benchmark.py: too few\n")
 
 
-def test_the_target_is_reached_at_the_first_evaluation_that_shows_it():
+def test_the_target_is_reached_at_the_first_evaluation_below_it():
     losses = [(1, 3.0), (2, 1.9), (3, 2.0), (4, 1.8)]
     curve = [{"step": step, "seconds": step / 2, "loss": loss} for step, loss in losses]
     reached = benchmark.reached({"curve": curve}, 1.95)
@@ -175,7 +174,7 @@ def test_the_target_is_reached_at_the_first_evaluation_that_shows_it():
 
 @pytest.mark.parametrize("length", [5, 9, 57, 1001])
 def test_validation_counts_every_token_once_with_the_clock_stopped(length, monkeypatch):
-    """A token's nats do not depend on its window. A loss takes 50 seconds; the first step, which compiles, 100."""
+    """Each token has the same nats in any window, and each evaluation takes 50 seconds. Compiling does not count."""
     now, text = 0.0, torch.randint(5, (length,))
     monkeypatch.setattr(gpt2.time, "perf_counter", lambda: now)
     monkeypatch.setattr(gpt2, "EVALUATIONS", 2)
@@ -203,8 +202,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("typed", MISTAKES)
-def test_a_mistake_gets_one_sentence(typed, here, capsys, tmp_path):
+def test_every_mistake_gets_one_sentence(here, capsys, tmp_path):
     Path("umlauts.txt").write_text("ä" * 1000, encoding="utf-8")
-    assert tells(refused(benchmark.main, capsys, *shlex.split(typed)), MISTAKES[typed])
+    check_mistakes(benchmark.main, capsys, MISTAKES)
     assert len(list(tmp_path.iterdir())) == 1

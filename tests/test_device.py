@@ -1,4 +1,4 @@
-"""Everything that a run does stays on its device: tests/on_a_gpu.py, on GPUs that are pretended."""
+"""Runs tests/on_a_gpu.py on pretended GPUs: everything that a run does must stay on its device."""
 
 import os
 import shutil
@@ -13,10 +13,10 @@ from tests.small_runs import REPOSITORY
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="a pretended GPU needs g++")
-@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch has its own idea of a GPU")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch is built for a real GPU")
 @pytest.mark.parametrize(
     ("kind", "tests"),
-    [("cuda", ""), ("mps", "tables or waits")],  # of Apple's differs the lack of float64, which one run shows
+    [("cuda", ""), ("mps", "tables or waits")],  # mps differs only by its lack of float64, which one run shows
 )
 def test_everything_runs_on_a_gpu(kind, tests):
     command = [sys.executable, "-m", "pytest", "-x", "-p", "tests.pretended_gpu", "tests/on_a_gpu.py", "-k", tests]

@@ -1,6 +1,7 @@
-"""An error in code gets its traceback, which names the file, from every program that runs the code.
+"""An error in code gets a traceback that names its file, from every program that runs the code.
 
-In training, a line before it says how to resume. tests/test_train_mistakes.py has the errors that get a sentence.
+An error in training also gets a line that says how to resume. tests/test_train_mistakes.py has the mistakes that get a
+sentence.
 """
 
 import traceback
@@ -16,7 +17,7 @@ from model.glass import open_run
 from model.gpt import FeedForward
 from scripts import generate, inspect_attention
 
-# Faulty versions of `attend`: what each raises, and its code.
+# Broken versions of `attend`: the error that each raises, and the code.
 IN_ATTENTION = {
     "wrong dim": (IndexError, lambda self, q, k, v, mask=None: torch.softmax(q @ k.mT, dim=7) @ v),
     "wrong shape": (RuntimeError, lambda self, q, k, v, mask=None: q @ k @ v),
@@ -25,7 +26,7 @@ IN_ATTENTION = {
 
 
 def changed_in_place(self, x):
-    """A faulty FeedForward.forward. Autograd notices in the backward pass."""
+    """Autograd notices this only in the backward pass."""
     hidden = F.relu(self.up_proj(x))
     squared = hidden.square()
     hidden.add_(1)
@@ -38,7 +39,7 @@ IN_TRAINING["in a corpus"] = (KeyError, FileCorpus, "passages", lambda self, spl
 
 
 def codes_of(caught: pytest.ExceptionInfo) -> list:
-    """The code objects in its traceback."""
+    """The code object of each line of a traceback."""
     return [entry.frame.code.raw for entry in caught.traceback]
 
 
@@ -48,7 +49,7 @@ def test_train_raises_the_error_of_the_code(train, monkeypatch, capsys, name):
     monkeypatch.setattr(kind, function, bug)
     with pytest.raises(error) as caught:
         train("--name=run", "--data.cache_dir=cache")
-    if bug is not changed_in_place:  # whose traceback is that of the backward pass
+    if bug is not changed_in_place:  # raises in the backward pass, so the traceback does not show it
         assert bug.__code__ in codes_of(caught)
     assert "there is no checkpoint" in capsys.readouterr().err.splitlines()[-1]
 
@@ -74,7 +75,7 @@ from lightning.pytorch.callbacks import Callback
 
 class AtEnd(Callback):
     def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 5:
+        if trainer.global_step == 13:
             trainer.global_step + "1"
 
 class InInit(Callback):
@@ -85,25 +86,23 @@ class InInit(Callback):
 
 @pytest.fixture
 def mine(here, monkeypatch):
-    """Modules that a user has written, one of them broken."""
+    """Modules of the user's own, in the working folder."""
     monkeypatch.syspath_prepend(here)
     Path("mine_of_tests.py").write_text(MINE)
     Path("broken_of_tests.py").write_text("undefined\n")
 
 
-def test_a_callback_whose_constructor_fails_is_an_error_in_code(train, mine):
-    with pytest.raises(ValueError) as caught:  # raised by jsonargparse, from the error of the constructor
+def test_an_error_in_the_init_of_a_callback_is_shown_with_its_file(train, mine):
+    with pytest.raises(ValueError) as caught:  # raised by jsonargparse from the callback's own error
         train("--trainer.callbacks+=mine_of_tests.InInit")
     assert type(caught.value.__cause__) is TypeError
     shown = traceback.extract_tb(caught.value.__cause__.__traceback__)
     assert any(line.filename.endswith("mine_of_tests.py") for line in shown)
 
 
-def test_a_run_can_be_resumed_after_a_callback_fails(train, mine, capsys):
-    assert train("--name=run", "--trainer.max_steps=4", "--attention.enabled=false") == 0
-    start = ["--resume=runs/run", "--trainer.max_steps=6", "--trainer.callbacks+=mine_of_tests.AtEnd"]
+def test_a_run_can_be_resumed_after_a_callback_has_failed(train, finished_run, mine, capsys):
     with pytest.raises(TypeError) as caught:
-        train(*start)
+        train("--resume=runs/run", "--trainer.max_steps=14", "--trainer.callbacks+=mine_of_tests.AtEnd")
     assert caught.traceback[-1].path.name == "mine_of_tests.py"
     assert "python train.py --resume runs/run" in capsys.readouterr().err.splitlines()[-1]
 
@@ -118,7 +117,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("typed", OPTIONS)
-def test_a_class_with_options_that_it_does_not_take_gets_a_sentence(train, mine, capsys, typed):
+def test_a_class_with_a_mistake_in_its_name_or_options_gets_a_sentence(train, mine, capsys, typed):
     assert train(f"--trainer.callbacks+={typed}") == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error and OPTIONS[typed] in error.splitlines()[-1]

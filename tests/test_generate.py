@@ -1,9 +1,9 @@
-"""Tests scripts/generate.py: for what a user types, the text or the error message that is printed."""
+"""scripts/generate.py: the text for each prompt and option, and a sentence for every mistake."""
 
 import io
 import re
-import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,18 @@ from model.checkpoint import load_gpt
 from model.generation import generate
 from scripts.generate import Text, main
 from tests import programs
-from tests.command_lines import call, refused, tells
+from tests.command_lines import call, check_mistakes, tells
 
 
-def test_the_seed_repeats_the_text_and_samples_differ(run_dir, capsys):
+@pytest.fixture
+def write(run_dir, capsys):
+    """Calls generate.py for a random model; returns exit status, standard output and standard error."""
+    return partial(call, main, capsys, "--checkpoint", run_dir)
+
+
+def test_equal_seeds_give_equal_texts_samples_differ_and_greedy_text_needs_no_seed(write):
     def text(*options):
-        return call(main, capsys, "--checkpoint", run_dir, "--prompt", "x", "--max_new_tokens", 40, *options)[1]
+        return write("--prompt", "x", "--max_new_tokens", 40, *options)[1]
 
     assert text("--seed", 1) == text("--seed", 1) != text("--seed", 2)
     assert text() != text()
@@ -32,18 +38,18 @@ def test_the_seed_repeats_the_text_and_samples_differ(run_dir, capsys):
 
 WHOLE = Tokenizer("words", r"[\s\S]+", byte_level().ranks | {b"xab": 257}, {END_OF_TEXT: 256})
 LACKING = "\N{REPLACEMENT CHARACTER}"
-TEXTS = [  # tokens, stops, what becomes certain after each token, and what is left for the end
+TEXTS = [  # tokens, stops, what becomes certain with each token and at the end
     ("é€".encode(), [], ["", "é", "", "", "€", ""]),
     (b"\xe2a\xf0", [], ["", f"{LACKING}a", "", LACKING]),
     ([97, 256, 98], [], ["a", "", "", ""]),
     (b"xENaEND?", ["END", "a!"], ["x", "", "", "EN", "a", "", "", "", ""]),
     ([*b"EENNE", 256], ["END"], ["", "E", "", "ENN", "", "E", ""]),
-    ([257, 99], ["bc"], ["xa", "", ""]),  # a token that ends in the first part of a stop
+    ([257, 99], ["bc"], ["xa", "", ""]),  # a token covers a part of a stop
 ]
 
 
 @pytest.mark.parametrize(("tokens", "stops", "pieces"), TEXTS, ids=repr)
-def test_a_text_shows_what_no_later_token_changes_and_ends_before_its_first_stop(tokens, stops, pieces):
+def test_text_is_shown_when_no_later_token_can_change_it_and_ends_before_its_first_stop(tokens, stops, pieces):
     text, shown, parts = Text(WHOLE, stops), "", []
     for token in tokens:
         text.add(token)
@@ -54,26 +60,25 @@ def test_a_text_shows_what_no_later_token_changes_and_ends_before_its_first_stop
 
 
 @pytest.mark.parametrize("prompt", ["日本 naïve \N{GRINNING FACE}\x00", "<|endoftext|>", "x" * 100, ""], ids=ascii)
-def test_any_prompt_is_continued(run_dir, capsys, prompt):
-    status, out, err = call(main, capsys, "--checkpoint", run_dir, "--prompt", prompt, "--max_new_tokens", 30)
+def test_any_prompt_is_continued(write, prompt):
+    status, out, err = write("--prompt", prompt, "--max_new_tokens", 30)
     assert status == 0 and out.startswith(prompt) and out.endswith("\n") and "best.ckpt, step 7" in err
 
 
-def test_the_prompt_comes_from_a_file_or_standard_input(run_dir, capsys, tmp_path, monkeypatch):
+def test_the_prompt_comes_from_a_file_or_standard_input(write, tmp_path, monkeypatch):
     path = tmp_path / "prompt.txt"
-    path.write_text("über\nalles", encoding="utf-8-sig")  # a byte order mark, as Windows writes it, is not text
-    status, out, _ = call(main, capsys, "--checkpoint", run_dir, "--prompt_file", path)
+    path.write_text("über\nalles", encoding="utf-8-sig")  # a byte order mark, as Windows writes, is not text
+    status, out, _ = write("--prompt_file", path)
     assert status == 0 and out.startswith("über\nalles")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("von Stdin ü".encode())))
-    status, out, _ = call(main, capsys, "--checkpoint", run_dir, "--prompt", "-")
+    status, out, _ = write("--prompt", "-")
     assert status == 0 and out.startswith("von Stdin ü")
-    monkeypatch.setattr(sys, "stdin", None)  # as after <&- in the shell
-    assert tells(refused(main, capsys, "--checkpoint", run_dir, "--prompt", "-"), "input closed")
+    monkeypatch.setattr(sys, "stdin", None)  # as it is after <&-
+    status, _, err = write("--prompt", "-")
+    assert status == 2 and tells(err, "input closed")
 
 
-# tests/model/test_generation.py tests the ranges of the sampling options.
-
-MISTAKES = {
+MISTAKES = {  # tests/model/test_generation.py has the limits of the sampling options
     "--num_samples 0": "--num_samples 0",
     "--stop ''": "--stop",
     "--prompt_file a --prompt b": "--prompt_file",
@@ -91,31 +96,30 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("typed", MISTAKES, ids=ascii)
-def test_a_mistake_gets_one_sentence(run_dir, capsys, here, typed):
+def test_every_mistake_gets_one_sentence(run_dir, capsys, here):
     Path("bytes.txt").write_bytes(b"one\n\xff")
-    assert tells(refused(main, capsys, "--checkpoint", run_dir, *shlex.split(typed)), MISTAKES[typed])
+    check_mistakes(main, capsys, MISTAKES, "--checkpoint", run_dir)
 
 
-def test_bfloat16_writes_what_the_model_in_bfloat16_does(run_dir, capsys):
+def test_bfloat16_writes_what_the_model_in_bfloat16_does(write, run_dir):
     gpt = load_gpt(run_dir / "checkpoints" / "best.ckpt")[0].bfloat16()
     expected = generate(gpt, torch.tensor([list(b"ab")]), 30, temperature=0)[0]
-    options = ("--checkpoint", run_dir, "--prompt", "ab", "--max_new_tokens", 30, "--greedy", "--device", "cpu")
-    assert call(main, capsys, *options, "--dtype", "bfloat16")[1] == byte_level().decode(expected.tolist()) + "\n"
+    _, out, _ = write("--prompt", "ab", "--max_new_tokens", 30, "--greedy", "--device", "cpu", "--dtype", "bfloat16")
+    assert out == byte_level().decode(expected.tolist()) + "\n"
 
 
-def test_a_text_ends_before_a_stop_and_one_that_does_not_come_is_named(run_dir, capsys):
-    options = ("--checkpoint", run_dir, "--greedy", "--prompt=ab", "--max_new_tokens", 9)
-    _, whole, _ = call(main, capsys, *options)
+def test_a_text_ends_before_a_stop_and_a_stop_that_never_occurs_is_named(write):
+    options = ("--greedy", "--prompt=ab", "--max_new_tokens", 9)
+    _, whole, _ = write(*options)
     written = whole.removeprefix("ab").removesuffix("\n")
     stop = written[3:5]
-    status, out, err = call(main, capsys, *options, f"--stop={stop}", "--stop=zz")
+    status, out, err = write(*options, f"--stop={stop}", "--stop=zz")
     assert (status, out) == (0, f"ab{written.partition(stop)[0]}\n") and "--stop" not in err
-    status, out, err = call(main, capsys, *options, "--stop=zz", "--num_samples", 2)
+    status, out, err = write(*options, "--stop=zz", "--num_samples", 2)
     assert status == 0 and out.count(whole) == 2 and tells(err, "--stop 2 of 2 18 tokens")
 
 
-def test_as_a_program_it_imports_nothing_that_only_training_needs(run_dir):
+def test_it_imports_nothing_that_only_training_needs(run_dir):
     code = "import runpy, sys; sys.modules |= dict.fromkeys(['lightning', 'datasets', 'wandb', 'matplotlib']); "
     code += "runpy.run_module('scripts.generate', run_name='__main__')"
     programs.run("-c", code, "--checkpoint", run_dir, "--max_new_tokens=3")

@@ -1,7 +1,7 @@
-"""What comes from a stranger is data: each hostile file is refused with one sentence by every program that opens it.
+"""Files from strangers are data: every program that opens a hostile file refuses it with one sentence.
 
-Nothing in it is run, no memory is taken that its size does not account for, and nothing is written. What else a
-checkpoint can hold, tests/model/test_checkpoint.py has for each function that reads one.
+Nothing in the file is run, no more memory is taken than its size accounts for, and nothing is written.
+tests/model/test_checkpoint.py has more hostile checkpoints.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 
 RUN = "runs/run"
 ONE_STEP = ("--name=new", "--trainer.max_steps=13")
-# Every program that opens what a stranger wrote, and what a person types. A new one is one line.
+# The command line of every program that opens a stranger's files. A new program is one line.
 ENTRIES = {
     "resume": ("train", f"--resume={RUN}", "--trainer.max_steps=13"),
     "start": ("train", f"--config={RUN}/config.yaml", f"--model.init_from={RUN}/checkpoints/best.ckpt", *ONE_STEP),
@@ -37,23 +37,23 @@ ENTRIES = {
     "evaluate": ("scripts.evaluate", "--checkpoint", RUN),
     "export": ("scripts.convert_huggingface", "export", RUN, "exported"),
 }
-# Which programs open which files of a run.
+# The programs that open each file of a run.
 CHECKPOINT = ["resume", "start", "generate", "walk", "read a prompt"]
 CONFIG = ["resume", "start", "inspect"]
-OF_A_RUN = ["resume"]  # others that take a config have it from the person, who may mean it
+OF_A_RUN = ["resume"]  # other programs get the config from the user, who may mean what it says
 ATTENTION = ["resume", "inspect"]
 MAPS = ["inspect"]
 METRICS = ["resume", "inspect"]
 
 
 def answer(entry, capfd, *more, ask=call):
-    """What `call`, or `refused`, gives for a program."""
+    """Returns what `call`, or `refused`, returns for a program."""
     module, *arguments = ENTRIES[entry]
     return ask(importlib.import_module(module).main, capfd, *arguments, *more)
 
 
 def files_below(folder):
-    """A digest of every file's content."""
+    """The digest of every file in a folder."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -67,7 +67,7 @@ def save_everywhere(run, checkpoint, **options):
 
 
 def change(**entries):
-    """A checkpoint with other entries."""
+    """Changes entries of the checkpoints."""
     return lambda run: save_everywhere(run, torch.load(run / "checkpoints/last.ckpt", weights_only=True) | entries)
 
 
@@ -75,21 +75,21 @@ def tokenizer(**entries):
     return change(tokenizer=byte_level().to_dict() | entries)
 
 
+def edit(name, change):
+    return lambda run: (run / name).write_text(change((run / name).read_text()))
+
+
 def text(name, content):
-    return lambda run: (run / name).write_text(content)
-
-
-def replace(name, old, new):
-    return lambda run: (run / name).write_text((run / name).read_text().replace(old, new))
+    return edit(name, lambda _: content)
 
 
 def config(extra):
-    """A config.yaml with another option in the Trainer's part."""
-    return replace("config.yaml", "  callbacks: null\n", extra)
+    """Changes an option of the Trainer in config.yaml."""
+    return edit("config.yaml", lambda content: content.replace("  callbacks: null\n", extra))
 
 
 def link(name):
-    """A file of the run is a link to one outside, which must not be read as the run's, nor written to."""
+    """Makes a file of the run a link to a file outside, which must be neither read nor written."""
 
     def write(run):
         path, outside = run / name, Path("outside").absolute()
@@ -100,7 +100,7 @@ def link(name):
 
 
 def instead(name, make):
-    """A pipe, which would be waited for for ever, or a link to itself, which would be noticed at the first write."""
+    """Replaces a file by a pipe, which would block forever, or by a link to itself, which a write would notice."""
 
     def write(run):
         (run / name).unlink()
@@ -118,12 +118,9 @@ def maps(**arrays):
     return write
 
 
-def change_json(name, **entries):
-    return lambda run: (run / name).write_text(json.dumps(json.loads((run / name).read_text()) | entries))
-
-
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(30))
 LONG = {"tokens": [[0] * 10**6], "labels": [[""] * 10**6], "document_ids": None, "attention_window": None}
+LONG_PROBES = {"text": LONG, "repeated": LONG}
 DETAILS = "attention/step_00000012.json"
 
 HOSTILE = {
@@ -154,7 +151,10 @@ HOSTILE = {
     "deep samples": (METRICS, text("samples.jsonl", "[" * 100_000 + "\n")),
     "infinite sample": (METRICS, text("samples.jsonl", '{"step": Infinity, "prompt": "", "text": ""}\n')),
     "deep scores": (ATTENTION, text("attention/scores.jsonl", "[" * 100_000 + "\n")),
-    "long probe": (ATTENTION, change_json("attention/probe.json", probes={"text": LONG, "repeated": LONG})),
+    "long probe": (
+        ATTENTION,
+        edit("attention/probe.json", lambda content: json.dumps(json.loads(content) | {"probes": LONG_PROBES})),
+    ),
     "objects as maps": (MAPS, maps(text=np.array([PWN], dtype=object))),
     "deep details": (MAPS, text(DETAILS, '{"version": ' + "[" * 100_000)),
 }
@@ -169,7 +169,7 @@ from lightning.pytorch.callbacks import Callback as Evil
 
 @pytest.fixture
 def run(finished_run, monkeypatch) -> Path:
-    """runs/run, with a module that leaves a mark if it is imported."""
+    """A finished run with a module that makes the folder "pwned" if it is imported."""
     monkeypatch.syspath_prepend(Path.cwd())
     (finished_run / "evil.py").write_text(EVIL)
     return finished_run
@@ -189,15 +189,15 @@ def test_every_program_refuses_a_hostile_file(name, run, tmp_path, capfd):
         assert not Path("pwned").exists()
 
 
-def test_the_run_is_accepted_before_anything_is_changed(run, trained, capfd):
-    """Otherwise every refusal above could have another reason."""
+def test_every_program_accepts_the_unchanged_run(run, trained, capfd):
+    """Otherwise the refusals above could have another reason."""
     for entry in ENTRIES:
         shutil.copytree(trained(), run, dirs_exist_ok=True)
         shutil.rmtree("runs/new", ignore_errors=True)
         assert answer(entry, capfd)[0] == 0, entry
 
 
-def test_a_class_that_the_person_names_too_is_meant(run, capfd):
+def test_a_class_in_the_config_is_used_if_the_user_names_it_too(run, capfd):
     callbacks = "callbacks: [{class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: val/loss}}]"
     config(f"  {callbacks}\n")(run)
     assert answer("resume", capfd)[0] == 2

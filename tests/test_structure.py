@@ -1,13 +1,9 @@
-"""The rules of the house: which way imports flow, what each part needs, and that the README names what is there.
-
-And what the lock file and a wheel hold, and that a run opens no connection.
-"""
+"""Rules of the source tree: which way imports flow, what README, lock file and wheel hold, and the versions allowed."""
 
 import ast
 import graphlib
 import re
 import shutil
-import socket
 import sys
 import zipfile
 from pathlib import Path
@@ -21,9 +17,9 @@ from tests.small_runs import REPOSITORY
 SOURCES = [REPOSITORY / "train.py"]
 SOURCES += sorted(path for folder in ("model", "data", "scripts") for path in (REPOSITORY / folder).rglob("*.py"))
 SCRIPTS = [f"scripts.{path.stem}" for path in sorted((REPOSITORY / "scripts").glob("[!_]*.py"))]
-# All that the files below each path may import besides the standard library. The first line that fits counts.
+# What the files below each path may import besides the standard library. The first path that matches counts.
 MAY_IMPORT = {
-    # What a notebook opens stands on all rooms, and needs data's tokenizers to read a text.
+    # The notebook's API uses every folder of model/, and data's tokenizers to read a text.
     "model/__init__.py": {"model.*", "model.inspection"},
     "model/glass.py": {"model.*", "model.exchange", "model.inspection", "model.pages", "model.runs"}
     | {"data", "numpy", "torch"},
@@ -37,19 +33,8 @@ MAY_IMPORT = {
     "model/": {"model.*", "torch"},
     "data/datamodule.py": {"data", "model.mistakes", "lightning", "torch"},
     "data/windows.py": {"data", "model.mistakes", "torch", "numpy"},
-    "data/": {
-        "data",
-        "model.mistakes",
-        "numpy",
-        "datasets",
-        "huggingface_hub",
-        "pyarrow",
-        "tiktoken",
-        "rustbpe",
-        "filelock",
-        "tqdm",
-    }
-    | {"platformdirs"},
+    "data/": {"data", "model.mistakes", "numpy", "datasets", "huggingface_hub", "pyarrow", "tiktoken", "rustbpe"}
+    | {"filelock", "tqdm", "platformdirs"},
     "scripts/": {"model", "data", "scripts", "train", "torch", "numpy", "lightning", "jsonargparse", "yaml"}
     | {"transformers"},
     "train.py": {"model", "data", "torch", "lightning", "jsonargparse", "yaml"},
@@ -57,7 +42,7 @@ MAY_IMPORT = {
 
 
 def imports(path):
-    """(module, the names that are taken from it) of all imports, anywhere in the file."""
+    """Yields (module, imported names) for each import anywhere in the file."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, []) for alias in node.names)
@@ -72,7 +57,7 @@ def is_allowed(module, allowed):
         return True
     if parts[0] != "model":
         return False
-    if module in allowed:  # the one file of model/ that data/ stands on
+    if module in allowed:  # model.mistakes, the only file of model/ that data/ imports
         return True
     # "model.*" stands for the files in model/, and "model.runs" for those in model/runs/.
     folder = len(parts) > 1 and (REPOSITORY / "model" / parts[1]).is_dir()
@@ -97,23 +82,26 @@ def test_no_files_import_each_other_in_a_circle():
 
 
 def test_the_network_can_be_used_with_torch_alone():
-    blocked = ["lightning", "wandb", "datasets", "matplotlib", "tiktoken", "sympy"]  # of which the last takes a second
+    blocked = ["lightning", "wandb", "datasets", "matplotlib", "tiktoken", "sympy"]  # sympy takes a second to import
     hide = f"import sys; sys.modules.update(dict.fromkeys({blocked}))"
     use = "import model.gpt, model.generation, model.checkpoint as c; c.without_weights(c.GPTConfig(vocab_size=9))"
     programs.run("-c", f"{hide}; {use}")
 
 
-def test_every_package_that_may_be_imported_is_a_declared_dependency():
+def declared_ranges():
+    """The versions of each package that pyproject.toml allows, by the package's name."""
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    declared = set(re.findall(r'(?:^    |\[|, )"([\w-]+)[\[>]', project, re.MULTILINE))
-    names = {"pyyaml": "yaml"}  # how a package is imported, where that differs
-    importable = {names.get(name, name).lower() for name in declared} | {"model", "data", "scripts", "train"}
+    found = re.findall(r'(?:^    |\[|, )"([\w-]+(?:\[\w+\])?[><=!][^"]+)"', project, re.MULTILINE)
+    return {requirement.name: requirement.specifier for requirement in map(Requirement, found)}
+
+
+def test_every_package_that_may_be_imported_is_a_declared_dependency():
     allowed = {module.split(".")[0] for modules in MAY_IMPORT.values() for module in modules}
-    assert allowed <= importable
+    assert allowed - {"model", "data", "scripts", "train"} <= declared_ranges().keys() | {"yaml"}  # of pyyaml
 
 
 def test_no_line_of_a_page_is_longer_than_120_characters():
-    """As ruff holds for Python."""
+    """In Python files ruff checks this."""
     kinds = {".js", ".css", ".html"}
     pages = [path for path in (REPOSITORY / "model/pages").rglob("*") if path.suffix in kinds]
     assert len(pages) > 30
@@ -128,7 +116,7 @@ def test_the_readme_names_files_that_exist():
     folders = {}
     for line in tree.splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
-        names = line.strip().split("  ")[0].split()  # what follows two spaces describes them
+        names = line.strip().split("  ")[0].split()  # two spaces separate them from their description
         for name in names:
             path = "".join(folders[level] for level in range(depth)) + name
             assert (REPOSITORY / path).exists(), f"the README shows {path}, which does not exist"
@@ -142,14 +130,14 @@ def test_the_readme_names_files_that_exist():
 
 
 def pinned(name: str) -> set[str]:
-    """The name==version of each line, without extras and markers."""
+    """The name==version of each line of a file, without extras and markers."""
     lines = (REPOSITORY / name).read_text(encoding="utf-8").splitlines()
     found = [re.match(r"([\w.-]+)(?:\[[^]]*\])?==([^\s;]+)", line) for line in lines]
     return {f"{match[1].lower().replace('_', '-')}=={match[2]}" for match in found if match}
 
 
 def test_the_lock_file_has_every_requirement_with_hashes():
-    """After a change of a version, make lock."""
+    """Run `make lock` after changing a version."""
     locked = pinned("requirements.lock")
     for name in ("requirements.txt", "requirements-dev.txt"):
         assert pinned(name) and pinned(name) <= locked
@@ -159,39 +147,21 @@ def test_the_lock_file_has_every_requirement_with_hashes():
         assert "--hash=sha256:" in entry, entry
 
 
-def test_every_pin_lies_in_the_range_that_a_package_may_have():
-    """Ranges that end do so at the minor version after the one that the tests run with."""
-    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
-    found = map(Requirement, re.findall(r'(?:^    |\[|, )"([\w-]+(?:\[\w+\])?[><=!][^"]+)"', project, re.MULTILINE))
-    ranges = {requirement.name.replace("_", "-"): requirement.specifier for requirement in found}
+def test_every_pinned_version_lies_in_the_range_of_its_package():
+    """A range with an end ends at the minor version after the pinned one."""
     pins = [pin.split("==") for name in ("requirements.txt", "requirements-hf.txt") for pin in pinned(name)]
     assert len(pins) > 12
     for name, version in pins:
-        assert version in ranges[name], name
+        allowed = declared_ranges()[name.replace("-", "_")]
+        assert version in allowed, name
         major, minor = map(int, version.split(".")[:2])
-        ends = [one.version for one in ranges[name] if one.operator == "<"]
+        ends = [limit.version for limit in allowed if limit.operator == "<"]
         assert ends in ([], [f"{major}.{minor + 1}"]), name
         assert ends or name not in ("torch", "lightning", "jsonargparse", "datasets", "wandb")
 
 
 @pytest.mark.slow
-def test_a_run_attempts_no_connection(train, monkeypatch):
-    """In this process; tests/stress/network.py watches those that it starts too."""
-    attempts = []
-
-    def refused(*address, **_):
-        attempts.append(address)
-        raise OSError("the network is off")
-
-    monkeypatch.setattr(socket.socket, "connect", refused)
-    monkeypatch.setattr(socket, "getaddrinfo", refused)
-    assert train("--name=quiet") == 0
-    assert attempts == []
-
-
-@pytest.mark.slow
 def test_a_wheel_holds_every_file_of_model_and_data_and_no_other(tmp_path):
-    """The packages model and data, with all they need."""
     pytest.importorskip("setuptools", minversion="77")
     clone = tmp_path / "clone"  # building leaves folders behind
     ignored = shutil.ignore_patterns("__pycache__")

@@ -1,10 +1,11 @@
-"""What a user does with train.py: train, stop and resume. test_train_mistakes.py has the mistakes."""
+"""What a user does with train.py: train, stop, resume, and find every file, weight and figure as it should be."""
 
-import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -18,52 +19,68 @@ from lightning.pytorch.callbacks import Timer
 from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPT, GPTConfig
+from model.runs.results import read_samples
 from model.runs.run import Run
 from model.training.module import GPTModule
 from tests import programs
-from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, final_state, metrics
+from tests.command_lines import tells
+from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, column, final_state, metrics
 from tests.watching import before_call
 from train import main
 
 
-def test_a_run_leaves_everything_in_its_folder(train, capsys):
+def test_a_run_leaves_everything_in_its_folder_tells_of_itself_and_opens_no_connection(
+    train, small_text, monkeypatch, capsys
+):
+    """tests/stress/network.py also watches the processes that a run starts."""
+    connections = []
+
+    def refused(*address, **_):
+        connections.append(address)
+        raise OSError("the network is off")
+
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
     assert train("--name=first") == 0
     run = Path("runs/first")
     files = "attention checkpoints config.yaml metrics.csv report.html samples.jsonl"
-    assert sorted(path.name for path in run.iterdir()) == files.split()
-    rows = metrics(run)
-    assert [int(row["step"]) for row in rows if row["train/loss"]] == [2, 4, 6, 8, 10, 12]
-    assert [int(row["step"]) for row in rows if row["val/loss"]] == [4, 8, 12]
-    assert [int(row["tokens"]) for row in rows if row["tokens"]] == [128, 256, 384, 512, 640, 768]
-    losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
-    assert losses[-1] < losses[0] - 0.5
+    assert sorted(path.name for path in run.iterdir()) == files.split() and not connections
+    losses = column(run, "train/loss")
+    assert [*column(run, "val/loss")] == [4, 8, 12] and losses[12] < losses[2] - 0.5
+    assert column(run, "tokens") == {2: 128, 4: 256, 6: 384, 8: 512, 10: 640, 12: 768}
 
-    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    samples = read_samples(run / "samples.jsonl")
     assert [sample["step"] for sample in samples] == [4, 8, 12]
     assert all(sample["text"] for sample in samples)
     recorded = [int(path.stem.removeprefix("step_")) for path in sorted((run / "attention").glob("*.npz"))]
     assert recorded == [0, 4, 8, 12]
 
-    output = capsys.readouterr().out
-    last = [row for row in rows if row["val/bits_per_byte"]][-1]
-    assert f"{float(last['val/bits_per_byte']):.4f} bits per byte" in output
-    assert "--resume runs/first" in output and output.count("runs/first/report.html") >= 2  # before and after
-
-    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)  # plain data
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)  # it is plain data
     assert checkpoint["global_step"] == 12
     assert checkpoint["tokenizer"]["name"] == "bytes"
-    assert checkpoint["gpt_config"]["vocab_size"] == 257
     assert checkpoint["optimizer_states"] and checkpoint["random_states"]
     gpt, info = load_gpt(run / "checkpoints" / "best.ckpt")
     assert info["global_step"] in (4, 8, 12)
-    assert gpt.config.num_layers == 2
+
+    output = capsys.readouterr().out
+    model, corpus, *lines = output.splitlines()
+    assert re.match(rf"runs/first: {gpt.num_parameters():,} .* cpu .* \d+ threads.* 32-true", model)
+    *counts, size = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", corpus)]
+    assert corpus.startswith("words: ") and "bytes" in corpus and size == 257
+    assert 0 <= sum(counts) - small_text.stat().st_size <= 4  # a token a byte, and the ends of the documents
+    validated = [line for line in lines if line.startswith("step ")]  # without a terminal one line each
+    assert [line.split(":")[0] for line in validated] == [f"step {step} of 12" for step in (4, 8, 12)]
+    assert all("train/loss" in line and "val/bits_per_byte" in line for line in validated)
+    assert f"{column(run, 'val/bits_per_byte')[12]:.4f} bits per byte" in output
+    assert "--resume runs/first" in output and output.count("runs/first/report.html") >= 2  # before and after
 
 
-def test_the_printed_and_the_saved_config_repeat_the_run_exactly(train, capsys):
-    assert train("--model.gpt.logit_soft_cap=null", "--print_config") == 0
+def test_the_printed_and_the_saved_config_repeat_the_run_to_the_last_digit(train, capsys):
+    options = ["--model.gpt.logit_soft_cap=null", "--trainer.max_steps=4"]
+    assert train(*options, "--print_config") == 0
     assert not Path("runs").exists()
     printed = capsys.readouterr().out
-    assert train("--name=first", "--model.gpt.logit_soft_cap=null") == 0
+    assert train(*options, "--name=first") == 0
     saved = Path("runs/first/config.yaml")
     assert saved.read_text() == printed
     settings = yaml.safe_load(printed)
@@ -77,7 +94,7 @@ LITTLE = ["--attention.enabled=false", "--trainer.limit_val_batches=1", "--train
 
 @pytest.fixture
 def in_batch(monkeypatch):
-    """Calls an action at the beginning of the n-th training step, or of each."""
+    """Calls an action in the n-th training batch, or in every batch."""
     return partial(before_call, monkeypatch.setattr, GPTModule, "training_step")
 
 
@@ -93,7 +110,7 @@ def in_batch(monkeypatch):
 def test_a_stopped_run_resumes_bit_for_bit(
     train, trained, in_batch, capsys, batch, signum, saved_step, workers, precision
 ):
-    """With any number of loader processes, which are ended too."""
+    """With any number of loader processes, none of which outlives the run."""
     options = [*EVENTFUL, f"--trainer.precision={precision}"]
     whole = trained(*options)
     in_batch(lambda *_: os.kill(os.getpid(), signum), batch)
@@ -107,7 +124,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
 
 @pytest.mark.usefixtures("no_pages", "own_threads")
 def test_a_run_with_two_threads_resumes_bit_for_bit(train, in_batch):
-    """With sums that are large enough to be split over threads. Few of them: beside other programs they are slow."""
+    """The matrices are large enough for two threads to share, and the steps few: others slow them down."""
     torch.set_num_threads(2)
     wide = ["--model.gpt.embed_dim=128", "--model.gpt.context_length=64", "--data.batch_size=16"]
     wide += ["--trainer.max_steps=3", *LITTLE]
@@ -119,69 +136,58 @@ def test_a_run_with_two_threads_resumes_bit_for_bit(train, in_batch):
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_a_time_limit_lets_an_accumulated_step_end_and_is_one_for_each_call(train, trained, in_batch, monkeypatch):
+def test_max_time_ends_a_run_after_a_whole_step_and_counts_from_the_start_of_each_call(
+    train, trained, in_batch, monkeypatch, capsys
+):
     whole, elapsed, batches = trained(*EVENTFUL), [0.0], []
-    monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: self._offset + elapsed[-1])  # in earlier calls and this
-    in_batch(lambda *_: elapsed.append(7200.0), 9)
+    # _offset is the time of earlier calls.
+    monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: self._offset + elapsed[-1])
+    in_batch(lambda *_: elapsed.append(7200.0), 9)  # the first of the two batches of step 5
     in_batch(lambda *_: batches.append(None))
     assert train("--name=limited", *EVENTFUL, "--trainer.max_time=00:01:00:00") == 0
     assert final_state("runs/limited")["global_step"] == 5
     assert len(batches) == 10
+    assert tells(capsys.readouterr().out.splitlines()[-1], "5 trainer.max_time")
     elapsed.append(0.0)
     assert train("--resume=runs/limited") == 0
     assert_same(final_state(whole), final_state("runs/limited"))
 
 
-OTHER_SIZES = {
+RESUMED_WITH = {
     "larger batches": ([], ["--data.batch_size=8"]),
-    "no longer accumulated": (["--trainer.accumulate_grad_batches=2"], ["--trainer.accumulate_grad_batches=1"]),
+    "no accumulation": (["--trainer.accumulate_grad_batches=2"], ["--trainer.accumulate_grad_batches=1"]),
+    "a checkpoint of an earlier version": ([], []),
 }
 
 
-@pytest.fixture
-def read(monkeypatch, no_pages) -> list[torch.Tensor]:
-    """Collects the windows (T,) that training reads, in order."""
-    windows: list[torch.Tensor] = []
+@pytest.mark.usefixtures("no_pages")
+@pytest.mark.parametrize("what", RESUMED_WITH)
+def test_a_resumed_run_continues_reading_where_it_stopped(train, monkeypatch, small_text, what):
+    """With any batch size. Earlier versions did not save how much was read, so their steps are counted."""
+    before, after = RESUMED_WITH[what]
+    read: list[torch.Tensor] = []
     step = "training_step"
-    before_call(monkeypatch.setattr, GPTModule, step, lambda _, batch, number: windows.extend(batch["tokens"]))
-    return windows
-
-
-def first_windows(small_text: Path, number: int, **options) -> torch.Tensor:
-    """The first windows that a run on this text reads if it is never stopped."""
-    options |= {"files": str(small_text), "tokenizer": "bytes", "cache_dir": "cache", "context_length": 16}
-    data = TextDataModule(**options, batch_size=number)
-    data.setup()
-    return next(iter(data.train_dataloader()))["tokens"]
-
-
-@pytest.mark.parametrize("sizes", OTHER_SIZES)
-def test_a_resumed_run_reads_on_where_it_stopped_also_with_another_batch_size(train, read, small_text, sizes):
-    before, after = OTHER_SIZES[sizes]
+    before_call(monkeypatch.setattr, GPTModule, step, lambda _, batch, number: read.extend(batch["tokens"]))
     assert train("--name=run", "--data.repeat_fraction=0.2", "--trainer.max_steps=6", *LITTLE, *before) == 0
+    if not after:
+        state = read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))
+        del state["TextDataModule"]["windows_read"]
+        torch.save(state, "runs/run/checkpoints/last.ckpt")
     assert train("--resume=runs/run", "--trainer.max_steps=9", *after) == 0
     assert len(read) > 6 * 4
-    assert torch.equal(torch.stack(read), first_windows(small_text, len(read), repeat_fraction=0.2))
-
-
-def test_a_checkpoint_without_the_windows_read_counts_them_from_its_steps(train, read, small_text):
-    """As in checkpoints of earlier versions."""
-    assert train("--name=run", "--trainer.max_steps=6", *LITTLE) == 0
-    state = read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))
-    del state["TextDataModule"]["windows_read"]
-    torch.save(state, "runs/run/checkpoints/last.ckpt")
-    assert train("--resume=runs/run", "--trainer.max_steps=8") == 0
-    assert torch.equal(torch.stack(read), first_windows(small_text, 8 * 4))
+    options = {"files": str(small_text), "tokenizer": "bytes", "cache_dir": "cache", "context_length": 16}
+    data = TextDataModule(**options, repeat_fraction=0.2, batch_size=len(read))
+    data.setup()
+    assert torch.equal(torch.stack(read), next(iter(data.train_dataloader()))["tokens"])
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_a_resumed_run_overrides_and_lengthens(train):
-    assert train("--name=run", "--model.schedule.decay=none") == 0
-    others = ["--model.optimizer.learning_rate=0.001", "--model.gpt.dropout=0.2"]
-    assert train("--resume=runs/run", "--trainer.max_steps=20", *others) == 0
-    rows = [row for row in metrics("runs/run") if row["train/loss"]]
-    assert [int(row["step"]) for row in rows] == list(range(2, 21, 2))
-    assert {float(row["lr"]) for row in rows[6:]} == {0.001}
+def test_a_resumed_run_takes_new_options_and_trains_longer(train, finished_run):
+    options = ["--model.optimizer.learning_rate=0.001", "--model.gpt.dropout=0.2", "--model.schedule.decay=none"]
+    assert train("--resume=runs/run", "--trainer.max_steps=20", *options) == 0
+    rates = column(finished_run, "lr")
+    assert [*rates] == list(range(2, 21, 2))
+    assert {rates[step] for step in (14, 16, 18, 20)} == {0.001}
     assert yaml.safe_load(Path("runs/run/config.yaml").read_text())["trainer"]["max_steps"] == 20
 
 
@@ -190,9 +196,9 @@ def steps_of(run):
 
 
 @pytest.mark.usefixtures("no_pages")
-@pytest.mark.parametrize("kept", [0, 3])  # steps that were not validated
+@pytest.mark.parametrize("kept", [0, 3])  # steps without a validation
 def test_a_run_resumed_at_an_earlier_step_deletes_what_came_after_it(train, trained, monkeypatch, kept):
-    """Also if it is killed at once. It ends as the run that was not resumed."""
+    """Even if it is killed at once. It ends in the same weights and figures."""
     options = ["--checkpoints.keep_steps=[0,3,4,8,12,99]"]
     whole = trained(*options)
     assert steps_of(whole)["best"] == 12
@@ -210,10 +216,10 @@ def test_a_run_resumed_at_an_earlier_step_deletes_what_came_after_it(train, trai
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_a_run_resumed_without_a_best_checkpoint_gets_the_best_of_what_follows(train, trained):
-    """Though its loss was lower before, with weights that are gone."""
+def test_without_a_best_checkpoint_a_resumed_run_saves_the_best_of_what_follows(train, trained):
+    """However low the loss was before, of weights that are gone."""
     finished_run = Path(shutil.copytree(trained("--checkpoints.keep_steps=[0,3,4,8,12,99]"), "runs/run"))
-    worse = ["--model.optimizer.learning_rate=0", "--model.optimizer.matrix_learning_rate=0"]  # the loss stays
+    worse = ["--model.optimizer.learning_rate=0", "--model.optimizer.matrix_learning_rate=0"]  # not better than before
     assert train("--resume=runs/run/checkpoints/step_00000008.ckpt", *worse, "--trainer.max_steps=10") == 0
     assert steps_of("runs/run")["best"] == 10
     (finished_run / "checkpoints/best.ckpt").unlink()
@@ -221,15 +227,15 @@ def test_a_run_resumed_without_a_best_checkpoint_gets_the_best_of_what_follows(t
     assert steps_of("runs/run")["best"] == 11
 
 
-def test_a_model_that_training_makes_worse_is_the_best_of_its_run(train, finished_run, capsys):
+def test_the_initial_model_is_the_best_where_training_makes_it_worse(train, finished_run, capsys):
     worse = ["--model.optimizer.learning_rate=5", "--model.optimizer.matrix_learning_rate=5"]
     assert train("--model.init_from=runs/run", "--name=new", *worse, "--trainer.max_steps=4") == 0
     assert steps_of("runs/new")["best"] == 0 and ", best " in capsys.readouterr().out
-    assert metrics("runs/new")[0]["val/loss"] == metrics(finished_run)[-1]["val/loss"]
+    assert column("runs/new", "val/loss")[0] == column(finished_run, "val/loss")[12]
 
 
 def test_weights_that_are_not_finite_are_never_saved(train, monkeypatch, capsys):
-    """The loss stays finite here: the weight belongs to a token that never occurs."""
+    """Here the loss is finite when the run would be saved: the weight belongs to a token that never occurs."""
 
     def spoil(self, *args):
         with torch.no_grad():
@@ -241,7 +247,7 @@ def test_weights_that_are_not_finite_are_never_saved(train, monkeypatch, capsys)
     assert not list(Path("runs/run/checkpoints").glob("*"))
 
 
-def test_a_run_resumed_on_another_text_warns(train, finished_run, small_text, caplog):
+def test_a_run_resumed_with_another_text_warns(train, finished_run, small_text, caplog):
     assert train("--resume=runs/run", "--trainer.max_steps=13") == 0
     assert not caplog.messages
     lines = small_text.read_text().splitlines()
@@ -250,7 +256,7 @@ def test_a_run_resumed_on_another_text_warns(train, finished_run, small_text, ca
     assert "text" in caplog.messages[0]
 
 
-def test_a_run_with_several_options_of_lightnings_trainer(train):
+def test_lightnings_options_of_precision_logger_profiler_and_fast_dev_run_work(train):
     options = ["--trainer.precision=bf16-true", "--trainer.logger=true", "--trainer.profiler=simple"]
     assert train(*options, "--trainer.max_steps=4") == 0
     [run] = Path("runs").iterdir()
@@ -258,7 +264,7 @@ def test_a_run_with_several_options_of_lightnings_trainer(train):
     assert (run / "report.html").exists() and "run_training_batch" in (run / "fit-profile.txt").read_text()
     before = sorted(Path().rglob("*"))
     assert train("--trainer.fast_dev_run=true") == 0
-    assert sorted(Path().rglob("*")) == before  # no run that a script would take for the newest
+    assert sorted(Path().rglob("*")) == before  # no folder that a script would take for the newest run
     assert train(f"--resume={run}", "--trainer.fast_dev_run=true") == 2
 
 
@@ -278,7 +284,7 @@ def test_every_shipped_config_trains(train, config):
 
 @pytest.mark.slow
 def test_neither_the_locale_nor_a_closed_standard_output_matters(here, small_options):
-    """Samples in any language are written and read back. In a new process: Python reads its locale when it starts."""
+    """Samples in any language are written and read back. Python reads its locale only when it starts."""
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     options = [*small_options, "--name=run", "--trainer.max_steps=4"]
     program = programs.start("train.py", *options, env=environment, stderr=subprocess.PIPE)
@@ -291,9 +297,9 @@ def test_neither_the_locale_nor_a_closed_standard_output_matters(here, small_opt
 
 @pytest.mark.slow
 def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, trained, here):
-    """One device begins a run, two continue it and one ends it: the losses are those of one device, in float32.
+    """One device begins the run, two continue it and one ends it; the losses are those of one device, in float32.
 
-    Each device has its own sum of the losses since the last row, and the first row after a resume needs all of them.
+    Each device has its own part of the loss since the last row; the first row after a resume needs all parts.
     """
     # AdamW, because Muon's products in bfloat16 differ more by rounding.
     options = ["--model.optimizer.algorithm=adamw", "--model.optimizer.learning_rate=0.001"]
@@ -305,10 +311,7 @@ def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, t
     for start in ("runs/two", "runs/two/checkpoints/step_00000010.ckpt"):
         programs.run("train.py", f"--resume={start}", *two_devices, "--trainer.max_steps=18")
         rows.append(metrics("runs/two"))
-    assert rows[0] == rows[1] and [row["step"] for row in rows[0] if row["train/loss"]] == ["6", "12", "18"]
+    assert rows[0] == rows[1] and [*column("runs/two", "train/loss")] == [6, 12, 18]
     assert train("--resume=runs/two", "--trainer.devices=1", "--trainer.strategy=auto", "--trainer.max_steps=24") == 0
-    one, two = metrics(whole), metrics("runs/two")
-    for column in ("train/loss", "val/loss"):
-        expected = {row["step"]: float(row[column]) for row in one if row[column]}
-        assert {row["step"]: float(row[column]) for row in two if row[column]} == pytest.approx(expected, abs=1e-5)
-    assert [row["tokens"] for row in one if row["tokens"]] == [row["tokens"] for row in two if row["tokens"]]
+    for name in ("train/loss", "val/loss", "tokens"):
+        assert column("runs/two", name) == pytest.approx(column(whole, name), abs=1e-5)

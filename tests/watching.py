@@ -1,4 +1,4 @@
-"""Something that happens before a function is called, or a file is changed, wherever the program does it."""
+"""Runs an action before a function is called or a file is changed, to disturb a program at a chosen moment."""
 
 import os
 import signal
@@ -14,9 +14,9 @@ CHANGES = ("open", "os.mkdir", "os.rename", "os.remove")  # Python's audit event
 
 
 def before_call(replace: Callable, owner: object, name: str, action: Callable, number: int | None = None) -> None:
-    """From now on, calls `action` with the arguments before each call of owner's function, or the n-th alone.
+    """Calls `action` with the arguments before every call of `owner.name`, or before call `number` only.
 
-    `replace` is setattr, or monkeypatch.setattr, with which it ends with the test.
+    replace: setattr, or monkeypatch.setattr to undo it after the test.
     """
     function, calls = getattr(owner, name), count(1)
 
@@ -29,13 +29,15 @@ def before_call(replace: Callable, owner: object, name: str, action: Callable, n
 
 
 def before_change(folders: list[str], action: Callable, number: int | None = None, events=CHANGES) -> Callable:
-    """From now on, calls `action` with the path before each change below these folders of this one, or the n-th alone.
+    """Calls `action` with the path before each change of a file in `folders`, or before change `number` only.
 
-    What it raises, the program gets. Returns the function that ends it.
+    The program gets what `action` raises. Returns a function that stops the watching.
+
+    folders: names of folders in the working folder.
     """
     changes, is_over = count(1), threading.Event()
 
-    def hook(event: str, arguments: tuple) -> None:  # which Python keeps for ever
+    def hook(event: str, arguments: tuple) -> None:  # Python cannot remove an audit hook, hence `is_over`
         if is_over.is_set() or event not in events or not isinstance(arguments[0], str | os.PathLike):
             return
         reads = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
@@ -49,14 +51,14 @@ def before_change(folders: list[str], action: Callable, number: int | None = Non
 
 
 def signal_at(change: int, signum: int, delay: float | None = None, to_group: bool = False) -> None:
-    """This process, or its group, gets a signal before the n-th change below runs/, or so many seconds later."""
+    """Sends this process, or its group, a signal before change number `change` in runs/, or `delay` seconds later."""
     kill = partial(os.killpg if to_group else os.kill, os.getpid(), signum)
     later = kill if delay is None else threading.Timer(delay, kill).start
     before_change(["runs"], lambda _: later(), change)
 
 
 def signal_after(file: str, signum: int) -> None:
-    """This process gets a signal before the first change below runs/ that finds this file there."""
+    """Sends this process a signal before the first change in runs/ after `file` exists."""
 
     def send(_: str) -> None:
         if Path(file).exists():
@@ -67,14 +69,14 @@ def signal_after(file: str, signum: int) -> None:
 
 
 def kill_child(named: bytes, patience: float, *_, **__) -> None:
-    """Kills a process that this one has started whose command line holds these bytes. Linux only.
+    """Kills a child of this process whose command line holds the bytes `named`. Linux only.
 
-    Waits so many seconds for this process to notice, or until that ends the wait with an error.
+    Then waits `patience` seconds for this process to notice; an error that noticing raises ends the wait.
     """
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     child = next(child for child in children if named in Path(f"/proc/{child}/cmdline").read_bytes())
     os.kill(int(child), signal.SIGKILL)
     print("killed", child)
     late = time.monotonic() + patience
-    while time.monotonic() < late:  # a signal that another thread gets does not end a sleep
+    while time.monotonic() < late:  # short sleeps: a signal that another thread receives does not end a long one
         time.sleep(0.01)

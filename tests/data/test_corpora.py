@@ -1,4 +1,4 @@
-"""Corpora: the text of each split, and the sentence for every mistake in naming it."""
+"""Corpora: the text of each split, and a sentence for every mistake in naming it."""
 
 import os
 import sysconfig
@@ -47,7 +47,7 @@ def test_every_corpus_has_two_splits_and_the_same_text_each_time(name, here):
     assert one.identity == again.identity
 
 
-def test_stdlib_is_source_without_tests_split_by_file():
+def test_stdlib_is_source_code_without_tests_split_by_file():
     root = Path(sysconfig.get_paths()["stdlib"])
     train, validation = ([path.relative_to(root) for path in paths] for paths in build("stdlib").files.values())
     folders = {part for path in train + validation for part in path.parts[:-1]}
@@ -69,8 +69,8 @@ def test_the_split_of_a_file_does_not_depend_on_the_other_files(here):
 
 
 @pytest.mark.parametrize("options", [{"files": "text.jsonl"}, {"dataset": "."}], ids=str)
-def test_texts_of_one_name_size_and_date_in_two_folders_are_two(tmp_path: Path, monkeypatch, options):
-    """As archives unpack them: each has tokens of its own in the cache."""
+def test_files_of_equal_name_size_and_date_in_two_folders_are_different_texts(tmp_path, monkeypatch, options):
+    """Archives unpack such files. Each must have its own tokens in the cache."""
     identities = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -83,14 +83,14 @@ def test_texts_of_one_name_size_and_date_in_two_folders_are_two(tmp_path: Path, 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("fraction", [0.01, 0.99])
-def test_few_files_leave_no_split_empty(here, count: int, fraction: float):
+def test_few_files_leave_no_split_empty(here, count, fraction):
     paths = write_files(count)
     corpus = build(files="*.txt", validation_fraction=fraction)
     assert texts(corpus, "train") and texts(corpus, "validation")
     assert sorted(texts(corpus, *SPLITS)) == sorted(path.read_text() for path in paths)
 
 
-def test_a_file_of_several_names_is_read_once_and_one_that_validates_is_never_trained_on(here):
+def test_a_file_with_several_names_is_read_once_and_a_validation_file_is_never_trained_on(here):
     paths = write_files(20)
     for path in paths:
         path.with_name(f"soft {path.name}").symlink_to(path)
@@ -101,7 +101,7 @@ def test_a_file_of_several_names_is_read_once_and_one_that_validates_is_never_tr
         assert sorted(texts(corpus, "train")) == sorted(path.read_text() for path in paths if path != paths[3])
 
 
-def test_what_exists_is_not_read_as_a_pattern(here):
+def test_the_name_of_an_existing_file_is_not_read_as_a_pattern(here):
     for name in ("a[1].txt", "a1.txt"):
         Path(name).touch()
     assert build(files="a[1].txt").name == "a[1]"
@@ -111,20 +111,20 @@ def test_what_exists_is_not_read_as_a_pattern(here):
 def test_missing_files_are_named(here):
     write_files(1)
     Path("link.txt").symlink_to("gone.txt")
-    for files, validation_files, sentence in (
+    for files, validation_files, message in (
         (".", None, r"'\.' .*'FOLDER/\*\*/\*.txt'"),
         ("nothing/*.txt", None, r"nothing/\*.txt"),
         ("part*", "nothing/*.txt", "--data.validation_files"),
         ("*.txt", None, r"link.txt"),
     ):
-        with pytest.raises(Mistake, match=sentence):
+        with pytest.raises(Mistake, match=message):
             build(files=files, validation_files=validation_files)
 
 
 ROWS = [{"text": f"row {number}", "label": number} for number in range(300)]
 
 
-def save(folder: Path, kind: str, splits: dict[str, list[dict]]) -> None:
+def save(folder: Path, kind: str, splits: dict[str, list[dict]]):
     """A data set as `datasets` finds or saves it."""
     import datasets
 
@@ -138,7 +138,7 @@ def save(folder: Path, kind: str, splits: dict[str, list[dict]]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
-def test_hub_reads_local_folders_and_names_what_they_do_not_have(here, kind: str):
+def test_hub_reads_local_folders_and_names_missing_columns_and_splits(here, kind):
     save(here / "own", kind, {"train": ROWS, "validation": ROWS[:5]})
     corpus = build(dataset="own")
     assert texts(corpus, "train") == [row["text"] for row in ROWS]
@@ -153,7 +153,7 @@ def test_hub_reads_local_folders_and_names_what_they_do_not_have(here, kind: str
         texts(build(dataset="own", dataset_split="training"), "train")
 
 
-def test_an_unreachable_hub_says_what_to_do_offline(monkeypatch):
+def test_without_network_the_message_names_the_data_set_and_the_option_for_local_files(monkeypatch):
     import datasets
     import huggingface_hub
 
@@ -161,12 +161,12 @@ def test_an_unreachable_hub_says_what_to_do_offline(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     for name in ("nobody/nothing", "./nowhere"):
         for streaming in (False, True):
-            with pytest.raises(Mistake, match=rf"cannot read data set '{name}' .*Offline, set --data.dataset"):
+            with pytest.raises(Mistake, match=rf"'{name}'.*--data.dataset"):
                 texts(build(dataset=name, streaming=streaming), "train")
 
 
 @pytest.mark.parametrize("own", ["validation", "valid", "val", "dev"])
-def test_hub_validates_on_the_data_sets_own_split_but_never_on_its_test_split(monkeypatch, own: str):
+def test_hub_validates_on_the_data_sets_own_validation_split_but_never_by_itself_on_its_test_split(monkeypatch, own):
     import datasets
 
     splits = {name: datasets.Dataset.from_list([{"text": name}]) for name in ("train", "test", own)}
@@ -177,20 +177,20 @@ def test_hub_validates_on_the_data_sets_own_split_but_never_on_its_test_split(mo
     assert texts(build(dataset="some/set"), *SPLITS) == ["train"]
 
 
-def test_a_data_set_is_asked_for_as_the_options_say(monkeypatch: pytest.MonkeyPatch):
-    """What becomes of the answer, `make faults` tries with a hub on this machine."""
+def test_options_of_a_data_set_are_passed_to_the_hub(monkeypatch):
+    """`make faults` reads data sets from a hub on this machine."""
     asked = []
     monkeypatch.setattr("datasets.load_dataset_builder", lambda *of, **named: asked.append((*of, named)))
-    for given in ({}, {"dataset_config": "en", "dataset_revision": "v2"}):
+    for options in ({}, {"dataset_config": "en", "dataset_revision": "v2"}):
         with pytest.raises(Mistake, match="'some/set'"):
-            texts(build(dataset="some/set", **given), "train")
+            texts(build(dataset="some/set", **options), "train")
     assert asked == [("some/set", None, {"revision": None}), ("some/set", "en", {"revision": "v2"})]
 
 
-def test_a_folder_of_text_is_not_read_line_by_line(here):
-    """`datasets` would make a document of each line, without its line end."""
+def test_a_folder_of_text_files_is_refused_as_a_data_set(here):
+    """`datasets` would make each line a document, without its line end."""
     write_files(3)
-    with pytest.raises(Mistake, match=r"line by line.*--data.files"):
+    with pytest.raises(Mistake, match=r"--data\.files"):
         texts(build(dataset=str(here)), "train")
 
 
@@ -202,8 +202,8 @@ def test_an_empty_file_of_a_data_set_is_skipped(here):
         assert sorted(texts(build(**options), *SPLITS)) == ["one", "two"]
 
 
-def test_a_corpus_is_one_line_in_the_registry_and_each_option_of_its_own_another(monkeypatch: pytest.MonkeyPatch, here):
-    """Its options become those of the data module, on the command line too, and a bug in it gets its traceback."""
+def test_a_new_corpus_is_one_line_in_the_registry_and_one_for_each_option(monkeypatch, here):
+    """Its options become options of the data module, on the command line too. An error in its code is passed on."""
 
     class Sentence(Corpus):
         """A word, again and again."""
@@ -220,7 +220,7 @@ def test_a_corpus_is_one_line_in_the_registry_and_each_option_of_its_own_another
 
     @dataclass
     class Options(CorpusOptions):
-        """Those of before, and one more.
+        """The options of all corpora, and one more.
 
         Args:
             words: how many there are.
@@ -243,8 +243,8 @@ def test_a_corpus_is_one_line_in_the_registry_and_each_option_of_its_own_another
         TextDataModule("sentence", words=7, **places).setup()
 
 
-def test_a_set_option_selects_its_corpus_and_one_of_another_corpus_is_named(here, caplog):
-    """It would do nothing; a default of another corpus is no choice."""
+def test_an_option_selects_its_corpus_and_an_option_of_another_corpus_warns(here, caplog):
+    """The latter would have no effect. Default values neither select nor warn."""
     write_files(1)
     assert build(files="*.txt", dataset=None).name == "part000"
     assert build(files=None, dataset=str(here)).name == here.name

@@ -1,4 +1,4 @@
-"""The data module: what step n trains on, and what validation covers. tests/test_train.py resumes runs."""
+"""The data module: training batches, validation batches and mistakes in options. tests/test_train.py resumes runs."""
 
 import sys
 from pathlib import Path
@@ -35,9 +35,11 @@ def module(tmp_path: Path):
     return make
 
 
-def test_targets_are_the_tokens_that_follow(module):
-    data = module()
-    batch = next(iter(data.train_dataloader()))
+def test_targets_are_the_next_tokens_and_loaders_do_not_use_the_global_random_generator(module):
+    """A resumed run makes its loaders at another moment, and would then draw other dropout masks."""
+    data, before = module(), torch.random.get_rng_state()
+    batch, _ = (next(iter(loader)) for loader in (data.train_dataloader(), data.val_dataloader()))
+    assert torch.equal(torch.random.get_rng_state(), before)
     assert list(batch) == ["tokens", "targets"]
     assert all((x.shape, x.dtype, x.is_contiguous()) == ((8, 32), torch.int64, True) for x in batch.values())
     windows = np.lib.stride_tricks.sliding_window_view(data.tokenized.train.read(0, 10**9), 33)
@@ -46,18 +48,8 @@ def test_targets_are_the_tokens_that_follow(module):
         assert (windows == np.append(tokens[:1], targets)).all(axis=1).any()
 
 
-def test_loaders_do_not_use_the_global_random_generator(module):
-    """A resumed run makes its loaders at another moment, and would then draw other dropout masks."""
-    data = module()
-    before = torch.random.get_rng_state()
-    next(iter(data.train_dataloader()))
-    next(iter(data.val_dataloader()))
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_validation_predicts_every_token_once(module, world_size: int, num_workers: int):
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (2, 2), (4, 0)])
+def test_validation_predicts_every_token_once(module, world_size, num_workers):
     stream = module().tokenized.validation.read(0, 10**9)
     found = []
     for rank in range(world_size):
@@ -74,7 +66,7 @@ def test_validation_predicts_every_token_once(module, world_size: int, num_worke
     assert len(targets) % (12 * 32) == 0
 
 
-def test_document_ids_tell_documents_apart(module):
+def test_document_ids_increase_at_each_end_of_text(module):
     data = module(corpus="repetitions", files=None, document_masking=True, context_length=400)
     end = data.tokenizer.end_of_text
     for loader in (data.train_dataloader(), data.val_dataloader()):
@@ -108,21 +100,21 @@ def test_document_ids_tell_documents_apart(module):
         ),
     ],
 )
-def test_a_mistake_in_the_options_is_named(module, options: dict, message: str):
+def test_a_mistake_in_the_options_is_named(module, options, message):
     with pytest.raises(Mistake, match=message):
         module(**options)
 
 
 @pytest.mark.parametrize(("max_tokens", "fraction", "expected"), [(1000, 0.25, 250), (999, 0.1, 99), (40, 0.01, 2)])
-def test_max_tokens_cuts_the_validation_split_in_proportion(module, max_tokens: int, fraction: float, expected: int):
+def test_max_tokens_cuts_the_validation_split_in_proportion(module, max_tokens, fraction, expected):
     data = module(max_tokens=max_tokens, validation_fraction=fraction)
     assert (data.tokenized.train.num_tokens, data.tokenized.validation.num_tokens) == (max_tokens, expected)
     assert len(list(data.val_dataloader())) >= 1
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
-def test_loader_processes_outlive_ctrl_c_and_end_with_the_program(module, tmp_path):
-    """It reaches every process of a terminal, and the main one still needs batches to end its step."""
+def test_loader_processes_ignore_ctrl_c_and_end_with_the_program(module, tmp_path):
+    """Ctrl-C reaches every process of a terminal, and the main process still needs batches to end its step."""
     module()  # tokenises
     places = {"files": str(tmp_path / "book.txt"), "cache_dir": str(tmp_path / "cache")}
     program = f"""
@@ -140,7 +132,7 @@ for moment in range(9):
     programs.run("-c", program)
 
 
-def test_a_run_that_repeats_its_first_batches_is_not_resumed_with_others(module):
+def test_a_run_cannot_be_resumed_with_overfit_batches_that_it_has_passed(module):
     data = module()
     data.trainer = SimpleNamespace(**TRAINER | {"overfit_batches": 3, "global_step": 6})
     data.windows_read = 48
@@ -148,7 +140,7 @@ def test_a_run_that_repeats_its_first_batches_is_not_resumed_with_others(module)
         data.train_dataloader()
 
 
-def test_batch_that_cannot_be_shared_names_both(module):
+def test_a_batch_size_that_the_devices_do_not_divide_is_named(module):
     with pytest.raises(Mistake, match=r"8 .*3 devices.*--data.batch_size"):
         module(0, 3).train_dataloader()
     with pytest.raises(Mistake, match=r"8 .*3 devices.*--data.validation_batch_size"):

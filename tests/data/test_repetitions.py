@@ -1,4 +1,4 @@
-"""The repetitions corpus."""
+"""The repetitions corpus: the lengths of its rows, and the difference of its splits."""
 
 import re
 
@@ -9,7 +9,7 @@ from data.text import SPLITS
 
 def test_documents_repeat_rows_of_all_lengths_and_splits_share_no_long_row():
     texts, others = ([passage.text for passage in RepetitionCorpus(0.1).passages(split)] for split in SPLITS)
-    # The shortest text that each is a repetition of.
+    # The shortest row that each text repeats.
     train, validation = ([re.fullmatch(r"(.+?)\1+", text)[1] for text in each] for each in (texts, others))
     lengths = sorted(map(len, train))
     assert len(lengths) == 21_600 and len(validation) == 2400

@@ -1,4 +1,4 @@
-"""Reading files: every byte of the text, once, in pieces of bounded size, in every format."""
+"""Reading files of every format: every byte of the text is read once, in pieces of bounded size."""
 
 import csv
 import io
@@ -25,12 +25,12 @@ texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)
 
 
 @pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(data.text, "BLOCK", 16)
 
 
 def documents(passages) -> list[str]:
-    """Joins passages to documents; no text has a zero byte."""
+    """Joins passages to documents. No text here has a zero byte."""
     *found, rest = "".join(passage.text + "\0" * passage.ends_document for passage in passages).split("\0")
     assert rest == ""
     return found
@@ -45,7 +45,7 @@ def pieces_of(text: str, size: int) -> list[str]:
 
 
 @given(text=texts, size=st.integers(1, 40))
-def test_a_long_document_is_cut_without_changing_its_tokens(text: str, size: int):
+def test_a_long_document_is_cut_without_changing_its_tokens(text, size):
     passages = list(passages_of(pieces_of(text, size)))
     assert documents(passages) == ([text] if text else [])
     for pattern in (tokenizers.SPLIT_PATTERN, tokenizers.GPT2_PATTERN):
@@ -60,7 +60,7 @@ def test_a_long_text_is_never_held_whole():
 
 @cache
 def merging(pattern: str) -> tokenizers.Tokenizer:
-    """Merges everything that the split pattern leaves together, so that a wrong cut changes the tokens."""
+    """A tokenizer that merges all that the pattern does not split, so that a wrong cut changes the tokens."""
     ranks = {bytes([value]): value for value in range(256)}
     for word in ["\n\n", "\n ", "\n    ", "  ", "    ", ")\n", "\n\t", " (", "wo", "rd", "word", "\r\n", "\n\r", "12"]:
         for stop in range(2, len(word) + 1):
@@ -68,7 +68,7 @@ def merging(pattern: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer("merging", pattern, ranks, {tokenizers.END_OF_TEXT: len(ranks)})
 
 
-def test_a_file_or_a_cell_without_line_ends_is_cut_as_well(here, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_or_a_cell_without_line_ends_is_read_in_pieces_too(here, monkeypatch):
     monkeypatch.setattr(data.text, "BLOCK", 64)
     line = "a" * 10_000
     for name, content in (("a.txt", line), ("a.csv", f"text\n{line}\n"), ("a.jsonl", json.dumps({"text": line}))):
@@ -82,7 +82,7 @@ def test_a_file_or_a_cell_without_line_ends_is_cut_as_well(here, monkeypatch: py
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(text="ends in a cut é", fraction=0.95)
 @given(text=texts.filter(lambda text: len(text) > 10), fraction=st.floats(0.05, 0.95))
-def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: float):
+def test_two_shares_of_a_file_are_the_whole_file(tmp_path_factory, text, fraction):
     path = tmp_path_factory.mktemp("shares") / "text.txt"
     path.write_bytes(text.encode())
     head, tail = (documents(text_passages(path, share)) for share in ((0.0, fraction), (fraction, 1.0)))
@@ -100,15 +100,15 @@ def test_two_shares_are_the_whole_file(tmp_path_factory, text: str, fraction: fl
         (b"a" * 40 + b"\x80", 40),
     ],
 )
-def test_bytes_that_are_not_text_are_named_with_their_offset(here, content: bytes, offset: int):
+def test_bytes_that_are_not_text_are_named_with_their_offset(here, content, offset):
     path = Path("broken.txt")
     path.write_bytes(content)
     with pytest.raises(Mistake, match=rf"broken.txt .* {offset}\b"):
         list(text_passages(path, WHOLE))
 
 
-def write_packed(name: str, content: bytes) -> None:
-    """Compressed as the name ends, if it does."""
+def write_packed(name: str, content: bytes):
+    """Writes a file, compressed if its name ends so."""
     compression = {".gz": "gzip", ".zst": "zstd"}.get(Path(name).suffix.lower())
     with pyarrow.output_stream(name, compression=compression) as stream:
         stream.write(content)
@@ -117,7 +117,7 @@ def write_packed(name: str, content: bytes) -> None:
 ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in range(600)]
 
 
-def write_table(path: Path, rows: list[dict] = ROWS) -> None:
+def write_table(path: Path, rows: list[dict] = ROWS):
     table = pyarrow.Table.from_pylist(rows, None if rows else pyarrow.schema({"text": pyarrow.string()}))
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -135,10 +135,10 @@ def write_table(path: Path, rows: list[dict] = ROWS) -> None:
     ("table", "compression"),
     [
         *itertools.product(["rows.jsonl", "rows.csv", "rows.tsv"], ["", ".gz", ".zst"]),
-        *itertools.product(["rows.parquet", "rows.arrow"], [""]),  # which are compressed inside
+        *itertools.product(["rows.parquet", "rows.arrow"], [""]),  # these formats compress by themselves
     ],
 )
-def test_tables_are_one_document_a_row_and_read_without_the_network(here, monkeypatch, table: str, compression: str):
+def test_each_row_of_a_table_is_a_document_and_reading_opens_no_connection(here, monkeypatch, table, compression):
     name, asked = table + compression, []
     monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host) or [])
     write_table(Path(table))
@@ -150,7 +150,7 @@ def test_tables_are_one_document_a_row_and_read_without_the_network(here, monkey
     assert 30 < len(tail) < 90
     with pytest.raises(Mistake, match=rf"{name} .*'body'.* text, author, year"):
         list(table_passages(name, "body"))
-    if ".csv" in name or ".tsv" in name:  # where everything is text
+    if ".csv" in name or ".tsv" in name:  # in these formats everything is text
         assert documents(table_passages(name, "year")) == [str(row["year"]) for row in ROWS]
     else:
         with pytest.raises(Mistake, match=r"'year' .*int.* row 0"):
@@ -158,7 +158,7 @@ def test_tables_are_one_document_a_row_and_read_without_the_network(here, monkey
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("a.TSV", "\t"), ("a.tsv.csv", ","), ("a.CSV.gz", ",")])
-def test_a_tables_last_ending_decides_its_delimiter(here, name: str, delimiter: str):
+def test_the_last_ending_of_a_tables_name_decides_its_delimiter(here, name, delimiter):
     other = {",": "\t", "\t": ","}[delimiter]
     texts = [f"one{other} two", "NA", "", "12", 'a "quoted" word', "two\nlines"]
     content = io.StringIO(newline="")
@@ -168,7 +168,7 @@ def test_a_tables_last_ending_decides_its_delimiter(here, name: str, delimiter: 
 
 
 @pytest.mark.parametrize("name", ["rows.txt", "rows.csv", "rows.csv.gz"])
-def test_a_byte_order_mark_is_no_text(here, name: str):
+def test_a_byte_order_mark_is_not_read_as_text(here, name):
     write_packed(name, "text\nwords\n".encode("utf-8-sig"))
     found = table_passages(name) if ".csv" in name else text_passages(Path(name), WHOLE)
     assert documents(found) == ["words" if ".csv" in name else "text\nwords\n"]
@@ -187,7 +187,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("name", "content"), DAMAGED)
-def test_a_table_that_is_damaged_cut_short_or_would_lose_text_is_named(here, name: str, content):
+def test_a_table_that_is_damaged_cut_short_or_would_lose_text_is_named(here, name, content):
     path = Path(name)
     if content is None:
         plain = path if table_ending(path) == path.suffix else path.with_suffix("")
@@ -203,8 +203,8 @@ OTHERS = {"int": 2024, "float": 0.5, "bool": True, "list": ["a"], "dict": {"type
 
 @pytest.mark.parametrize("kind", OTHERS)
 @pytest.mark.parametrize("first", [False, True])
-def test_a_row_of_another_type_is_refused_and_the_others_are_text_as_it_is(here, kind: str, first: bool):
-    """Also among a million bytes of rows: a reader that guesses types looks at some of them at once."""
+def test_a_row_of_another_type_is_refused_and_the_rows_before_it_are_read_unchanged(here, kind, first):
+    """Also after many rows: a reader that guesses types from the first rows would convert the others."""
     texts = [f'caf\u00e9 "{number}" \\ \n' * 100 for number in range(400)]
     place = 0 if first else 300
     lines = [json.dumps({"text": text}) for text in texts]
@@ -216,14 +216,14 @@ def test_a_row_of_another_type_is_refused_and_the_others_are_text_as_it_is(here,
         next(found)
 
 
-def test_a_column_of_texts_beside_columns_of_many_types(here):
+def test_columns_beside_the_text_may_have_any_type_and_a_missing_text_is_empty(here):
     rows = [{"text": "é", "meta": {"a": 1}, "parts": "x"}, {"text": None, "meta": 3, "parts": [{"text": "y"}]}]
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert list(table_texts(Path("rows.jsonl"), "text")) == ["é", ""]
 
 
 @pytest.mark.parametrize("name", ["rows.tsv", "rows.csv"])
-def test_quote_marks_that_are_text_lose_no_row_and_a_field_that_has_swallowed_rows_is_told(here, caplog, name):
+def test_quote_marks_can_be_read_as_text_and_a_quoted_field_of_many_rows_warns(here, caplog, name):
     separator = "\t" if name.endswith("tsv") else ","
     texts = [
         f'"row {number}' if number % 3 == 0 else f'row {number}"' * (number % 3 - 1) + "x" for number in range(300)
@@ -232,14 +232,14 @@ def test_quote_marks_that_are_text_lose_no_row_and_a_field_that_has_swallowed_ro
     Path(name).write_text("\n".join(lines))
     assert list(table_texts(Path(name), "text", quotes=False)) == texts
     assert not caplog.messages
-    if name == "rows.tsv":  # where quote marks are rarely more than text
+    if name == "rows.tsv":  # in TSV quote marks are usually text
         assert len(list(table_passages(name))) < 300
         assert len(caplog.messages) == 1 and "--data.quotes false" in caplog.messages[0]
 
 
 def test_a_column_whose_name_has_a_space_is_shown_with_it(here):
     Path("rows.csv").write_text("number, text\n1, a\n")
-    with pytest.raises(Mistake, match=r"'text': set --data.text_column to one of number, ' text'"):
+    with pytest.raises(Mistake, match=r"'text'.* --data.text_column .*number, ' text'"):
         list(table_passages("rows.csv"))
 
 
@@ -247,7 +247,7 @@ EMPTY = {"rows.csv": b"text,number\n", "rows.jsonl": b"\n\n", "rows.json": b"[]"
 
 
 @pytest.mark.parametrize("name", [*EMPTY, "rows.parquet", "rows.arrow"])
-def test_a_table_without_rows_is_empty_text(here, name: str):
+def test_a_table_without_rows_has_no_text(here, name):
     if name in EMPTY:
         Path(name).write_bytes(EMPTY[name])
     else:
@@ -255,13 +255,13 @@ def test_a_table_without_rows_is_empty_text(here, name: str):
     assert list(table_passages(name)) == []
 
 
-def test_a_column_of_numbers_that_becomes_text_and_one_without_a_name_do_not_disturb(here):
+def test_columns_of_mixed_types_and_without_a_name_are_read_as_text(here):
     rows = [f"{number},{number if number < 500 else 'x'},text {number}" for number in range(1000)]
     Path("rows.csv").write_text("\n".join([",code,text", *rows]))
     assert documents(table_passages("rows.csv")) == [f"text {number}" for number in range(1000)]
     assert documents(table_passages("rows.csv", "code"))[499:501] == ["499", "x"]
 
 
-def test_hash_is_the_same_everywhere():
-    """This value decides the split of the default corpus on every machine."""
+def test_the_hash_that_splits_files_never_changes():
+    """This hash decides the split of the default corpus on every machine."""
     assert uniform_hash("json/decoder.py") == 0.11393991729957655

@@ -1,4 +1,4 @@
-"""The token cache: the stream of the text, whole or not there, made once by one of several runs, remade when stale."""
+"""The token cache holds the whole text or nothing, is made by one of several runs, and is made again when stale."""
 
 import os
 import pickle
@@ -30,7 +30,7 @@ DOCUMENTS = [f"document {number} é\n" * (1 + number % 7) for number in range(30
 
 
 def passages_of(documents: list[str]) -> list[Passage]:
-    """Every third document in two passages."""
+    """Cuts every third document into two passages."""
     passages = []
     for number, text in enumerate(documents):
         if number % 3 == 0:
@@ -41,7 +41,7 @@ def passages_of(documents: list[str]) -> list[Passage]:
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(token_cache, "BATCH_CHARS", 500)
 
 
@@ -60,7 +60,7 @@ def cache_of(cache_dir: str | None = "cache", tokenizer: str = "bpe", vocab_size
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(("batch_chars", "limits"), [(1, range(2, 60)), (500, (100, 3001, 7000, None))])
-def test_the_stream_is_the_text_cut_at_max_tokens(here, monkeypatch, batch_chars, limits, num_threads: int):
+def test_the_token_stream_is_the_text_cut_at_max_tokens(here, monkeypatch, batch_chars, limits, num_threads):
     monkeypatch.setattr(token_cache, "BATCH_CHARS", batch_chars)
     whole = [END, *chain.from_iterable((*document.encode(), END) for document in DOCUMENTS)]
     for limit in limits:
@@ -70,20 +70,20 @@ def test_the_stream_is_the_text_cut_at_max_tokens(here, monkeypatch, batch_chars
         assert tokens.num_bytes == sum(token != END for token in expected)
 
 
-def test_large_vocabularies_take_four_bytes(here):
+def test_tokens_of_large_vocabularies_are_stored_in_four_bytes(here):
     wide = tokenizers.Tokenizer.from_dict(TOKENIZER.to_dict() | {"special_tokens": {tokenizers.END_OF_TEXT: 100_000}})
     tokens = write_split(Path("train.bin"), token_stream(wide, [Passage("ab", ends_document=True)]), wide)
     assert stream(tokens) == [100_000, ord("a"), ord("b"), 100_000]
 
 
-def test_no_text_is_a_mistake(here):
+def test_an_empty_split_is_named(here):
     with pytest.raises(Mistake, match="train"):
         write([])
 
 
-def test_any_part_is_read_also_by_a_loader_process_which_opens_the_file_itself(here):
+def test_any_part_of_the_tokens_can_be_read_and_pickling_sends_the_path_alone(here):
     tokens = write(["text " * 100_000])
-    part = tokens.read(499_999, 99)  # or to the end
+    part = tokens.read(499_999, 99)  # stops at the end
     assert part.dtype == np.int64 and part.tolist() == [ord("t"), ord(" "), END]
     windows = tokens.gather(np.array([499_999, 0]), 3)
     assert windows.dtype == np.int64 and windows.tolist() == [part.tolist(), [END, *b"te"]]
@@ -97,8 +97,8 @@ def content(tokenized: TokenizedCorpus) -> tuple:
 
 
 @pytest.fixture
-def texts(here) -> None:
-    """40 of random words, in the working folder."""
+def texts(here):
+    """Writes 40 texts of random words into the working folder."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefgh", k=5)) for _ in range(500)]
     for number in range(40):
@@ -106,7 +106,7 @@ def texts(here) -> None:
 
 
 @pytest.mark.parametrize("error", [Mistake("not UTF-8"), OSError(2, "none")], ids=repr)
-def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(texts, monkeypatch, error):
+def test_an_error_while_the_corpus_is_read_is_passed_on_and_leaves_no_tokens(texts, monkeypatch, error):
     def failing(self, split: str):
         yield from passages_of(DOCUMENTS)[:200]
         raise error
@@ -120,7 +120,7 @@ def test_a_source_that_fails_is_what_is_reported_and_nothing_is_left(texts, monk
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="numbers of files are POSIX")
-def test_tokens_are_whole_on_the_disk_before_the_index(texts, monkeypatch: pytest.MonkeyPatch):
+def test_tokens_are_flushed_to_disk_before_the_index_is_written(texts, monkeypatch):
     flushed = []
     monkeypatch.setattr(token_cache.os, "fsync", lambda file: flushed.append(os.fstat(file)))
     cache = cache_of()
@@ -129,7 +129,7 @@ def test_tokens_are_whole_on_the_disk_before_the_index(texts, monkeypatch: pytes
     assert [(file.st_ino, file.st_size) for file in flushed] == [(file.st_ino, file.st_size) for file in written]
 
 
-def test_tokens_are_the_text_and_a_second_run_with_them_or_a_copy_reads_none(texts, monkeypatch):
+def test_cached_tokens_are_the_text_and_the_cache_or_a_copy_is_used_without_reading_it(texts, monkeypatch):
     cache = cache_of()
     tokenized = cache.prepare()
     end = tokenized.tokenizer.end_of_text
@@ -143,7 +143,7 @@ def test_tokens_are_the_text_and_a_second_run_with_them_or_a_copy_reads_none(tex
         assert content(cache_of(name).prepare()) == content(tokenized)
 
 
-def test_tokenizer_is_trained_on_the_training_split_alone(texts):
+def test_the_tokenizer_is_trained_on_the_training_split_only(texts):
     cache = cache_of()
     first = cache.prepare().tokenizer.fingerprint
     for path in cache.corpus.files["validation"]:
@@ -156,13 +156,13 @@ FIRST = Path("000.txt")
 CHANGES = {
     "a file of the same size": lambda: FIRST.write_text(FIRST.read_text()[::-1]),
     "a file more": lambda: Path("040.txt").write_text(FIRST.read_text()),
-    "the name of a file": lambda: FIRST.rename("000a.txt"),  # in the same place, and to train as before
+    "the name of a file": lambda: FIRST.rename("000a.txt"),  # keeps its place and its split
 }
 OPTIONS = {"tokenizer": "bytes", "vocab_size": 310, "validation_fraction": 0.4}
 
 
 @pytest.mark.parametrize("change", [*CHANGES, *OPTIONS])
-def test_a_change_is_noticed(texts, change: str):
+def test_tokens_are_made_again_after_a_change_of_files_or_options(texts, change):
     cache = cache_of()
     cache.prepare()
     options = {name: value for name, value in OPTIONS.items() if name == change}
@@ -171,14 +171,14 @@ def test_a_change_is_noticed(texts, change: str):
     assert content(cache_of(**options).prepare()) == content(cache_of("elsewhere", **options).prepare())
 
 
-def flip(path: Path) -> None:
-    time.sleep(0.02)  # the date of a file is no finer
+def flip(path: Path):
+    time.sleep(0.02)  # the date of a file may be no finer
     content = path.read_bytes()
     path.write_bytes(content[:99] + bytes([content[99] ^ 1]) + content[100:])
 
 
-def cut(path: Path, size: int) -> None:
-    """Keeps the date, as a crash of the machine may."""
+def cut(path: Path, size: int):
+    """Cuts a file but keeps its date, as a crash of the machine may."""
     stat = path.stat()
     os.truncate(path, size)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -190,22 +190,22 @@ DAMAGES += [("tokens.json", partial(cut, size=999)), ("tokens.json", lambda path
 
 
 @pytest.mark.parametrize(("name", "damage"), DAMAGES)
-def test_what_is_damaged_changed_or_missing_is_made_again(texts, caplog, name: str, damage):
+def test_damaged_changed_or_missing_tokens_are_made_again_with_a_warning(texts, caplog, name, damage):
     cache = cache_of()
     first = content(cache.prepare())
     damage(cache.folder / name)
     assert cache.open() is None
     assert content(cache.prepare()) == first
-    is_told = (name, damage) != ("tokens.json", Path.unlink)  # which is as good as nothing
-    assert [str(cache.folder) in message for message in caplog.messages] == [True] * is_told
+    warns = (name, damage) != ("tokens.json", Path.unlink)  # without an index there is no cache
+    assert [str(cache.folder) in message for message in caplog.messages] == [True] * warns
 
 
-def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_set(texts, here, monkeypatch):
+def test_a_variable_names_the_cache_folder_and_a_folder_that_cannot_be_made_is_named(texts, here, monkeypatch):
     monkeypatch.setenv("GLASSGPT_CACHE", "named")
     assert cache_of(None).folder.parent == here / "named"
     monkeypatch.delenv("GLASSGPT_CACHE")
     assert cache_of(None).folder.parent == Path(__file__).parents[2] / ".cache" / "glassgpt"
-    with monkeypatch.context() as installed:  # in site-packages, where no pyproject.toml is
+    with monkeypatch.context() as installed:  # in site-packages, without a pyproject.toml beside it
         installed.setattr(token_cache, "__file__", str(here / "site-packages" / "data" / "token_cache.py"))
         installed.setenv("XDG_CACHE_HOME", str(here / "own"))
         assert (default_cache_dir() == here / "own" / "glassgpt") or sys.platform in ("win32", "darwin")
@@ -214,8 +214,8 @@ def test_environment_names_the_cache_and_one_that_cannot_be_made_says_what_to_se
         cache_of("occupied").prepare()
 
 
-def tokenise() -> None:
-    """A run that stops reading when tokens are on the disk until there is a file `go`."""
+def tokenise():
+    """A run that stops reading once there are tokens on the disk, until there is a file `go`."""
     read = FileCorpus.passages
 
     def passages(self, split: str):
@@ -230,8 +230,8 @@ def tokenise() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_run_waits_for_another_on_a_cold_cache_and_makes_it_only_if_that_is_killed(
-    texts, monkeypatch, is_killed: bool
+def test_a_run_waits_for_another_that_makes_the_cache_and_makes_it_only_if_that_is_killed(
+    texts, monkeypatch, is_killed
 ):
     expected, cache, made = content(cache_of("elsewhere").prepare()), cache_of(), []
     run = programs.start("-c", programs.calling(tokenise))

@@ -1,6 +1,6 @@
-"""Tokenizers: they lose no text, treat special tokens in a text as text, and come back unchanged when stored.
+"""Tokenizers lose no text, read special tokens in a text as text, and come back unchanged when stored.
 
-Also from files of Hugging Face's libraries, which encode alike.
+Files for Hugging Face's libraries encode alike there and come back too.
 """
 
 import io
@@ -30,7 +30,7 @@ def bpe() -> Tokenizer:
 
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
 @example(END_OF_TEXT)
-def test_no_text_is_lost_and_none_becomes_a_special_token(bpe: Tokenizer, text: str):
+def test_no_text_is_lost_and_none_becomes_a_special_token(bpe, text):
     assert tokenizers.byte_level().encode(text) == list(text.encode())
     for tokenizer in (bpe, tokenizers.byte_level()):
         tokens = tokenizer.encode(text)
@@ -40,11 +40,11 @@ def test_no_text_is_lost_and_none_becomes_a_special_token(bpe: Tokenizer, text: 
         assert tokenizer.decode(tokens) == text
 
 
-def test_two_surrogates_are_one_character_and_a_single_one_is_replaced(bpe: Tokenizer):
+def test_a_surrogate_pair_is_one_character_and_a_lone_surrogate_is_replaced(bpe):
     assert bpe.decode(bpe.encode("a\ud800b \ud83d\ude00")) == "a\ufffdb \U0001f600"
 
 
-def test_bpe_learns_merges_in_which_newline_and_indentation_are_one_piece(bpe: Tokenizer):
+def test_bpe_merges_a_newline_with_its_indentation(bpe):
     assert bpe.vocab_size == 280
     assert len(bpe.encode(CODE)) < len(CODE) / 2
     tokenizer = tokenizers.train_bpe(["x:\n        y\n        z" * 50], 263)
@@ -54,13 +54,13 @@ def test_bpe_learns_merges_in_which_newline_and_indentation_are_one_piece(bpe: T
 def test_bpe_reads_no_more_text_than_it_needs(monkeypatch):
     monkeypatch.setattr(tokenizers, "TRAINING_BYTES", 7)
     read = []
-    texts = (read.append(text) or text for text in ("ééa", "ab", "never read"))  # five bytes, and two
+    texts = (read.append(text) or text for text in ("ééa", "ab", "never read"))  # five bytes, then two
     assert tokenizers.train_bpe(texts, 257).vocab_size == 257
     assert read == ["ééa", "ab"]
 
 
-def test_half_a_character_and_an_unused_id_are_replaced_in_text_and_escaped_in_labels(bpe: Tokenizer):
-    """A model's vocabulary may be rounded up to a size that multiplies faster, and it may sample any id."""
+def test_incomplete_characters_and_unused_ids_are_replaced_in_text_and_escaped_in_labels(bpe):
+    """A model's vocabulary may be rounded up to a size that multiplies faster, so a model may sample an unused id."""
     tokenizer = tokenizers.byte_level()
     assert tokenizer.decode("é".encode()[:1]) == "\ufffd" and tokenizer.decode([97, 300, 98]) == "a\ufffdb"
     assert [tokenizer.label(token) for token in "aé".encode()] == ["a", "\\xc3", "\\xa9"]
@@ -69,8 +69,8 @@ def test_half_a_character_and_an_unused_id_are_replaced_in_text_and_escaped_in_l
     assert "".join(map(bpe.label, bpe.encode("def width"))) == "def width"
 
 
-def test_a_tokenizer_is_stored_in_a_checkpoint_as_data(bpe: Tokenizer):
-    """Also with a gap between its ids, as in p50k_base, where end-of-text is in the middle of the merges."""
+def test_a_tokenizer_is_stored_in_a_checkpoint_as_data(bpe):
+    """Also with end-of-text between the ids of the merges, as in p50k_base."""
     gap = Tokenizer("gap", r"\w+|\W+", tokenizers.byte_level().ranks | {b"ar": 257}, {END_OF_TEXT: 256})
     for tokenizer in (bpe, tokenizers.byte_level(), gap):
         buffer = io.BytesIO()
@@ -82,8 +82,8 @@ def test_a_tokenizer_is_stored_in_a_checkpoint_as_data(bpe: Tokenizer):
         assert (restored.name, restored.vocab_size) == (tokenizer.name, tokenizer.vocab_size)
 
 
-def test_the_fingerprint_tells_tokenizers_apart_and_is_that_of_every_earlier_version(bpe: Tokenizer):
-    """By it, tokens in a cache and the maps of a run are known again after an update."""
+def test_the_fingerprint_differs_for_each_tokenizer_and_never_changes(bpe):
+    """Cached tokens and the maps of a run are recognised by it, also after an update."""
     others = [tokenizers.byte_level(), tokenizers.train_bpe([CODE], 279), tokenizers.train_bpe([CODE[::-1]], 280)]
     assert len({tokenizer.fingerprint for tokenizer in [bpe, *others]}) == 4
     assert tokenizers.train_bpe([CODE], 280).fingerprint == bpe.fingerprint
@@ -92,7 +92,7 @@ def test_the_fingerprint_tells_tokenizers_apart_and_is_that_of_every_earlier_ver
     assert tokenizer.fingerprint == "e395baa192f42232fd476986a00a4d2f2ff2838b3e2398a50dfbf7352bab2d23"
 
 
-def test_a_vocabulary_that_the_text_does_not_fill_is_named():
+def test_a_vocabulary_size_that_the_text_cannot_fill_is_named():
     with pytest.raises(Mistake, match=r"2000 .*--data.vocab_size \d+"):
         tokenizers.train_bpe(["abab"], 2000)
 
@@ -104,14 +104,13 @@ def test_a_vocabulary_that_the_text_does_not_fill_is_named():
         ({"special_tokens": None}, "TypeError"),
         ({"pattern": "("}, "parenthesis"),
         ({"tokens": slice(0, 300)}, "0x64"),
-        ({"tokens": slice(0, -1)}, "truncated"),
+        ({"tokens": slice(0, -1)}, "tokens"),
         ({"special_tokens": {}}, END_OF_TEXT),
-        ({"special_tokens": {END_OF_TEXT: 5}}, "the same id"),
-        *(({"special_tokens": {END_OF_TEXT: token}}, "the stored tokenizer") for token in (-1, 2**32, None)),
+        *(({"special_tokens": {END_OF_TEXT: token}}, "stored tokenizer") for token in (5, -1, 2**32, None)),
     ],
     ids=str,
 )
-def test_a_stored_tokenizer_that_cannot_work_is_refused(bpe: Tokenizer, changes: dict, reason: str):
+def test_a_stored_tokenizer_that_cannot_work_is_refused(bpe, changes, reason):
     state = bpe.to_dict()
     if isinstance(changes.get("tokens"), slice):
         changes = {"tokens": state["tokens"][changes["tokens"]]}
@@ -129,22 +128,22 @@ def test_a_published_encoding_is_built_from_the_constructor_in_tiktokens_registr
     }
     tiktoken.list_encoding_names()  # fills the registry
     constructors = tiktoken.registry.ENCODING_CONSTRUCTORS
-    assert constructors and "gpt2" in constructors, "tiktoken keeps its constructors elsewhere: adapt `published`"
+    assert constructors and "gpt2" in constructors, "tiktoken has moved its constructors: adapt `published`"
     monkeypatch.setitem(constructors, "small", lambda: arguments)
     tokenizer = tokenizers.published("small")
     assert tokenizer.fingerprint == tokenizers.byte_level().fingerprint
     assert tokenizer.encode("ab") == [97, 98]
 
 
-def test_failed_download_says_what_to_set(tmp_path, monkeypatch):
+def test_the_message_of_a_failed_download_names_the_encoding_and_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     for variable in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
-        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # the port where nothing answers
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nothing answers at this port
     with pytest.raises(Mistake, match=r"'r50k_base'.*TIKTOKEN_CACHE_DIR"):
         tokenizers.published("r50k_base")
 
 
-# As files of Hugging Face's libraries
+# Files for Hugging Face's libraries
 
 
 OTHER_SCRIPTS = (
@@ -183,7 +182,7 @@ def stored(request, mixed_bpe, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_autotokenizer_gives_a_thousand_lines_the_same_ids(stored):
+def test_autotokenizer_encodes_a_thousand_lines_alike(stored):
     transformers = pytest.importorskip("transformers")
     tokenizer, folder = stored
     peer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -195,7 +194,7 @@ def test_autotokenizer_gives_a_thousand_lines_the_same_ids(stored):
     assert peer.bos_token_id == peer.eos_token_id == tokenizer.end_of_text
 
 
-def test_a_tokenizer_comes_back_as_it_was(stored):
+def test_a_tokenizer_comes_back_unchanged_from_an_exported_folder(stored):
     tokenizer, folder = stored
     assert Tokenizer.from_folder(folder).to_dict() == tokenizer.to_dict()
 
@@ -203,21 +202,21 @@ def test_a_tokenizer_comes_back_as_it_was(stored):
 @pytest.mark.parametrize(
     ("pattern", "merged", "text", "ids"),
     [
-        (r"\w+|\W", {b"bc": 257, b"abcd": 258}, "abcd", [258]),  # b and c are merged first; then nothing makes abcd
+        (r"\w+|\W", {b"bc": 257, b"abcd": 258}, "abcd", [258]),  # b and c merge first; then no merge makes abcd
         (r"\w+|\W", {b"bc": 257, b"abcd": 258}, "xabcd", [ord("x"), ord("a"), 257, ord("d")]),
         (r"\p{N}{1,3}+|\P{N}+", {b"12": 257, b"34": 258}, "x1234", [ord("x"), 257, ord("3"), ord("4")]),  # as GPT-4's
     ],
     ids=["a whole piece that no merge reaches", "within a piece", "a possessive repetition"],
 )
-def test_rules_that_the_libraries_write_differently_are_the_same(pattern, merged, text, ids):
+def test_rules_that_the_libraries_write_differently_give_the_same_ids(pattern, merged, text, ids):
     library = pytest.importorskip("tokenizers")
     tokenizer = Tokenizer("bpe", pattern, tokenizers.byte_level().ranks | merged, {END_OF_TEXT: 256})
     peer = library.Tokenizer.from_str(json.dumps(tokenizer.huggingface_files()[TOKENIZER]))
     assert peer.encode(text).ids == tokenizer.encode(text) == ids
 
 
-def test_the_folder_that_is_published_with_gpt2_is_known(tmp_path, monkeypatch):
-    """Its tokenizer.json leaves the pattern to ByteLevel. Here of fewer tokens, as the real one is no part of this."""
+def test_the_tokenizer_files_published_with_gpt2_are_recognised(tmp_path, monkeypatch):
+    """GPT-2's tokenizer.json leaves the pattern to ByteLevel. This test builds one of fewer tokens."""
     small = Tokenizer("gpt2", GPT2_PATTERN, tokenizers.train_bpe([CODE], 280).ranks, {END_OF_TEXT: 279})
     content = small.huggingface_files()[TOKENIZER]
     content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
@@ -260,9 +259,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("change", DEFAULTS + OTHERS)
-def test_an_exported_tokenizer_with_defaults_written_out_is_the_same_and_with_anything_else_refused(
-    change, mixed_bpe, tmp_path
-):
+def test_an_exported_tokenizer_may_have_defaults_written_out_and_nothing_else_changed(change, mixed_bpe, tmp_path):
     content = mixed_bpe.huggingface_files()[TOKENIZER]
     change(content)
     (tmp_path / TOKENIZER).write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""The order of samples: a permutation per epoch, a pure function of (seed, step), in constant memory."""
+"""The order of samples: a permutation in each epoch, a pure function of (seed, step), in constant memory."""
 
 from types import SimpleNamespace
 
@@ -12,15 +12,15 @@ from model.mistakes import Mistake
 
 
 def epoch_windows(sampler: WindowSampler, epoch: int) -> np.ndarray:
-    """First tokens of all windows of an epoch."""
+    """The first token of each window of an epoch."""
     first = epoch * sampler.windows_per_epoch
     return sampler.starts(np.arange(first, first + sampler.windows_per_epoch))
 
 
 def test_permutations_are_uniform_and_their_images_are_not_correlated():
-    """All 6 orders of 3 things appear equally often: chi-squared with 5 degrees of freedom, below its 99.99% point.
+    """All 6 orders of 3 things are equally frequent: chi-squared with 5 degrees of freedom, below its 99.99% point.
 
-    Correlation of position with image, and of neighbours' images: within five standard deviations of zero.
+    Positions and images, and the images of neighbours, correlate by less than five standard deviations.
     """
     orders = [tuple(permute(np.arange(3), 3, key * 1_000_003)) for key in range(3000)]
     _, counts = np.unique(orders, axis=0, return_counts=True)
@@ -38,14 +38,14 @@ def test_permutations_are_uniform_and_their_images_are_not_correlated():
     seed=st.integers(0, 2**32),
     epoch=st.integers(0, 100),
 )
-def test_an_epoch_sees_every_window_once(num_tokens: int, context_length: int, seed: int, epoch: int):
+def test_an_epoch_has_every_window_once(num_tokens, context_length, seed, epoch):
     context_length = min(context_length, num_tokens - 1)
     sampler = WindowSampler(num_tokens, context_length, seed)
     starts = np.sort(epoch_windows(sampler, epoch))
     assert starts[0] < context_length or sampler.windows_per_epoch == 1
     assert (np.diff(starts) == context_length).all()
     assert starts[0] >= 0 and starts[-1] + context_length + 1 <= num_tokens
-    # No window more would fit behind every offset below T.
+    # One more window would not fit behind every offset below T.
     assert sampler.windows_per_epoch == max((num_tokens - context_length) // context_length, 1)
 
 
@@ -57,13 +57,13 @@ def test_the_offset_and_the_order_change_with_the_epoch_and_the_seed():
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.25, 1.0])
-def test_windows_repeat_themselves_after_periods_that_are_log_uniform(fraction: float):
-    """The mean and the variance of the logarithm of 8..64 are those of the uniform one; all periods occur."""
+def test_the_periods_of_repeating_windows_are_log_uniform(fraction):
+    """All periods from 8 to 64 occur, and their logarithm has the mean and variance of a uniform distribution."""
     numbers = np.arange(320_000)
     periods = WindowSampler(10**6, 128, seed=4).periods(numbers[evenly_spread(numbers, fraction)])
     assert len(periods) == pytest.approx(fraction * len(numbers), abs=1)
     assert set(periods.tolist()) == set(range(8, 65))
-    logs = np.log(periods + 0.5)  # a period stands for all numbers that are rounded down to it
+    logs = np.log(periods + 0.5)  # a period is a real number rounded down
     low, high = np.log([8, 65])
     assert logs.mean() == pytest.approx((low + high) / 2, abs=0.02)
     assert logs.var() == pytest.approx((high - low) ** 2 / 12, rel=0.03)
@@ -72,7 +72,7 @@ def test_windows_repeat_themselves_after_periods_that_are_log_uniform(fraction: 
 
 
 @pytest.mark.parametrize(("context_length", "allowed"), [(1, {1}), (8, {4}), (20, {8, 9, 10})])
-def test_short_windows_have_short_periods(context_length: int, allowed: set[int]):
+def test_short_windows_have_short_periods(context_length, allowed):
     periods = WindowSampler(1000, context_length, seed=0).periods(np.arange(800))
     assert set(periods.tolist()) == allowed
 
@@ -81,23 +81,23 @@ TEXT = SimpleNamespace(gather=lambda starts, length: 1000 + starts[:, None] + np
 
 
 def training_windows(repeats: Repeats, first: int = 0, rows: range = range(8)) -> np.ndarray:
-    """Those of 12 batches of 8, of a text in which token n is 1,000 + n; random tokens are 1 to 300."""
+    """12 batches of 8 windows. Token n of the text is 1,000 + n, and random tokens are 1 to 300."""
     sampler = WindowSampler(50_000, 32, seed=5)
     batches = iter(TrainingWindows(TEXT, sampler, first, repeats, 301, 0, 8, rows))
     return np.stack([next(batches) for _ in range(12)])
 
 
 @pytest.mark.parametrize("share", [8, 4, 1])
-def test_the_shares_of_all_devices_are_the_batch_of_one_and_a_place_in_the_text_has_no_batch_size(share: int):
-    """Training that stops after any window goes on with the next, whatever the size of a batch was and is."""
+def test_devices_share_the_batch_and_reading_continues_after_any_window(share):
+    """The windows of all devices are those of one, and those after window 20 do not depend on earlier batch sizes."""
     repeats = Repeats(0.5, 16, 48, 0.125)
     shares = [training_windows(repeats, 20, range(first, first + share)) for first in range(0, 8, share)]
     expected = training_windows(repeats).reshape(96, 33)[20:]
     assert np.array_equal(np.concatenate(shares, axis=1).reshape(96, 33)[:76], expected)
 
 
-def test_text_repeats_between_two_windows_and_random_tokens_do_all_the_time():
-    """A random window repeats different tokens of the vocabulary, others than the one before."""
+def test_text_repeats_from_one_window_to_another_and_random_tokens_from_the_start():
+    """A random window repeats distinct tokens of the vocabulary, and differs from other random windows."""
     windows, plain = (training_windows(repeats).reshape(96, 33) for repeats in (Repeats(0.5, 16, 48, 0.125), Repeats()))
     random = np.arange(96) % 8 == 7
     text = (np.arange(96) % 2 == 1) & (np.arange(96) >= 16) & (np.arange(96) < 48) & ~random
@@ -114,14 +114,14 @@ def test_text_repeats_between_two_windows_and_random_tokens_do_all_the_time():
     assert len(set(firsts)) > len(firsts) / 2
 
 
-def test_too_short_a_stream_names_both_numbers():
+def test_a_stream_too_short_for_a_window_is_refused_with_both_numbers():
     with pytest.raises(Mistake, match=r"context_length 64 .*65.* 64"):
         WindowSampler(64, 64, seed=0)
     assert WindowSampler(65, 64, seed=0).starts(np.arange(3)).tolist() == [0, 0, 0]
 
 
-def test_the_order_is_that_of_the_paper_and_of_every_earlier_version():
-    """A checkpoint from before an update resumes with the batches that follow."""
+def test_the_order_never_changes_and_its_mixer_is_the_published_one():
+    """So that a checkpoint of an earlier version resumes with the batches that follow."""
     state, outputs = 1234567, []
     for _ in range(3):
         outputs.append(_mix(state))

@@ -1,4 +1,4 @@
-"""A hub on this machine that is well, slow, busy or broken; it serves a small data set as the Hugging Face Hub does."""
+"""A local server that serves a small data set as the Hugging Face Hub does; it can be slow, busy or broken."""
 
 import http.server
 import io
@@ -13,7 +13,7 @@ TEXTS = {"train": [f"This is text {number}. " * 300 for number in range(8)], "va
 FILES = {"README.md": b"# Some texts\n"}
 NO_TEXTS: list[str] = []
 for split, texts in TEXTS.items():
-    for number, rows in enumerate([NO_TEXTS, texts, NO_TEXTS]):  # some files of a data set hold no rows
+    for number, rows in enumerate([NO_TEXTS, texts, NO_TEXTS]):  # some files of real data sets have no rows
         table = pyarrow.table({"text": pyarrow.array(rows, pyarrow.string())})
         with io.BytesIO() as file:
             pyarrow.parquet.write_table(table, file, row_group_size=1, write_statistics=False)
@@ -26,10 +26,10 @@ REFUSALS = {"missing": (404, "RepoNotFound"), "gated": (403, "GatedRepo"), "busy
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Answers for the data set OWNER/texts; what goes wrong is the owner's name.
+    """Serves the data set OWNER/texts; the owner's name says what goes wrong.
 
-    fine; slow: files come after a second; busy_at_first: refuses the first request; cut: parquet files end in the
-    middle; dropped: connections are closed without an answer; those of REFUSALS.
+    fine: nothing; slow: files come after a second; busy_at_first: the first request is refused; cut: parquet files end
+    in the middle; dropped: connections are closed without an answer; or a name in REFUSALS.
     """
 
     def do_GET(self) -> None:
@@ -52,4 +52,4 @@ class Hub(http.server.BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, *_) -> None:
-        """Says nothing."""
+        """Logs nothing."""

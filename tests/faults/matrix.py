@@ -1,8 +1,8 @@
-"""The fault matrix, `make faults`: makes everything go wrong that can, and shows that nothing is lost.
+"""The fault matrix, `make faults`: disturbs runs in every way and shows that nothing is lost.
 
-In every case the person saw one sentence or the training went on; files from before could be read; and a resumed run
-ended in the same bits as one that was never disturbed, unless the person was told otherwise. What kills or stops a
-program happens to a real one, all else to `main` in this process. FAULTS=5 draws as many times more moments.
+In every case the user gets one sentence or training continues; earlier files stay readable; and a resumed run ends in
+the same bits as an undisturbed one, unless the user was told otherwise. Signals go to real programs, all other faults
+to `main` in this process. FAULTS=5 draws five times as many moments.
 """
 
 import errno
@@ -45,7 +45,7 @@ MAINS = {"train.py": main, "generate.py": generate.main, "inspect_attention.py":
 
 
 def mistake_of(status: int, written: str) -> str:
-    """The one sentence of a program that ended with status 2, else nothing; a traceback is never written."""
+    """Returns the sentence of a program that ended with status 2, else "". Fails if it wrote a traceback."""
     assert "Traceback" not in written or status == -signal.SIGKILL, written[-2000:]
     assert status or not [path for path in Path().rglob(".*") if path.suffix in (".aside", ".new")]
     return written.strip().splitlines()[-1] if status == 2 else ""
@@ -53,10 +53,10 @@ def mistake_of(status: int, written: str) -> str:
 
 @pytest.fixture
 def run(here, capsys):
-    """Calls the main function of a command in this process; gives its sentence if it ends in one, and what it wrote."""
+    """Calls a command's main function in this process; returns its sentence, if any, and all that it wrote."""
 
     def run(command: list[str], *statuses: int) -> tuple[str, str]:
-        capsys.readouterr()  # what was written before is not of this command
+        capsys.readouterr()  # drops what was written before this command
         status, written, error = call(MAINS[command[0]], capsys, *command[1:])
         assert status in (statuses or (0,)), error[-2000:]
         return mistake_of(status, written + error), written + error
@@ -66,9 +66,9 @@ def run(here, capsys):
 
 @pytest.fixture
 def disturb(run, trained):
-    """Trains in this process with a fault that `prepare` makes in a patch, and gives what `run` does.
+    """Trains in this process with the fault that `prepare` patches in; returns what `run` returns.
 
-    Then goes on as a person does: the bits of the undisturbed run at last.
+    Then continues as a user does, and asserts that the run ends in the bits of an undisturbed one.
     """
 
     def disturb(options: list[str], prepare) -> tuple[str, str]:
@@ -83,7 +83,7 @@ def disturb(run, trained):
 
 
 def go_on(run, options: list[str]) -> tuple[list[str], int]:
-    """What a person types next, and the step that it goes on from; meanwhile every file of the run can be read."""
+    """Returns what a user types next, and the step from which it continues. Asserts that every file can be read."""
     checkpoints = {path.name: read_checkpoint(path) for path in RUN.glob("checkpoints/[!.]*")}
     for name, state in checkpoints.items():
         assert all(value.isfinite().all() for value in tree_leaves(state) if isinstance(value, torch.Tensor)), name
@@ -109,12 +109,12 @@ def end(program: subprocess.Popen, *statuses: int) -> str:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda signum: signum.name)
 def test_killed_at_random_moments(small_options, trained, run, signum, workers, seed):
-    """Four times each: when it is about to write its n-th file, or a little later."""
+    """Kills each run four times: when it is about to write its n-th file, or a little later."""
     eventful = [*EVENTFUL, "--trainer.max_steps=30"]
     options = [*TRAIN, *small_options, *eventful, f"--data.num_workers={workers}"]
     command, step, killed, draw = options, -1, 0, random.Random(f"{signum} {workers} {seed}")
     while killed < 4:
-        # A terminal sends Ctrl-C to all processes of the run, loaders included; others may end its main one alone.
+        # A terminal sends Ctrl-C to all processes of a run, loaders too; other signals may reach the main one only.
         to_group = signum == signal.SIGINT or draw.random() < 0.5
         delay = draw.choice([0.0, draw.uniform(0, 0.002), draw.uniform(0, 0.05)])
         moment = programs.calling(signal_at, draw.randint(1, 60), int(signum), delay, to_group)
@@ -131,7 +131,7 @@ def test_killed_at_random_moments(small_options, trained, run, signum, workers, 
 
 
 def limited_files(patch: pytest.MonkeyPatch, number: int, room: int) -> None:
-    """From the n-th file that is opened below runs/ on, no file can have more bytes."""
+    """From the n-th file that is opened in runs/ on, no file can grow beyond `room` bytes."""
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE)
     before, over = resource.getrlimit(resource.RLIMIT_FSIZE), []
     over.append(before_change(["runs"], lambda _: limit((room, before[1])), number, events=["open"]))
@@ -141,7 +141,7 @@ def limited_files(patch: pytest.MonkeyPatch, number: int, room: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("room", [0, 40, 400])
 def test_disk_full(small_options, run, disturb, room, seed):
-    """When a file is opened, or some bytes later: some of the files that a run writes."""
+    """The disk is full when a file is opened, or some bytes later, for some of the files that a run writes."""
     options = [*small_options, "--data.cache_dir=runs/cold"]
     opened = []
     stop = before_change(["runs"], opened.append, events=["open"])
@@ -156,7 +156,7 @@ def test_disk_full(small_options, run, disturb, room, seed):
 
 
 CONFIG = "--config=runs/run/config.yaml"
-READ_ONLY = [  # the folder, what is typed, and words of the sentence where it needs to write
+READ_ONLY = [  # the folder, what is typed, and words of the sentence if it needs to write there
     ("runs", f"train.py {CONFIG} --name=new", "runs/new: Read-only file system"),
     ("runs", "train.py --resume=runs/run --trainer.max_steps=13", "Read-only file system"),
     ("cold", f"train.py {CONFIG} --name=new --data.cache_dir=cold", "data.cache_dir"),
@@ -183,14 +183,14 @@ def test_read_only_folder(finished_run, run, folder, typed, expected):
 
 
 DIVERGED = "lower the learning rates"
-STOPS = {  # what happens in a batch, and words of the sentence
+STOPS = {  # the fault in a batch, and words of the sentence
     "out of memory": (lambda *_: torch.empty(2**60, dtype=torch.uint8), "lower data.batch_size"),
     "nan weight": (lambda module, *_: module.gpt.token_embedding.weight.data[0, 0].fill_(torch.nan), DIVERGED),
     "nan gradient": (lambda module, *_: module.gpt.head.weight.register_hook(lambda grad: grad * torch.nan), DIVERGED),
 }
 
 
-# Saved with the validation of step 4, or after every step.
+# Runs that save with the validation of step 4, and runs that save after every step.
 IN_A_BATCH = pytest.mark.parametrize(
     ("every", "step", "is_saved"), [("null", 2, False), ("null", 9, True), (1, 1, False), (1, 12, True)]
 )
@@ -199,29 +199,30 @@ IN_A_BATCH = pytest.mark.parametrize(
 @IN_A_BATCH
 @pytest.mark.parametrize("fault", STOPS)
 def test_stopped_in_a_batch(small_options, disturb, fault, every, step, is_saved):
-    """No checkpoint holds a number that is not finite, and the sentence says how to go on from the one before."""
+    """No checkpoint holds a number that is not finite, and the sentence says how to resume from the last one."""
     action, expected = STOPS[fault]
-    said, _ = disturb(
+    sentence, _ = disturb(
         [*small_options, f"--checkpoints.every_n_steps={every}", "--data.num_workers=0"],
         lambda patch: before_call(patch.setattr, GPTModule, "training_step", action, step),
     )
-    assert expected in said and ("--resume runs/run" in said) == (is_saved and expected != DIVERGED), said
+    assert expected in sentence and ("--resume runs/run" in sentence) == (is_saved and expected != DIVERGED), sentence
 
 
 @IN_A_BATCH
 def test_loader_process_killed(small_options, disturb, every, step, is_saved):
-    """A run that has its last batch may end before it notices."""
-    said, _ = disturb(
+    """A run that already has its last batch may end before it notices."""
+    sentence, _ = disturb(
         [*small_options, f"--checkpoints.every_n_steps={every}", "--data.num_workers=1"],
         lambda patch: before_call(patch.setattr, GPTModule, "training_step", partial(kill_child, b"", 0), step),
     )
-    assert step == 12 or ("lower data.num_workers" in said and ("--resume runs/run" in said) >= is_saved), said
+    is_told = "lower data.num_workers" in sentence and ("--resume runs/run" in sentence) >= is_saved
+    assert step == 12 or is_told, sentence
 
 
 @pytest.mark.parametrize("cache", ["cold", "full"])
 @pytest.mark.parametrize(("jump", "call"), [(-3600.0, 1), (-1.9e9, 30), (1e9, 100)])
 def test_clock_that_jumps(small_options, run, disturb, jump, call, cache):
-    """Set back by an hour or 60 years, or forward, while the run is trained or its text tokenised."""
+    """The clock goes back by an hour or 60 years, or forward, while the run is trained or its text tokenised."""
     now, calls = time.time, []
     options = [*small_options, "--data.cache_dir=cold"] if cache == "cold" else small_options
 
@@ -229,11 +230,11 @@ def test_clock_that_jumps(small_options, run, disturb, jump, call, cache):
         patch.setattr(time, "time", lambda: now() + jump * (calls.append(0) or len(calls) > call))
 
     assert not disturb(options, jumps)[0]
-    assert "tokenising" not in run(RESUME)[1]  # which opens the cache again
+    assert "tokenising" not in run(RESUME)[1]  # the resumed run uses the cache
 
 
 def meet() -> None:
-    """This process waits where training begins until another one has come as far."""
+    """Makes this process wait at the start of training until another process arrives there."""
 
     def wait(*_, **__) -> None:
         Path(f"met_{os.getpid()}").touch()
@@ -245,11 +246,11 @@ def meet() -> None:
 
 @pytest.mark.parametrize("how", ["started twice", "resumed while it is trained"])
 def test_two_runs_with_one_name(small_options, trained, here, how):
-    """One of the two is trained, and is the run that it is alone; the other leaves no mark."""
+    """One of the two trains the run, as if it were alone; the other changes nothing."""
     command = [*TRAIN, *small_options]
     if how == "started twice":
         one, other = (programs.start(*command, before=programs.calling(meet)) for _ in range(2))
-    else:  # the first stops, as if its machine were slow
+    else:  # the first process is stopped, as if its machine were slow
         stop = programs.calling(signal_after, f"{RUN}/checkpoints/last.ckpt", int(signal.SIGSTOP))
         one = programs.start(*command, before=stop)
         os.waitid(os.P_PID, one.pid, os.WSTOPPED | os.WNOWAIT)
@@ -261,7 +262,7 @@ def test_two_runs_with_one_name(small_options, trained, here, how):
     assert_same_run(trained(), RUN)
 
 
-# What happens in a program of its own: before which call, and what.
+# Faults in another program: before which call, and what happens.
 KILLS = {
     "wandb while the run trains": (GPTModule, "training_step", partial(kill_child, b"wandb-core", 1), 6),
     "wandb while it ends": (wandb.sdk.wandb_run.Run, "finish", partial(kill_child, b"wandb-core", 1)),
@@ -274,7 +275,7 @@ def before(what: str) -> None:
 
 @pytest.mark.parametrize("when", KILLS)
 def test_weights_and_biases_fails(small_options, trained, here, when):
-    """The run does not."""
+    """The run continues."""
     written = programs.run(*TRAIN, *small_options, "--wandb=offline", before=programs.calling(before, when))
     assert "Traceback" not in written and "killed" in written, written
     assert_same_run(trained(), RUN)
@@ -282,13 +283,13 @@ def test_weights_and_biases_fails(small_options, trained, here, when):
 
 @pytest.fixture
 def hub(here, monkeypatch):
-    """Programs that are started from now on take it for the Hub, and find their cache empty."""
+    """Programs that are started from now on use this server as the Hub, with an empty cache."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         server.once = {"busy_at_first": "busy"}
         threading.Thread(target=server.serve_forever).start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         monkeypatch.setenv("HF_HOME", str(here / "hub"))
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here / "hub"))  # has read HF_HOME already
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here / "hub"))  # it has already read HF_HOME
         yield
         server.shutdown()
 
@@ -301,7 +302,7 @@ NO_PAUSES = {"before": "import time; time.sleep = lambda seconds: None"}
 
 @pytest.mark.parametrize(("owner", "options"), [("fine", []), ("fine", STREAMED), ("slow", []), ("busy_at_first", [])])
 def test_hub_that_answers(small_options, hub, monkeypatch, owner, options):
-    """The tokens are those of the text, the run ends, and later runs need no hub."""
+    """The run ends, its tokens are those of the text, and later runs need no hub."""
     command = [*TRAIN, *small_options, *HUB, f"--data.dataset={owner}/texts", *options]
     programs.run(*command, **NO_PAUSES)
     monkeypatch.setenv("HF_ENDPOINT", NOBODY)
@@ -320,7 +321,7 @@ OWNERS |= {owner: f"cannot read data set '{owner}/texts'" for owner in ("busy", 
 @pytest.mark.parametrize("options", [[], STREAMED], ids=["whole", "streamed"])
 @pytest.mark.parametrize("owner", OWNERS)
 def test_hub_that_refuses(small_options, hub, monkeypatch, owner, options):
-    """One sentence, and nothing left of the run."""
+    """The user gets one sentence, and nothing is left of the run."""
     if owner == "unreachable":
         monkeypatch.setenv("HF_ENDPOINT", NOBODY)
     program = programs.start(*TRAIN, *small_options, *HUB, f"--data.dataset={owner}/texts", *options, **NO_PAUSES)
@@ -328,16 +329,16 @@ def test_hub_that_refuses(small_options, hub, monkeypatch, owner, options):
 
 
 def maps(_: Path = RUN) -> list:
-    """Of every step that the run has recorded; the details are read too."""
+    """The maps of every step that the run has recorded. Reads the details too."""
     recording = Recording.open(RUN / "attention")
     found = [(recording.maps(step), recording.readings(step))[0] for step in recording.steps]
     return [(name, values.tobytes()) for at_step in found for name, values in at_step.items()]
 
 
-# What reads a file, by its path. One changed byte must not change what is read without a word.
+# How each file is read. One changed byte must not change what is read without a message.
 EXACT = dict.fromkeys(["checkpoints/last.ckpt", "checkpoints/best.ckpt"], read_checkpoint)
 EXACT |= {"attention/step_*.npz": maps}
-# Where another figure or letter may be shown, as no weight hangs on it.
+# Files in which a changed figure or letter may go unnoticed: no weight depends on them.
 SHOWN = dict.fromkeys(["attention/step_*.json", "attention/scores.jsonl", "attention/probe.json"], maps)
 SHOWN |= {"metrics.csv": read_metrics, "samples.jsonl": read_samples}
 
@@ -345,7 +346,7 @@ SHOWN |= {"metrics.csv": read_metrics, "samples.jsonl": read_samples}
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("path", [*EXACT, *SHOWN])
 def test_changed_byte(finished_run, path, seed):
-    """A sentence says so, or what is read is the same."""
+    """A sentence names the file, or what is read is the same."""
     read, file, draw = (EXACT | SHOWN)[path], max(RUN.glob(path)), random.Random(f"{path} {seed}")
     whole, expected = file.read_bytes(), read(file)
     for place in draw.choices(range(len(whole)), k=100):

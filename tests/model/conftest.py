@@ -1,4 +1,4 @@
-"""Shared by the tests of the network."""
+"""Fixtures for the tests of model/."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.gpts import CONFIGS, random_gpt
 
 @pytest.fixture(autouse=True)
 def same_numbers_every_time():
-    """A test draws the same numbers whichever tests ran before it."""
+    """Seeds PyTorch, so that a test draws the same numbers whichever tests ran before."""
     torch.manual_seed(0)
 
 
@@ -21,7 +21,7 @@ def each_gpt(request):
 
 @pytest.fixture
 def fused_calls(monkeypatch):
-    """The mask and the is_causal of each call of PyTorch's fused attention."""
+    """The mask and is_causal of each call of PyTorch's fused attention."""
     calls, fused = [], F.scaled_dot_product_attention
 
     def spy(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):

@@ -1,4 +1,4 @@
-"""The GPT's layer against figures worked out by hand and PyTorch's; every path goes through its `attend`."""
+"""The GPT's attention layer against figures worked out by hand and against PyTorch's; all paths use its `attend`."""
 
 import math
 
@@ -22,13 +22,13 @@ LN2 = math.log(2)
 def test_two_heads_of_the_gpts_layer_as_worked_out_by_hand():
     """D = 2, so each of two heads is one number wide, and the scores are plain products. There is no batch.
 
-    x = (1, 1), (1, 2), (1, 3). Head 0 asks for ln 2 with the first number and its keys are the second: a key counts
-    twice as much as the one before it. Head 1 asks for nothing: it takes the mean of what it sees.
+    x = (1, 1), (1, 2), (1, 3). The queries of head 0 are ln 2 times the first number, its keys are the second: a key
+    counts twice as much as the one before it. The queries of head 1 are 0: it takes the mean of what it sees.
     """
     layer, x = CausalSelfAttention(2, 2), torch.tensor([[1.0, 1], [1, 2], [1, 3]])
     with torch.no_grad():
         layer.qkv_proj.weight.copy_(torch.tensor([[LN2, 0], [0, 0], [0, 1], [0, 1], [0, 21], [0, 1]]))
-        layer.output_proj.weight.copy_(torch.tensor([[0.0, 1], [1, 0]]))  # it exchanges the heads
+        layer.output_proj.weight.copy_(torch.tensor([[0.0, 1], [1, 0]]))  # exchanges the heads
     # Head 0: 21, 1/3 of 21 and 2/3 of 42, 1/7 of 21 and 2/7 of 42 and 4/7 of 63. Head 1: the means 1, 3/2 and 2.
     torch.testing.assert_close(layer(x), torch.tensor([[1, 21], [1.5, 35], [2, 51]]))
 
@@ -36,7 +36,7 @@ def test_two_heads_of_the_gpts_layer_as_worked_out_by_hand():
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 3, 20])
 def test_documents_and_a_window_are_masked_as_in_pytorchs_layer(window, bias):
-    """All else that the layer does is in test_gpt.py, written out."""
+    """test_gpt.py has everything else that the layer does, written out."""
     layer = CausalSelfAttention(32, 4, window=window, bias=bias).double()
     peer = nn.MultiheadAttention(32, 4, bias=bias, batch_first=True, dtype=torch.float64)
     peer.in_proj_weight, peer.in_proj_bias = layer.qkv_proj.weight, layer.qkv_proj.bias
@@ -51,7 +51,7 @@ def test_documents_and_a_window_are_masked_as_in_pytorchs_layer(window, bias):
 @pytest.mark.parametrize(
     "options", [{}, {"num_kv_heads": 2, "window": 3}, GPT2], ids=["modern", "grouped window", "gpt2"]
 )
-def test_every_path_computes_attention_by_attend(options, monkeypatch):
+def test_training_writing_cache_and_readings_compute_attention_by_attend(options, monkeypatch):
     gpt = random_gpt(GPTConfig(vocab_size=23, context_length=10, num_layers=2, num_heads=4, embed_dim=32, **options))
     tokens = torch.randint(23, (2, 10))
     own_loss, own = gpt.loss(tokens[:, :-1], tokens[:, 1:]), read(gpt, Texts.of(tokens[0]))

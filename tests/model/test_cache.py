@@ -1,6 +1,6 @@
-"""The cache by itself, and its promise: token by token, in chunks and all at once are the same.
+"""The key-value cache: reading a text in any chunks gives the logits of reading it at once.
 
-tests/model/test_generation.py has texts that a whole GPT writes with it.
+tests/model/test_generation.py has texts that a GPT writes with it.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.gpts import CONFIGS, random_gpt
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
-def test_attention_reads_no_key_that_is_in_no_window(window, monkeypatch):
+def test_attention_reads_only_keys_within_a_window(window, monkeypatch):
     layer, cache, seen = CausalSelfAttention(12, 3, window=window), KVCache(1, 2, 3, 8, 4), []
     monkeypatch.setattr(layer, "attend", lambda q, k, v, mask: seen.append((k, mask)) or q)
     for length in (4, 2):
@@ -31,7 +31,7 @@ def test_attention_reads_no_key_that_is_in_no_window(window, monkeypatch):
     assert not expected[:, :-S].any()
 
 
-def test_what_does_not_fit_is_refused_and_changes_nothing():
+def test_tokens_that_do_not_fit_are_refused_and_change_nothing():
     cache, tokens = KVCache(1, 2, 3, 8, 4), torch.randint(31, (2, 6))
     cache.append(tokens)
     with pytest.raises(ValueError, match=r"6 of 8.* 3 "):
@@ -41,7 +41,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing():
 
 def test_no_gradient_flows_through_the_cache():
     layer, cache = CausalSelfAttention(16, 4), KVCache(1, 2, 4, 8, 4)
-    for _ in range(2):  # the second pass must not reach into the first one's graph
+    for _ in range(2):  # the second backward pass must not reach the graph of the first
         x = torch.randn(2, 3, 16, requires_grad=True)
         layer(x, cache=cache.append(torch.zeros(2, 3))[0]).sum().backward()
         assert x.grad.abs().max() > 0  # through the queries
@@ -55,7 +55,7 @@ def test_no_gradient_flows_through_the_cache():
 )
 @settings(max_examples=60)
 @torch.no_grad()
-def test_a_text_in_any_chunks_is_the_text_at_once(config, window, chunks):
+def test_a_text_read_in_any_chunks_has_the_logits_of_the_text_at_once(config, window, chunks):
     gpt = random_gpt(replace(config, context_length=30, window=config.window or window)).double()
     tokens, cache = torch.randint(50, (2, sum(chunks))), new_cache(gpt, 2, 30)
     pieces = [gpt(piece, cache=cache) for piece in tokens.split(chunks, dim=1)]

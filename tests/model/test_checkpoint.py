@@ -1,4 +1,4 @@
-"""A checkpoint comes back as the same GPT, and is refused, before memory is taken, if it is anything else."""
+"""A checkpoint comes back as the same GPT; any other file is refused before it takes memory."""
 
 import functools
 import re
@@ -31,7 +31,7 @@ def gpt():
 
 
 @pytest.mark.parametrize("options", [{"ngram_sizes": [2, 3], "ngram_buckets": 32}, GPT2], ids=["modern", "gpt2"])
-def test_the_same_gpt_comes_back_from_a_file_and_from_a_run(tmp_path, options):
+def test_a_gpt_comes_back_unchanged_from_a_file_and_from_a_run(tmp_path, options):
     gpt = random_gpt(GPTConfig(**SIZES, **options))
     path = save(tmp_path / "run" / "checkpoints" / "last.ckpt", gpt)
     tokens = torch.randint(20, (2, 8))
@@ -44,7 +44,7 @@ def test_the_same_gpt_comes_back_from_a_file_and_from_a_run(tmp_path, options):
     assert load_gpt(tmp_path / "run")[1]["global_step"] == 5
 
 
-def test_weights_of_half_precision_come_back_in_float32(tmp_path, gpt):
+def test_half_precision_weights_come_back_in_float32_and_integers_are_refused(tmp_path, gpt):
     half = {f"gpt.{name}": weight.bfloat16() for name, weight in gpt.state_dict().items()}
     loaded, _ = load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict=half))
     for name, weight in loaded.state_dict().items():
@@ -54,14 +54,8 @@ def test_weights_of_half_precision_come_back_in_float32(tmp_path, gpt):
         load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict=whole))
 
 
-def test_a_missing_checkpoint_is_named(tmp_path):
-    for path in (tmp_path / "nowhere.ckpt", tmp_path):
-        with pytest.raises(FileNotFoundError, match=str(path)):
-            load_gpt(path)
-
-
 @pytest.mark.parametrize("content", [{"weights": torch.zeros(2)}, [1, 2], 3, *map(slice, (0, 1, 1000, -1))])
-def test_a_part_of_a_file_and_a_file_of_something_else_are_refused(tmp_path, gpt, content):
+def test_parts_of_a_checkpoint_and_other_content_are_refused(tmp_path, gpt, content):
     path = save(tmp_path / "x.ckpt", gpt)
     if isinstance(content, slice):
         path.write_bytes(path.read_bytes()[content])
@@ -72,10 +66,10 @@ def test_a_part_of_a_file_and_a_file_of_something_else_are_refused(tmp_path, gpt
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
-def test_a_machine_without_memory_says_nothing_of_the_file(tmp_path, gpt):
-    """A person deletes what is called damaged."""
+def test_a_lack_of_memory_is_not_reported_as_a_damaged_file(tmp_path, gpt):
+    """A user deletes a file that is called damaged."""
     path = save(tmp_path / "x.ckpt", gpt, optimizer=torch.zeros(2**24))
-    # In a process of its own: this one may hold as much freed memory as the file needs.
+    # In another process: this one may hold as much freed memory as the file needs.
     opened = f"""
 from pathlib import Path
 from model.checkpoint import read_checkpoint
@@ -86,8 +80,8 @@ with limited_memory(2**25):
     except ValueError as error:
         print(error)
 """
-    said = programs.run("-c", opened)
-    assert re.search(r"memory to open .*x\.ckpt", said) and "damaged" not in said
+    message = programs.run("-c", opened)
+    assert re.search(r"memory.*x\.ckpt", message) and "damaged" not in message
     assert read_checkpoint(path)["global_step"] == 7
 
 
@@ -99,7 +93,7 @@ with limited_memory(2**25):
         ({"state_dict": {1: torch.zeros(2)}}, ""),
         ({"state_dict": {"gpt.head.weight": 1}}, ""),
         ({"gpt_config": SIZES | {"num_layers": 3}}, r"blocks\.2\..* is missing"),
-        ({"gpt_config": SIZES | {"bigram_buckets": 64}}, "bigram_buckets"),  # of an earlier version
+        ({"gpt_config": SIZES | {"bigram_buckets": 64}}, "bigram_buckets"),  # an option of an earlier version
     ],
     ids=str,
 )
@@ -109,8 +103,8 @@ def test_weights_that_do_not_fit_the_description_are_refused(tmp_path, gpt, chan
         load_gpt(path)
 
 
-def test_an_error_while_weights_are_taken_is_not_told_as_weights_that_do_not_fit(tmp_path, gpt, monkeypatch):
-    """Such as a memory that is full, or a bug in a layer that someone has written."""
+def test_an_error_while_weights_are_loaded_is_passed_on(tmp_path, gpt, monkeypatch):
+    """Such as full memory, or an error in the user's own layer: it is not about weights that do not fit."""
     path = save(tmp_path / "x.ckpt", gpt)
 
     def fail(*_, **__):
@@ -121,7 +115,7 @@ def test_an_error_while_weights_are_taken_is_not_told_as_weights_that_do_not_fit
         load_gpt(path)
 
 
-ENORMOUS = torch.zeros(1).expand(2**20, 2**20)  # by a stride of 0
+ENORMOUS = torch.zeros(1).expand(2**20, 2**20)  # one stored number with a stride of 0
 LARGE = [{"num_layers": 1_000_000}, {"embed_dim": 32768}, {"embed_dim": 2**70}, {"vocab_size": 2**40}]
 LARGE += [{"ngram_sizes": [2], "ngram_buckets": 10**12}, {"feed_forward_dim": 10**12}]
 LARGE += [{"value_embeddings": True, "vocab_size": 10**12}]
@@ -139,7 +133,7 @@ TOO_LARGE = {str(sizes): {"gpt_config": SIZES | sizes} for sizes in LARGE} | {
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
 @pytest.mark.parametrize("changes", TOO_LARGE.values(), ids=TOO_LARGE)
-def test_what_describes_more_than_the_file_holds_is_refused_before_memory_is_taken(tmp_path, gpt, changes):
+def test_a_file_that_describes_more_than_it_holds_is_refused_before_memory_is_taken(tmp_path, gpt, changes):
     path = save(tmp_path / "x.ckpt", gpt, **changes)
     reads = [load_gpt] if "gpt_config" in changes else [read_checkpoint, read_on_disk]
     for read in reads:
@@ -150,7 +144,7 @@ def test_what_describes_more_than_the_file_holds_is_refused_before_memory_is_tak
 
 @pytest.mark.parametrize("read", [read_checkpoint, read_on_disk])
 def test_a_compressed_file_is_refused(tmp_path, gpt, read):
-    """Of a thousandth of its size, so that reading it would fill the memory."""
+    """It could be a thousandth of its unpacked size, so that reading it would fill the memory."""
     path, packed = save(tmp_path / "x.ckpt", gpt, extra=torch.zeros(10**6)), tmp_path / "packed.ckpt"
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
         for record in source.infolist():

@@ -1,23 +1,22 @@
-"""Generation against a loop without a cache, and sampling against the distribution it should have."""
+"""Generation against a loop without a cache, and sampling against the distribution that its options describe."""
 
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
 
 from model.generation import generate, new_cache, sample, stream
-from model.gpt import GPTConfig
-from tests.gpts import GPT2, random_gpt
+from tests.gpts import CONFIGS, random_gpt
 
-SIZES = {"vocab_size": 23, "context_length": 10, "num_layers": 2, "num_heads": 4, "embed_dim": 32}
-MODERN = GPTConfig(**SIZES, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=50)
-CONFIGS = [MODERN, GPTConfig(**SIZES, **GPT2), dataclasses.replace(MODERN, num_kv_heads=2, window=3)]
-EVERY_CONFIG = pytest.mark.parametrize("config", CONFIGS, ids=["modern", "gpt2", "grouped and windowed"])
+MODERN, GPT2 = (replace(CONFIGS[name], context_length=10) for name in ("tables of all heads", "gpt2"))
+EVERY_CONFIG = pytest.mark.parametrize(
+    "config", [MODERN, GPT2, replace(MODERN, num_kv_heads=2, window=3)], ids=["modern", "gpt2", "grouped and windowed"]
+)
 
 
 @torch.no_grad()
 def without_cache(gpt, tokens, max_new_tokens, choose):
-    """The documented window, each token from a whole forward pass over it."""
+    """Generates each token from a whole forward pass over the documented window."""
     context_length = gpt.config.context_length
     window = tokens[:, -context_length:]
     for _ in range(max_new_tokens):
@@ -30,8 +29,8 @@ def without_cache(gpt, tokens, max_new_tokens, choose):
 
 @pytest.mark.parametrize("prompt_length", [1, 4, 10, 17])
 @EVERY_CONFIG
-def test_cached_generation_equals_uncached_within_and_past_the_context(config, prompt_length):
-    gpt, tokens = random_gpt(config), torch.randint(23, (3, prompt_length))
+def test_generation_with_a_cache_equals_generation_without_within_and_past_the_context(config, prompt_length):
+    gpt, tokens = random_gpt(config), torch.randint(50, (3, prompt_length))
     greedy = generate(gpt, tokens, 25, temperature=0)
     torch.testing.assert_close(greedy, without_cache(gpt, tokens, 25, lambda logits: logits.argmax(-1)))
     options = {"temperature": 0.8, "top_k": 9, "top_p": 0.9}
@@ -43,15 +42,15 @@ def test_cached_generation_equals_uncached_within_and_past_the_context(config, p
 
 
 def lengths_read(gpt):
-    """A list that gets the number of tokens of each forward pass."""
+    """A list to which each forward pass appends its number of tokens."""
     lengths = []
     gpt.final_norm.register_forward_hook(lambda _, args, result: lengths.append(result.shape[1]))
     return lengths
 
 
-def test_stream_yields_what_generate_returns_as_it_is_drawn_with_the_generator_alone():
-    """The prompt is read once, and then one token at a time."""
-    gpt, tokens, state = random_gpt(MODERN), torch.randint(23, (2, 7)), torch.get_rng_state()
+def test_stream_yields_the_tokens_of_generate_one_by_one_and_only_the_generator_draws():
+    """The prompt is read once, then one token at a time; a full context is cut to half, which is read again."""
+    gpt, tokens, state = random_gpt(MODERN), torch.randint(50, (2, 7)), torch.get_rng_state()
     passes = lengths_read(gpt)
     whole = generate(gpt, tokens, 12, generator=torch.Generator().manual_seed(7))
     assert torch.get_rng_state().equal(state) and passes == [7, 1, 1, 1, 5, 1, 1, 1, 1, 1, 5, 1]
@@ -65,21 +64,21 @@ def test_stream_yields_what_generate_returns_as_it_is_drawn_with_the_generator_a
     torch.testing.assert_close(whole[:, :7], tokens)
 
 
-def test_a_stop_token_ends_each_sequence_and_then_all():
-    gpt, tokens = random_gpt(MODERN), torch.randint(23, (4, 3))
+def test_a_stop_token_ends_each_text_and_generation_ends_with_the_last():
+    gpt, tokens = random_gpt(MODERN), torch.randint(50, (4, 3))
     free = generate(gpt, tokens, 30, generator=torch.Generator().manual_seed(3))[:, 3:]
     stop = int(free[0, 4])
     stopped = generate(gpt, tokens, 30, generator=torch.Generator().manual_seed(3), stop_token=stop)[:, 3:]
     ends = []
-    for row, unstopped in zip(stopped.tolist(), free.tolist(), strict=True):  # a text depends on no other's end
+    for row, unstopped in zip(stopped.tolist(), free.tolist(), strict=True):  # no text depends on another's end
         end = row.index(stop) if stop in row else len(row)
         ends.append(end)
         assert row == unstopped[:end] + [stop] * (len(row) - end)
     assert min(ends) <= 4 and stopped.shape[1] == min(30, max(ends) + 1)
 
 
-def test_dropout_is_off_and_the_mode_is_restored():
-    gpt, tokens = random_gpt(dataclasses.replace(MODERN, dropout=0.5)), torch.randint(23, (1, 4))
+def test_generation_switches_dropout_off_and_restores_the_mode():
+    gpt, tokens = random_gpt(replace(MODERN, dropout=0.5)), torch.randint(50, (1, 4))
     expected = generate(gpt, tokens, 8, temperature=0)
     assert not gpt.training
     gpt.train()
@@ -92,8 +91,8 @@ def test_dropout_is_off_and_the_mode_is_restored():
 
 
 @EVERY_CONFIG
-def test_a_kept_cache_continues_the_text_and_reads_only_what_is_new(config):
-    gpt = random_gpt(dataclasses.replace(config, context_length=40))
+def test_a_kept_cache_continues_a_text_and_reads_only_new_tokens(config):
+    gpt = random_gpt(replace(config, context_length=40))
     read = lengths_read(gpt)
     cache = new_cache(gpt, 1, 40)
     text = []
@@ -107,19 +106,19 @@ def test_a_kept_cache_continues_the_text_and_reads_only_what_is_new(config):
         assert text == whole[0].tolist()
 
 
-def test_a_kept_cache_slides_when_a_turn_does_not_fit():
+def test_a_kept_cache_keeps_half_of_the_context_when_new_tokens_do_not_fit():
     gpt = random_gpt(MODERN)
     cache = new_cache(gpt, 1, 10)
     first = generate(gpt, torch.tensor([[1, 2, 3, 4]]), 4, temperature=0, cache=cache)
     turn = torch.cat((first[:, -1:], torch.tensor([[5, 6, 7]])), dim=1)
-    # Of the 11 tokens, the last half of the context is read again.
+    # There are 11 tokens; the last half of the context, 5 tokens, is read again.
     new = generate(gpt, turn, 3, temperature=0, cache=cache)[:, 4:]
     expected = generate(gpt, torch.cat((first, turn[:, 1:]), dim=1)[:, -5:], 3, temperature=0)[:, 5:]
     assert new.tolist() == expected.tolist()
 
 
 def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
-    """The distribution that the options describe, by hand, in float64."""
+    """The distribution that the options describe, computed by hand in float64."""
     p = (logits.double() / temperature).softmax(0)
     order = p.argsort(descending=True)
     kept = order[: top_k or len(p)]
@@ -145,11 +144,11 @@ def test_draws_have_the_described_distribution(options):
     generator = torch.Generator().manual_seed(0)
     counts = sample(logits.expand(draws, 8), **options, generator=generator).bincount(minlength=8)
     p = probabilities(logits, **options)
-    deviation = (draws * p * (1 - p)).sqrt()  # of a binomial distribution: 0 where p is 0 or 1
+    deviation = (draws * p * (1 - p)).sqrt()  # that of a binomial distribution: 0 where p is 0 or 1
     assert ((counts - draws * p).abs() <= 4 * deviation).all()
 
 
-def test_draws_depend_on_no_order_in_memory_nor_on_a_sort():
+def test_draws_do_not_depend_on_the_memory_layout_nor_on_a_sort():
     def draw(logits, **options):
         return sample(logits, **options, generator=torch.Generator().manual_seed(5))
 
@@ -157,7 +156,7 @@ def test_draws_depend_on_no_order_in_memory_nor_on_a_sort():
     turned = logits.mT.contiguous().mT
     for options in ({}, {"top_k": 20}):
         assert torch.equal(draw(turned, **options), draw(logits, **options))
-    assert torch.equal(draw(logits, top_k=50), draw(logits))  # sorted, but nothing is left out
+    assert torch.equal(draw(logits, top_k=50), draw(logits))  # sorts, but leaves no token out
 
 
 def test_temperature_zero_and_its_limit_take_the_likeliest():
@@ -175,11 +174,11 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
         ({"top_k": 0}, "top_k .*0"),
         ({"top_p": 0.0}, r"top_p .*0\.0"),
         ({"min_p": 1.5}, r"min_p .*1\.5"),
-        ({"tokens": torch.tensor([[1, 23]])}, r"0\.\.22, not in 1\.\.23"),
+        ({"tokens": torch.tensor([[1, 50]])}, r"49.* 1\.\.50"),
         ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"\(1, 0\)"),
         ({"tokens": torch.tensor([1, 2])}, r"\(2,\)"),
         ({"tokens": torch.zeros(1, 2)}, "float32"),
-        ({"stop_token": 23}, "stop_token .*22, not 23"),
+        ({"stop_token": 50}, "stop_token .*49.* 50"),
     ],
     ids=str,
 )

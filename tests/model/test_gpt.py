@@ -1,4 +1,4 @@
-"""The GPT computes what other implementations of the same network compute, and says what it cannot."""
+"""The GPT computes what other implementations of the same network compute, and refuses impossible options."""
 
 import math
 
@@ -10,9 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model.gpt import ACTIVATIONS, GPT, GPTConfig
 from tests.by_hand import ByHand
-from tests.gpts import CONFIGS, TOKENS, random_gpt
-
-SIZES = {"vocab_size": 50, "context_length": 16, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
+from tests.gpts import CONFIGS, SIZES, TOKENS, random_gpt
 
 
 @pytest.mark.slow
@@ -26,7 +24,7 @@ def test_modern_family_equals_hugging_face_nanochat(num_kv_heads):
     peer = transformers.NanoChatForCausalLM(config).eval()
 
     def mirrored(weight):
-        """NanoChat turns pairs clockwise; that is our sense of rotation with the halves of each head exchanged."""
+        """Exchanges the halves of each head: NanoChat rotates pairs in the opposite sense."""
         return weight.unflatten(0, (-1, 2, 4)).flip(1).flatten(0, 2)
 
     weights = {"model.embed_tokens.weight": gpt.token_embedding.weight, "lm_head.weight": gpt.head.weight}
@@ -48,7 +46,7 @@ FORMULAS = CONFIGS | {name: GPTConfig(**SIZES, activation=name) for name in ACTI
 
 @pytest.mark.parametrize("config", FORMULAS.values(), ids=FORMULAS)
 def test_logits_loss_and_gradients_are_those_of_the_formulas(config):
-    """A new activation needs a line in tests/by_hand.py."""
+    """A new activation needs its formula in tests/by_hand.py."""
     gpt = random_gpt(config)
     expected = ByHand(gpt, TOKENS.tolist()).stops
     torch.testing.assert_close(gpt(TOKENS[None])[0].double(), expected["logits"], atol=1e-4, rtol=1e-4)
@@ -58,23 +56,23 @@ def test_logits_loss_and_gradients_are_those_of_the_formulas(config):
     torch.testing.assert_close(gradients, exact, atol=1e-4, rtol=1e-3)
 
 
-def test_ngrams_spread_evenly_over_their_table():
-    """Those of ids that are near each other, as frequent tokens are, and those of ids that are far apart."""
+def test_ngrams_spread_evenly_over_the_rows_of_their_table():
+    """Both n-grams of ids near each other, as frequent tokens have, and of ids far apart."""
     for size, count, stride in ((2, 64, 1), (2, 64, 768), (3, 16, 1), (3, 16, 3000), (4, 8, 1)):
         gpt = GPT(GPTConfig(**SIZES | {"vocab_size": 50304}, ngram_sizes=[size], ngram_buckets=4096))
         ngrams = torch.cartesian_prod(*[stride * torch.arange(count)] * size)
         rows = gpt.ngram_embedding.rows(ngrams)[:, -1, 0]
-        assert rows.unique().numel() / 4096 > 0.53  # a random map fills 1 - 1/e, which is 0.63
+        assert rows.unique().numel() / 4096 > 0.53  # a random map would fill 1 - 1/e = 0.63
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("init", ["gpt2", "scaled"])
-def test_weights_are_drawn_by_their_formulas(init, tied):
-    """D = 64 and L = 8, so 2 L additions to the residual stream; of thousands of numbers a deviation is known to 5%."""
+def test_initial_weights_have_the_distributions_of_their_formulas(init, tied):
+    """D = 64 and L = 8, so there are 2 L additions to the residual stream. A deviation of thousands is known to 5%."""
     parts = {"position": "learned", "norm": "layernorm", "bias": True, "value_embeddings": True, "ngram_sizes": [2]}
     sizes = {"vocab_size": 500, "context_length": 128, "num_layers": 8, "num_heads": 4, "embed_dim": 64}
     weights = dict(GPT(GPTConfig(**sizes, **parts, init=init, tie_embeddings=tied)).named_parameters())
-    normal, uniform = {"position_embedding.weight": 0.02}, math.sqrt(3 / 64)  # of the fan-in, D
+    normal, uniform = {"position_embedding.weight": 0.02}, math.sqrt(3 / 64)  # 64 is the fan-in, D
     normal["token_embedding.weight"] = 0.02 if init == "gpt2" else 1 / 64 if tied else 1.0
     for name, weight in weights.items():
         of_norm, ends_sublayer = "norm" in name, name.endswith(("output_proj.weight", "down_proj.weight"))
@@ -92,14 +90,14 @@ def test_weights_are_drawn_by_their_formulas(init, tied):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_loss_is_over_the_targets_that_count(reduction):
+def test_the_loss_leaves_out_ignored_targets(reduction):
     gpt, (tokens, targets) = random_gpt(GPTConfig(**SIZES)), torch.randint(50, (2, 2, 10))
     targets[0, 3:] = -100
     expected = F.cross_entropy(gpt(tokens).double().mT, targets, reduction=reduction)
     torch.testing.assert_close(gpt.loss(tokens, targets, reduction=reduction).double(), expected, atol=1e-4, rtol=1e-5)
 
 
-def test_flops_are_those_that_torch_counts():
+def test_flops_are_those_that_pytorch_counts():
     gpt = GPT(GPTConfig(**SIZES, feed_forward_dim=96, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=64))
     tokens = torch.randint(50, (2, 16))
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -139,7 +137,7 @@ def test_autocast_keeps_the_residual_stream_in_bfloat16():
     assert logits.dtype == torch.float32
 
 
-def test_ids_of_every_integer_type_are_read_alike_and_others_or_too_many_are_refused():
+def test_ids_may_have_any_integer_type_and_other_types_and_too_long_texts_are_refused():
     gpt = GPT(GPTConfig(**SIZES | {"vocab_size": 300}))
     ids = torch.tensor([[3, 1, 250]])
     for dtype in (torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64):

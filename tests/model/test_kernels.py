@@ -1,6 +1,5 @@
-"""What is faster on some machine computes the same as what PyTorch does by itself."""
+"""Our kernels, which are faster on some machines, compute what PyTorch computes without them."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,20 +10,17 @@ from torch import nn
 from model import attention, kernels
 from model.attention import CausalSelfAttention
 from model.generation import generate, stream
-from model.gpt import GPTConfig
 from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, linear_by_slices, products_by_slices, short_causal_attention
 from model.multihead import scaled_dot_product_attention
 from tests.attentions import values_and_gradients
-from tests.gpts import random_gpt
-
-GROUPED = GPTConfig(vocab_size=23, context_length=16, num_layers=2, num_heads=4, embed_dim=32, num_kv_heads=2)
-MODERN = replace(GROUPED, num_kv_heads=4, ngram_sizes=[2, 3], ngram_buckets=50)
+from tests.gpts import CONFIGS, random_gpt
+from tests.measurements import causal_softmax
 
 
-@pytest.mark.parametrize("config", [GROUPED, MODERN], ids=["grouped", "modern"])
-def test_without_the_kernels_the_program_gives_the_same(config, monkeypatch):
+@pytest.mark.parametrize("name", ["grouped heads", "tables of all heads"])
+def test_losses_gradients_and_texts_are_the_same_without_the_kernels(name, monkeypatch):
     monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: True)
-    gpt, tokens = random_gpt(config), torch.randint(23, (2, 12))
+    gpt, tokens = random_gpt(CONFIGS[name]), torch.randint(50, (2, 12))
 
     def everything():
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -42,13 +38,12 @@ def test_without_the_kernels_the_program_gives_the_same(config, monkeypatch):
 
 
 def formula(q, k, v):
-    future = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
-    return (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(future, -torch.inf).softmax(-1) @ v
+    return causal_softmax(q @ k.mT / q.shape[-1] ** 0.5) @ v
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0], ids=["flat", "sharp"])  # scores of about 1, and of about 16
+@pytest.mark.parametrize("scale", [1.0, 4.0], ids=["flat", "sharp"])  # scores near 1, and near 16
 @pytest.mark.parametrize("shape", [(2, 64, 32), (3, 2, 128, 16), (1, 2, 256, 64), (2, 7)], ids=str)
-def test_values_and_gradients_are_as_exact_as_those_of_pytorchs_kernel(shape, scale):
+def test_short_attention_is_as_exact_as_pytorchs_kernel_in_values_and_gradients(shape, scale):
     inputs = [(torch.randn(shape) * factor).bfloat16().requires_grad_() for factor in (scale, scale, 1.0)]
     exact = values_and_gradients(formula, [x.detach().double().requires_grad_() for x in inputs])
 
@@ -69,7 +64,7 @@ def explicit(*inputs):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("attend", [short_causal_attention, explicit])
 def test_scores_are_not_rounded_even_under_autocast(attend, autocast):
-    # The scores 128 and 128.5 are one number in bfloat16; the weights must differ by the factor exp(0.5).
+    # bfloat16 rounds the scores 128 and 128.5 to the same number; their weights must differ by the factor exp(0.5).
     q = torch.tensor([[[0.0, 0.0], [2.0, 2.0]]]).bfloat16() * 2**0.5
     k = torch.tensor([[[64.0, 64.0], [64.0, 64.5]]]).bfloat16()
     v = torch.eye(2)[None].bfloat16()
@@ -81,29 +76,28 @@ def test_scores_are_not_rounded_even_under_autocast(attend, autocast):
 
 
 @pytest.mark.parametrize(
-    ("options", "length", "mask", "calls"),
+    ("options", "length", "mask", "is_fused", "has_mask"),
     [
-        ({}, 24, None, []),
-        ({"dropout": 0.5}, 24, None, [(False, True)]),
-        ({"num_kv_heads": 2}, 24, None, [(False, True)]),
-        ({"window": 5}, 24, None, [(True, False)]),
-        ({}, 24, torch.ones(24, 24, dtype=torch.bool), [(True, False)]),
-        ({}, 1, None, [(False, True)]),
-        ({}, MAX_SHORT_LENGTH + 1, None, [(False, True)]),
+        ({}, 24, None, False, False),
+        ({"dropout": 0.5}, 24, None, True, False),
+        ({"num_kv_heads": 2}, 24, None, True, False),
+        ({"window": 5}, 24, None, True, True),
+        ({}, 24, torch.ones(24, 24, dtype=torch.bool), True, True),
+        ({}, 1, None, True, False),
+        ({}, MAX_SHORT_LENGTH + 1, None, True, False),
     ],
-    ids=["short", "dropout", "grouped", "window", "mask", "single query", "long"],
 )
-def test_only_short_causal_attention_leaves_pytorchs_kernel_which_gets_a_mask_only_where_it_must(
-    options, length, mask, calls, fused_calls
+def test_only_short_causal_attention_avoids_pytorchs_kernel_which_gets_a_mask_only_if_needed(
+    options, length, mask, is_fused, has_mask, fused_calls
 ):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         CausalSelfAttention(32, 4, **options)(torch.randn(1, length, 32), mask=mask)
-    assert [(mask is not None, is_causal) for mask, is_causal in fused_calls] == calls
+    assert [(mask is not None, is_causal) for mask, is_causal in fused_calls] == [(has_mask, not has_mask)] * is_fused
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_mask_of_numbers_is_added_to_the_scores_in_bfloat16_too(dtype):
-    """Such as the logit of a sink."""
+    """A user's attention may have such a mask, for example for the logit of a sink."""
     q, k, v = torch.randn(3, 2, 4, 8, 16).to(dtype).unbind()
     bias = torch.randn(8, 8).to(dtype)
     expected = (q.double() @ k.double().mT / 4 + bias.double()).softmax(-1) @ v.double()
@@ -117,12 +111,12 @@ def test_a_mask_of_numbers_is_added_to_the_scores_in_bfloat16_too(dtype):
     "shape", [(), (0,), (1,), (1, 1), (FEW_ROWS, 1), (1, FEW_ROWS), (2, 2), (FEW_ROWS + 1, 1), (3, 2, 2)]
 )
 @torch.no_grad()
-def test_slices_do_not_change_a_product(shape, out_features, bias):
+def test_a_product_by_slices_equals_the_linear_layer(shape, out_features, bias):
     layer, x = nn.Linear(6, out_features, bias=bias), torch.randn(6, *shape).movedim(0, -1)
     torch.testing.assert_close(linear_by_slices(layer, x), layer(x))
 
 
-def test_slices_are_used_for_few_rows_in_float32_without_a_gradient_while_text_is_written(monkeypatch):
+def test_slices_are_used_only_while_writing_for_few_rows_in_float32_without_gradients(monkeypatch):
     calls, bmm = [], torch.bmm
     monkeypatch.setattr(torch, "bmm", lambda *args: calls.append(args[0].shape) or bmm(*args))
     layer, x = nn.Linear(6, 16, bias=False), torch.randn(FEW_ROWS, 6)
@@ -143,7 +137,7 @@ def test_slices_are_used_for_few_rows_in_float32_without_a_gradient_while_text_i
 @pytest.mark.parametrize("shape", [(1, 1, 48), (3, 4, 1, 6), (2, 5, 48), (1, 48), (48,)], ids=str)
 @pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 1e4])
 @torch.no_grad()
-def test_the_norm_of_one_position_is_pytorchs(shape, scale):
+def test_the_norm_equals_pytorchs_for_one_position_and_for_many(shape, scale):
     x = torch.randn(shape) * scale
     torch.testing.assert_close(kernels.rms_norm(x), F.rms_norm(x, x.shape[-1:], eps=1e-6), atol=1e-6, rtol=1e-6)
 
@@ -153,20 +147,22 @@ def test_the_norm_of_one_position_is_pytorchs(shape, scale):
     [
         ({"cpu_name": "AMD EPYC", "avx512_bf16": True}, True, True),
         ({"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True, "amx_bf16": True}, False, True),
-        ({"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True}, False, False),  # half the rate of float32, measured
+        ({"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True}, False, False),  # measured: half the rate of float32
         ({"cpu_name": "ARM", "arm_bf16": True}, False, True),
         ({}, False, False),
     ],
 )
-def test_the_processor_says_what_it_multiplies_slowly_and_fast(monkeypatch, capabilities, slow_products, fast_bfloat16):
+def test_the_processor_decides_on_slow_products_and_fast_bfloat16(
+    monkeypatch, capabilities, slow_products, fast_bfloat16
+):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert kernels.has_slow_vector_products.__wrapped__() == (slow_products and torch.backends.mkl.is_available())
     assert kernels.has_fast_bfloat16.__wrapped__("cpu") == fast_bfloat16
 
 
-def test_two_texts_of_one_model_can_be_written_in_turn(monkeypatch):
+def test_two_texts_of_one_model_can_be_written_alternately(monkeypatch):
     monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: True)
-    gpt = random_gpt(MODERN)
+    gpt = random_gpt(CONFIGS["modern"])
     prompt = torch.zeros(1, 1, dtype=torch.long)
     short, long = stream(gpt, prompt, 2, temperature=0), stream(gpt, prompt, 5, temperature=0)
     in_turn = [next(short), next(long), next(short), *short, *long]

@@ -1,4 +1,4 @@
-"""Exit statuses and sentences of every command line, without training."""
+"""Exit statuses and messages of every command line."""
 
 import io
 import subprocess
@@ -6,44 +6,42 @@ import sys
 
 import pytest
 
-import model.mistakes
-from model.mistakes import exit_status, sentence
+from model.mistakes import Missing, Mistake, exit_status, sentence
 from tests import programs
 
 
 @exit_status("tool.py")
 def tool(error: BaseException | None):
-    """A program that raises an error, where there is one; gives its exit status."""
+    """A program that raises `error`, if any."""
     if error:
         raise error
 
 
-@pytest.mark.parametrize("kind", [model.mistakes.Mistake, model.mistakes.Missing])
-def test_a_mistake_is_one_sentence_and_status_2(capsys, kind):
-    assert tool(kind("two\n  lines")) == 2
-    assert capsys.readouterr() == ("", "tool.py: two lines\n")
+MISTAKE = (2, "", "tool.py: two lines\n")
+ENDS = [(None, 0, "", ""), (KeyboardInterrupt(), 130, "\n", "")]
+ENDS += [(Mistake("two\n  lines"), *MISTAKE), (Missing("two\n  lines"), *MISTAKE)]
+
+
+@pytest.mark.parametrize(("error", "status", "output", "message"), ENDS)
+def test_a_mistake_is_one_sentence_and_status_2_and_ctrl_c_is_status_130(capsys, error, status, output, message):
+    assert tool(error) == status
+    assert capsys.readouterr() == (output, message)
 
 
 @pytest.mark.parametrize("kind", [KeyError, ValueError, TypeError, OSError, RuntimeError, BrokenPipeError])
-def test_any_other_error_is_one_in_code_and_passes(kind):
+def test_any_other_error_is_passed_on(kind):
     with pytest.raises(kind):
         tool(kind("a bug"))
 
 
-def test_ctrl_c_is_status_130(capsys):
-    for error, status, output in ((None, 0, ""), (KeyboardInterrupt(), 130, "\n")):
-        assert tool(error) == status
-        assert capsys.readouterr() == (output, "")
-
-
-def test_a_character_that_the_terminal_lacks_stops_nothing(monkeypatch):
+def test_a_character_that_the_terminal_lacks_is_written_as_a_question_mark(monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     assert exit_status("tool.py")(lambda: print("runs/é"))() == 0
     assert written.getvalue() == b"runs/?\n"
 
 
-def test_a_sentence_that_quotes_a_file_is_cut():
+def test_long_messages_are_cut_and_control_characters_escaped():
     assert sentence(ValueError("x" * 1000)) == "x" * 1000
     assert sentence(ValueError("x" * 600 + "y" * 600)) == "x" * 500 + " ... " + "y" * 500
     assert sentence(ValueError("a\x1b[31m title\x07\x9b b\n\tä")) == r"a\x1b[31m title\x07\x9b b ä"
@@ -53,7 +51,7 @@ def test_a_sentence_that_quotes_a_file_is_cut():
     ("body", "status"), [("print('x')", 0), ("print('x' * 10**6)", 0), ("raise Mistake('a pipe')", 2)]
 )
 def test_a_closed_standard_output_is_no_error(body, status):
-    """Such as in `python scripts/generate.py | head -1`."""
+    """For example in `python scripts/generate.py | head -1`."""
     source = "import sys\nfrom model.mistakes import Mistake, exit_status\n"
     source += f"@exit_status('x')\ndef main():\n    {body}\n"
     source += "status = main()\nsys.stderr.write(f'status {status}')"
@@ -64,7 +62,7 @@ def test_a_closed_standard_output_is_no_error(body, status):
     assert program.wait() == 0
 
 
-def test_help_does_not_import_what_is_slow():
+def test_help_imports_nothing_that_is_slow():
     source = """
 import sys
 from scripts import benchmark, convert_huggingface, generate, inspect_attention, walk

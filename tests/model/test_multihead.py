@@ -1,4 +1,4 @@
-"""The formula and the general layer against worked numbers and PyTorch's own; what does not fit is refused."""
+"""The attention formula and the general layer against worked numbers and PyTorch's; what does not fit is refused."""
 
 import math
 
@@ -21,10 +21,10 @@ LN2 = math.log(2)
 def test_three_tokens_as_worked_out_by_hand():
     """Every query is (2 ln 2, 0, 0, 0), keys begin with 0, 1 and 2: over sqrt(4), the scores are 0, ln 2 and 2 ln 2.
 
-    So each key counts twice as much as the one before it: of three a query gives them 1/7, 2/7 and 4/7.
+    So each key counts twice as much as the one before it: of three keys they get 1/7, 2/7 and 4/7.
     """
     query = torch.tensor([[2 * LN2, 0.0, 0.0, 0.0]]).expand(3, 4)
-    key = torch.tensor([[0.0, 9, 9, 9], [1, 9, 9, 9], [2, 9, 9, 9]])  # what a query does not ask for does not count
+    key = torch.tensor([[0.0, 9, 9, 9], [1, 9, 9, 9], [2, 9, 9, 9]])  # numbers at which the query is 0 do not count
     value = torch.tensor([[0.0, 7], [21, 7], [42, 7]])
     seen = [[1, 0, 0], [1 / 3, 2 / 3, 0], [1 / 7, 2 / 7, 4 / 7]]
     values = [[0.0, 7], [14, 7], [30, 7]]  # 14 = 2/3 of 21; 30 = 2/7 of 21 and 4/7 of 42
@@ -59,7 +59,7 @@ LEADING = st.sampled_from(
 @given(SEEDS, LEADING, st.integers(1, 6), st.integers(1, 6), st.integers(1, 8), st.integers(1, 5), st.data())
 @settings(max_examples=60)
 def test_formula_and_kernel_agree_with_pytorch(seed, leading, T, S, K, Kv, data):
-    """Also where a query may attend to nothing: there are zeros, and not even a NaN that is masked away again."""
+    """A query that may attend to nothing gets zeros, without a NaN even in between."""
     torch.manual_seed(seed)
     sizes = ((T, K), (S, K), (S, Kv))
     inputs = [random(*before, *size) for before, size in zip(leading, sizes, strict=True)]
@@ -84,7 +84,7 @@ def test_formula_and_kernel_agree_with_pytorch(seed, leading, T, S, K, Kv, data)
         allowed = torch.ones(T, S, dtype=torch.bool) if mask is None else torch.atleast_2d(mask)
         if is_causal:
             allowed = allowed & torch.ones(T, S).tril(S - T).bool()
-        # PyTorch's mask is added, and a finite number keeps rows without a key finite.
+        # A mask of finite numbers, which PyTorch adds, keeps rows without a key finite.
         added = torch.where(allowed, 0.0, -1e30).double()
         values = F.scaled_dot_product_attention(*inputs, attn_mask=added, scale=scale)
         return values * allowed.any(-1, keepdim=True)
@@ -108,7 +108,7 @@ def test_multi_head_attention_equals_pytorchs(bias, masked):
     inputs = random(2, 5, 24), random(2, 5, 10), random(2, 5, 14)
     mask = {"nothing": None, "future": causal_mask(5), "padding": padding_mask(torch.tensor([3, 5]), 5)}[masked]
 
-    def pytorch(*inputs):  # its masks say where *not* to look
+    def pytorch(*inputs):  # True in its masks means "may not attend"
         future = ~mask if masked == "future" else None
         padding = ~mask[:, 0, 0] if masked == "padding" else None
         return reference(*inputs, need_weights=False, attn_mask=future, key_padding_mask=padding)[0]
@@ -124,7 +124,7 @@ def test_multi_head_attention_equals_pytorchs(bias, masked):
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_dropout_drops_and_rescales(need_weights):
     T = 200
-    # With the identity for values, the output is the weights themselves: all 1/T without dropout.
+    # With the identity as values, the output is the weights themselves: all 1/T without dropout.
     q, v = torch.zeros(T, 4), torch.eye(T)
     values, weights = scaled_dot_product_attention(q, q, v, dropout_p=0.25, need_weights=need_weights)
     dropped = values == 0
@@ -135,7 +135,7 @@ def test_dropout_drops_and_rescales(need_weights):
 
 
 @pytest.mark.parametrize("layer", [MultiHeadAttention, CausalSelfAttention])
-def test_dropout_in_training_only(layer):
+def test_dropout_is_active_in_training_only(layer):
     dropping, plain, x = layer(16, 2, dropout=0.5), layer(16, 2), torch.randn(2, 8, 16)
     plain.load_state_dict(dropping.state_dict())
 
@@ -165,13 +165,13 @@ q, layer = torch.zeros(2, 4, 8), MultiHeadAttention(8, 2)
         (MultiHeadAttention, (10, 3), {}, ValueError, "num_heads=3 .*query_dim=10"),
     ],
 )
-def test_what_could_be_taken_for_something_else_is_refused(call, arguments, options, error, message):
+def test_inputs_that_do_not_fit_are_refused(call, arguments, options, error, message):
     with pytest.raises(error, match=message):
         call(*arguments, **options)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_autocast_brings_types_together(need_weights):
+def test_autocast_makes_different_types_equal(need_weights):
     with torch.autocast("cpu", torch.bfloat16):
         values, _ = scaled_dot_product_attention(q, q, q.bfloat16(), need_weights=need_weights)
     assert values.dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""Rotary embedding, against the multiplication of complex numbers of which its properties follow."""
+"""Rotary embedding against the multiplication of complex numbers."""
 
 import torch
 from hypothesis import given
@@ -16,8 +16,8 @@ def test_rotation_is_multiplication_by_a_unit_complex_number(seed, half, length,
     torch.testing.assert_close(actual, turned(x.double())[..., offset:, :].float(), atol=1e-4, rtol=1e-4)
 
 
-def test_angles_are_float32_whatever_is_turned():
+def test_angles_are_float32_whatever_type_is_rotated():
     cos, sin = rotary_angles(torch.arange(1100), 8)
     assert cos.shape == sin.shape == (1100, 8) and cos.dtype == sin.dtype == torch.float32
-    assert (cos[1:] - cos[:-1]).abs().amax(dim=1).min() > 1e-4  # in bfloat16 neighbours would share an angle
+    assert (cos[1:] - cos[:-1]).abs().amax(dim=1).min() > 1e-4  # in bfloat16 neighbours would have equal angles
     assert apply_rotary(torch.ones(2, 8, dtype=torch.bfloat16), cos[:2], sin[:2]).dtype == torch.bfloat16

@@ -1,4 +1,4 @@
-"""A long run: neither its memory nor its open files grow. STRESS=N changes the number of steps, 10,000."""
+"""In a long run neither memory nor open files grow. STRESS=N sets the number of steps, by default 10,000."""
 
 import csv
 import os
@@ -12,7 +12,7 @@ STEPS = int(os.environ.get("STRESS", "10000"))
 
 
 class Watch(Callback):
-    """Notes the memory of this process and its open files every hundredth of the run."""
+    """Writes the memory and the open files of this process a hundred times during the run."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -25,7 +25,7 @@ class Watch(Callback):
 
 
 def test_neither_memory_nor_open_files_grow(train, capsys):
-    """Of everything that a run does: validations with samples, recordings, rows and checkpoints too."""
+    """The run also validates, samples, records, logs and saves."""
     each = STEPS // 50
     options = f"""--trainer.max_steps={STEPS} --trainer.val_check_interval={each} --attention.every_n_steps={each}
         --checkpoints.every_n_steps={each // 2} --trainer.callbacks=tests.stress.soak.Watch
@@ -33,10 +33,10 @@ def test_neither_memory_nor_open_files_grow(train, capsys):
     assert train(*options.split()) == 0
     with Path("watched.csv").open() as file:
         steps, memory, files = np.array([[int(x) for x in row] for row in csv.reader(file)]).T
-    late = slice(len(steps) // 4, None)  # what is imported or cached once is there by then
+    late = slice(len(steps) // 4, None)  # after everything has been imported or cached once
     slopes = [np.polyfit(steps[late], values[late], 1)[0] for values in (memory, files)]
     with capsys.disabled():
         print(f"\n{steps[-1]} steps: {memory[0] // 1024} to {memory[-1] // 1024} MiB, {files[0]} to {files[-1]} files")
         print(f"a step adds {1024 * slopes[0]:.1f} bytes and {slopes[1]:.6f} files")
-    assert 1024 * slopes[0] < 500  # a captured map or a row that were kept would be more
+    assert 1024 * slopes[0] < 500  # a map or a row that is kept at each step would be more
     assert files[late].max() == files[late].min()

@@ -1,4 +1,4 @@
-"""Scores of texts against plain loops, one token at a time."""
+"""Losses and bits of texts against plain loops, one token at a time."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,7 @@ from tests.gpts import CONFIGS, random_gpt
 
 @pytest.mark.parametrize("name", ["gpt2", "tables", "window"])
 @pytest.mark.parametrize("length", [2, 11, 17, 18, 59])
-def test_each_token_is_scored_once_as_a_plain_loop_scores_it_without_dropout(name, length):
+def test_each_token_is_scored_once_as_by_a_plain_loop_without_dropout(name, length):
     gpt = random_gpt(replace(CONFIGS[name], dropout=0.5))
     text = torch.randint(50, (length,))
     for stride in (1, 5, 16):
@@ -20,7 +20,7 @@ def test_each_token_is_scored_once_as_a_plain_loop_scores_it_without_dropout(nam
         assert logprobs.shape == (length - 1,) and gpt.training
         gpt.eval()
         for target in range(1, length):
-            # The first window from which on the target is not the token after its end.
+            # The first window that holds the target or ends just before it.
             number = max(0, -(-(target - 16) // stride))
             with torch.no_grad():
                 logits = gpt(text[None, number * stride : target])[0, -1].double()
@@ -28,8 +28,8 @@ def test_each_token_is_scored_once_as_a_plain_loop_scores_it_without_dropout(nam
             assert abs(logprobs[target - 1] - expected) < 1e-5, (stride, target)
 
 
-def test_bits_are_of_targets_that_have_bytes_and_nats_of_all():
-    """Token 0 is of one byte, 1 of three, and 2, end-of-text, of none. The sums of parts can be added up."""
+def test_bits_count_targets_that_have_bytes_and_nats_count_all():
+    """Token 0 has one byte, 1 has three, and 2, end-of-text, has none. The counts of parts add up to the whole."""
     lengths, targets = torch.tensor([1, 3, 0]), torch.tensor([0, 2, 1, 2, IGNORED, 0])
     nats = torch.tensor([1.0, 10.0, 2.0, 20.0, 0.0, 4.0])
     parts = [count_nats(nats[part], targets[part], lengths) for part in (slice(0, 3), slice(3, 6))]

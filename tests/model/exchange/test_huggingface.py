@@ -1,8 +1,9 @@
-"""Models of Hugging Face become GPTs and GPTs theirs, with the same logits; what cannot be expressed is refused."""
+"""Hugging Face's models become GPTs and GPTs become theirs, with equal logits; what has no equivalent is refused."""
 
 import json
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,25 +15,26 @@ from model.generation import generate
 from model.gpt import ACTIVATIONS, GPT, GPTConfig
 from model.mistakes import Mistake
 from tests import gpts, programs
-from tests.gpts import random_gpt
+from tests.gpts import CONFIGS, random_gpt
 from tests.strangers import Calls
 
 safetensors = pytest.importorskip("safetensors.torch")
 
-SIZES = {"vocab_size": 260, "context_length": 64, "num_layers": 3, "num_heads": 4, "embed_dim": 32}
-GPT2 = {**SIZES, **gpts.GPT2}
-OURS = {"value_embeddings": True, "ngram_sizes": [2, 3], "ngram_buckets": 64, "window": 5, "activation": "swiglu"}
+GPT2 = replace(CONFIGS["gpt2"], vocab_size=260, context_length=64)
+GROUPED = replace(CONFIGS["grouped heads"], vocab_size=260, context_length=64)
+OURS = replace(GROUPED, num_kv_heads=4, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=64, window=5)
+OURS = replace(OURS, activation="swiglu", logit_soft_cap=15.0)
 GPTS = [
     ("GPT2LMHeadModel", GPT2),
-    ("GPT2LMHeadModel", {**GPT2, "activation": "gelu_exact", "tie_embeddings": False, "dropout": 0.2}),
-    ("GlassGPTForCausalLM", {**GPT2, "feed_forward_dim": 48}),  # these two llama.cpp would take for GPT-2's own
-    ("GlassGPTForCausalLM", {**GPT2, "activation": "relu2"}),
-    ("GlassGPTForCausalLM", {**SIZES, "num_kv_heads": 2, "tie_embeddings": True, "logit_soft_cap": None}),
-    ("GlassGPTForCausalLM", {**SIZES, **OURS}),
-    ("GlassGPTForCausalLM", {**GPT2, "bias": False, "logit_soft_cap": 20.0}),
+    ("GPT2LMHeadModel", replace(GPT2, activation="gelu_exact", tie_embeddings=False, dropout=0.2)),
+    ("GlassGPTForCausalLM", replace(GPT2, feed_forward_dim=48)),  # llama.cpp would read this and the next as GPT-2's
+    ("GlassGPTForCausalLM", replace(GPT2, activation="relu2")),
+    ("GlassGPTForCausalLM", replace(GROUPED, tie_embeddings=True)),
+    ("GlassGPTForCausalLM", OURS),
+    ("GlassGPTForCausalLM", replace(GPT2, bias=False, logit_soft_cap=20.0)),
 ]
-NO_END = {"eos_token_id": None, "pad_token_id": 0}
-# As GPT2Config writes it.
+EXPORTED = pytest.mark.parametrize("config", [GPT2, OURS], ids=["GPT-2", "our own source"])
+# The options that transformers' GPT2Config writes.
 GPT2_OPTIONS = {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12}
 GPT2_OPTIONS |= {"n_head": 12, "n_inner": None, "activation_function": "gelu_new", "resid_pdrop": 0.1}
 GPT2_OPTIONS |= {"layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
@@ -43,8 +45,8 @@ def transformers():
     return pytest.importorskip("transformers")
 
 
-def gpt_of(options):
-    return random_gpt(GPTConfig(**options), std=0.15)
+def gpt_of(config):
+    return random_gpt(config, std=0.15)
 
 
 def same_weights(one, other):
@@ -54,10 +56,10 @@ def same_weights(one, other):
 
 @pytest.fixture
 def exported(tmp_path):
-    """Writes the folder of a GPT with these options; gives both."""
+    """Exports a random GPT; returns it and its folder."""
 
-    def export(options=GPT2, tokenizer=None):
-        gpt = gpt_of(options)
+    def export(config=GPT2, tokenizer=None):
+        gpt = gpt_of(config)
         to_huggingface(gpt, tmp_path / "model", tokenizer)
         return gpt, tmp_path / "model"
 
@@ -66,7 +68,7 @@ def exported(tmp_path):
 
 @pytest.fixture
 def loaded(transformers):
-    """What transformers makes of a folder."""
+    """Loads a folder with transformers."""
     return lambda folder: transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 
 
@@ -76,14 +78,14 @@ def refuse(folder, message, kind=Mistake):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("class_name", "options"), GPTS)
-def test_an_exported_folder_computes_the_same_and_comes_back_bit_for_bit(class_name, options, exported, loaded):
-    gpt, folder = exported(options, byte_level())
+@pytest.mark.parametrize(("class_name", "config"), GPTS)
+def test_an_exported_model_has_equal_logits_and_comes_back_bit_for_bit(class_name, config, exported, loaded):
+    gpt, folder = exported(config, byte_level())
     imported = from_huggingface(folder)
     assert same_weights(imported, gpt) and not imported.training
     assert (imported.head.weight is imported.token_embedding.weight) == gpt.config.tie_embeddings
     assert imported.num_parameters() == gpt.num_parameters()
-    # torch.save keeps a transposed view, and a kernel may want rows that follow each other.
+    # torch.save would keep a transposed view, and a kernel may need contiguous rows.
     assert all(weight.is_contiguous() for weight in imported.state_dict().values())
     peer = loaded(folder)
     assert type(peer).__name__ == class_name
@@ -98,10 +100,10 @@ def test_an_exported_folder_computes_the_same_and_comes_back_bit_for_bit(class_n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [GPT2, {**SIZES, **OURS}], ids=["GPT-2", "our own source"])
-def test_a_pipeline_writes_to_the_end_of_the_context(options, exported, transformers):
-    """By itself it writes 256 tokens, here with a context of 64."""
-    _, folder = exported(options, byte_level())
+@EXPORTED
+def test_a_pipeline_writes_to_the_end_of_the_context(config, exported, transformers):
+    """The pipeline's own default is 256 tokens; the context is 64."""
+    _, folder = exported(config, byte_level())
     write = transformers.pipeline("text-generation", model=str(folder), trust_remote_code=True)
     (written,) = write("def", suppress_tokens=[256], return_tensors=True)
     assert len(written["generated_token_ids"]) == 64
@@ -109,15 +111,15 @@ def test_a_pipeline_writes_to_the_end_of_the_context(options, exported, transfor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [GPT2, {**SIZES, **OURS}], ids=["GPT-2", "our own source"])
-def test_a_model_that_transformers_has_saved_again_comes_back(options, transformers, loaded, tmp_path):
-    gpt = gpt_of(options)
+@EXPORTED
+def test_a_model_that_transformers_has_saved_again_comes_back(config, transformers, loaded, tmp_path):
+    gpt = gpt_of(config)
     for tokenizer in (byte_level(), train_bpe([Path(__file__).read_text()], 260)):
         first, second = tmp_path / tokenizer.name, tmp_path / f"{tokenizer.name} again"
         to_huggingface(gpt, first, tokenizer)
         their_tokenizer = transformers.AutoTokenizer.from_pretrained(first, trust_remote_code=True)
         their_tokenizer.pad_token = their_tokenizer.eos_token
-        their_tokenizer(["a text", "another"], padding=True, truncation=True, max_length=3)  # which it remembers
+        their_tokenizer(["a text", "another"], padding=True, truncation=True, max_length=3)  # it saves these options
         for saved in (loaded(first), their_tokenizer):
             saved.save_pretrained(second)
         assert same_weights(from_huggingface(second), gpt)
@@ -125,14 +127,14 @@ def test_a_model_that_transformers_has_saved_again_comes_back(options, transform
 
 
 @pytest.mark.parametrize("name", GPT2_ACTIVATIONS)
-def test_an_activation_that_is_read_is_the_function_that_transformers_has_under_its_name(name, transformers):
+def test_each_activation_is_the_function_that_transformers_has_under_its_name(name, transformers):
     x = torch.linspace(-20, 20, 1001, dtype=torch.float64)
     ours = config_of(GPT2_OPTIONS | {"activation_function": name}).activation
     torch.testing.assert_close(ACTIVATIONS[ours](x), transformers.activations.ACT2FN[name](x), atol=1e-6, rtol=0)
 
 
-def test_llama_cpp_finds_what_it_reads_under_its_name(exported):
-    """Its convert_hf_to_gguf.py reads these for a GPT2LMHeadModel; the hidden layer it takes for 4 D."""
+def test_llama_cpp_finds_every_option_that_it_reads(exported):
+    """Its convert_hf_to_gguf.py reads these options of a GPT2LMHeadModel, and takes 4 D for the hidden layer."""
     _, folder = exported()
     options = json.loads((folder / "config.json").read_text())
     read = {"n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 3, "layer_norm_epsilon": 1e-5, "n_inner": 128}
@@ -140,9 +142,9 @@ def test_llama_cpp_finds_what_it_reads_under_its_name(exported):
 
 
 @pytest.mark.slow
-def test_padded_texts_have_the_logits_that_each_has_alone(exported, loaded):
-    """In a folder with our network; GPT-2's padding is transformers' own."""
-    gpt, folder = exported({**SIZES, **OURS})
+def test_padded_texts_have_the_logits_and_continuations_that_each_has_alone(exported, loaded):
+    """In our own source; for GPT-2 transformers handles padding."""
+    gpt, folder = exported(OURS)
     peer = loaded(folder)
     lengths = (5, 20, 13)
     tokens, attends = torch.randint(260, (3, 20)), torch.zeros(3, 20, dtype=torch.long)
@@ -158,7 +160,8 @@ def test_padded_texts_have_the_logits_that_each_has_alone(exported, loaded):
     for refused in ({"position_ids": torch.arange(20)}, {"past_key_values": ()}, {"output_attentions": True}):
         with pytest.raises(ValueError, match=next(iter(refused))):
             peer(tokens, attention_mask=attends, **refused)
-    written = peer.generate(tokens, attention_mask=attends, max_new_tokens=10, do_sample=False, **NO_END)
+    options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    written = peer.generate(tokens, attention_mask=attends, **options)
     for row, (length, alone) in enumerate(zip(lengths, texts, strict=True)):
         torch.testing.assert_close(padded[row, -length:], gpt(alone)[0].detach(), atol=1e-5, rtol=0)
         assert torch.equal(written[row, -length - 10 :], generate(gpt, alone, 10, temperature=0)[0])
@@ -167,7 +170,7 @@ def test_padded_texts_have_the_logits_that_each_has_alone(exported, loaded):
 @pytest.mark.slow
 def test_a_folder_with_our_network_needs_only_torch_and_transformers(transformers, exported, tmp_path):
     tokenizer = byte_level()
-    gpt, _ = exported({**SIZES, **OURS}, tokenizer)
+    gpt, _ = exported(OURS, tokenizer)
     program = """if True:
         import sys
         sys.modules |= dict.fromkeys(["model", "data", "lightning", "tiktoken", "matplotlib"])
@@ -199,8 +202,8 @@ def test_a_folder_of_shards_is_read_and_a_missing_one_is_named(transformers, tmp
     refuse(tmp_path / "model", r"model .* is missing")
 
 
-def test_half_precision_and_the_names_and_masks_of_the_published_files_are_read(tmp_path):
-    """GPT-2 on the Hub is a model without its head, whose layers also store the causal mask."""
+def test_half_precision_and_the_names_and_masks_of_published_files_are_read(tmp_path):
+    """On the Hub GPT-2's weights have other names, and each layer stores the causal mask."""
     gpt = gpt_of(GPT2).bfloat16()
     to_huggingface(gpt, tmp_path / "model")
     assert json.loads((tmp_path / "model/config.json").read_text())["dtype"] == "bfloat16"
@@ -211,8 +214,8 @@ def test_half_precision_and_the_names_and_masks_of_the_published_files_are_read(
     assert same_weights(from_huggingface(tmp_path / "model"), gpt.float())
 
 
-def test_a_published_size_has_its_number_of_parameters():
-    """GPT-2 XL's. That of the smallest is held by configs/gpt2_124m.yaml."""
+def test_a_published_size_has_its_published_number_of_parameters():
+    """GPT-2 XL has; tests/test_train.py checks the smallest GPT-2, configs/gpt2_124m.yaml."""
     config = config_of(GPT2_OPTIONS | {"n_layer": 48, "n_head": 25, "n_embd": 1600})
     with torch.device("meta"):
         gpt = GPT(config)
@@ -229,15 +232,15 @@ def test_a_published_size_has_its_number_of_parameters():
         ({"activation_function": "silu"}, "activation_function is 'silu'.*gelu_new"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"n_layer": "many"}, "num_layers .*'many'"),
-        ({"n_layer": 10**9}, "num_layers .*1000000000"),  # which would cost memory
+        ({"n_layer": 10**9}, "num_layers .*1000000000"),  # refused before it takes memory
         ({"n_embd": 12 * 10**30}, ""),
         ({"n_head": 7}, "num_heads=7 does not divide"),
         ({"n_positions": None}, "context_length .*None"),
-        ({"model_type": "llama"}, "model_type is 'llama'.*gpt2 or glassgpt"),
-        ({"model_type": "glassgpt", "gpt": {"dreams": 2}}, "config.json .*dreams"),
+        ({"model_type": "llama"}, "model_type .*'llama'.* gpt2 .*glassgpt"),
+        ({"model_type": "glassgpt", "gpt": {"dreams": 2}}, "dreams"),
     ],
 )
-def test_an_option_that_a_gpt_lacks_is_named(options, message, exported):
+def test_an_option_that_a_gpt_does_not_have_is_named(options, message, exported):
     _, folder = exported()
     (folder / "config.json").write_text(json.dumps(GPT2_OPTIONS | options))
     refuse(folder, f"{folder}.*{message}")
@@ -261,9 +264,9 @@ def test_weights_that_do_not_fit_are_named(name, weight, message, exported):
     refuse(folder, message)
 
 
-def test_nothing_in_a_folder_is_run(exported, here):
-    """Its source is not read, and a pickle is refused."""
-    _, folder = exported({**SIZES, **OURS})
+def test_no_code_in_a_folder_is_run(exported, here):
+    """Its source is ignored, and a pickle is refused."""
+    _, folder = exported(OURS)
     for source in folder.glob("*.py"):
         source.write_text("import pathlib; pathlib.Path('trapped').touch()")
     from_huggingface(folder)
@@ -285,16 +288,16 @@ def test_damaged_or_missing_files_are_named(exported, tmp_path):
     refuse(tmp_path / "nowhere", "nowhere", FileNotFoundError)
 
 
-def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
+def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(tmp_path, monkeypatch):
     gpt = gpt_of(GPT2)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
-    with pytest.raises(Mistake, match="taken exists already"):
+    with pytest.raises(Mistake, match="taken exists"):
         to_huggingface(gpt, tmp_path / "taken")
     (tmp_path / "empty").mkdir()
     to_huggingface(gpt, tmp_path / "empty")
     with pytest.raises(ValueError, match=r"257 .*256"):
-        to_huggingface(gpt_of({**GPT2, "vocab_size": 256}), tmp_path / "new", byte_level())
+        to_huggingface(gpt_of(replace(GPT2, vocab_size=256)), tmp_path / "new", byte_level())
 
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -305,8 +308,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "taken"]
 
 
-def test_a_missing_package_is_asked_for_in_one_sentence(tmp_path, monkeypatch):
+def test_the_message_for_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    message = r"needs the package safetensors: pip install -r requirements-hf\.txt"
-    with pytest.raises(Mistake, match=message):
+    with pytest.raises(Mistake, match=r"safetensors.*pip install -r requirements-hf\.txt"):
         to_huggingface(gpt_of(GPT2), tmp_path / "model")

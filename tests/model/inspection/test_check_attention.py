@@ -1,4 +1,4 @@
-"""check_attention: what it says of attentions with one mistake each, and that it accuses no right one."""
+"""check_attention names the mistake in wrong attentions, and finds none in right ones."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ def hidden(scores, mask):
 
 
 def written(mask=hidden, *, axis=-1, scale=lambda q: q.shape[-1] ** -0.5, after=lambda weights, mask: weights):
-    """A function as a learner writes it, with one thing changed."""
+    """An attention function as a learner writes it, with one step changed."""
 
     def attend(q, k, v, allowed=None):
         scores = q @ k.transpose(-2, -1) * scale(q)
@@ -44,7 +44,7 @@ CAUSAL, RIGHTLY = tril(0), written()
 
 
 class Layer(nn.Module):
-    """Causal attention of 8 heads with four matrices, as in a notebook, of which one step is changed."""
+    """Causal attention of 8 heads with four matrices, as in a notebook, with one step changed."""
 
     def __init__(self, merge=merged, split=split, mask=CAUSAL, attend=RIGHTLY):
         super().__init__()
@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
 
 class ValidLens(Layer):
-    """With `wrong`, keys and values are made from the queries."""
+    """Attention with valid lengths; if `wrong`, it makes keys and values from the queries."""
 
     def __init__(self, wrong=False):
         super().__init__()
@@ -80,7 +80,7 @@ class DropsScores(Layer):
 
 
 class Kept(Layer):
-    """Keeps its weights, to be looked at, and was called before."""
+    """Keeps its weights in an attribute, and was called once before."""
 
     def __init__(self):
         super().__init__()
@@ -113,7 +113,7 @@ def no_transpose(q, k, v, mask=None):
 
 
 def heads_for_tokens():
-    """Heads are split and not transposed, so that a token's heads attend to each other."""
+    """Splits heads without a transpose, so that a token's heads attend to each other."""
     return Layer(
         split=lambda x: x.view(*x.shape[:2], 8, -1), merge=lambda x: x.flatten(2), attend=written(lambda s, m: s)
     )
@@ -134,14 +134,14 @@ def merged_by_view(x):
 
 
 WRONG = {
-    # Of the notebooks.
+    # From the notebooks.
     "merged without transposing back": (lambda: Layer(merge=merged_by_view), "merged without transposing back"),
     "a mask that is computed and not applied": (lambda: written(lambda s, m: s), "the mask changes nothing"),
     "if mask": (lambda: if_mask, "if mask is not None"),
     "keys from queries": (lambda: lambda q, k, v, m: written()(q, q, v, m), "queries and keys are the same"),
     "keys and values from queries": (lambda: ValidLens(wrong=True), "does not depend on values"),
     "a mask that is no buffer": (no_buffer, "register_buffer"),
-    # Of public questions.
+    # From public questions.
     "softmax over queries": (lambda: written(axis=-2), "over queries"),
     "softmax over heads": (lambda: written(axis=1), "over heads"),
     "softmax over the batch": (lambda: written(axis=0), "another text of the batch"),
@@ -153,7 +153,7 @@ WRONG = {
     "dropout in eval": (lambda: written(after=lambda w, m: F.dropout(w)), "dropout is not switched off"),
     "no root": (lambda: written(scale=lambda q: 1), "not divided by the root"),
     "scale of the model": (lambda: written(scale=lambda q: (q.shape[1] * q.shape[-1]) ** -0.5), "model's width"),
-    # What is seen, where no cause is found.
+    # Symptoms without a known cause.
     "inverted": (lambda: written(lambda s, m: s.masked_fill(m, -math.inf)), "inverted"),
     "heads attend to heads": (heads_for_tokens, "does not depend on token"),
     "the mask is not looked at": (
@@ -169,11 +169,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_is_named(name):
+def test_every_mistake_is_named(name):
     torch.manual_seed(0)
     make, words = WRONG[name]
-    told = check_attention(make())
-    assert any(words in sentence for sentence in told), told
+    sentences = check_attention(make())
+    assert any(words in sentence for sentence in sentences), sentences
 
 
 class Loop(nn.Module):
@@ -188,7 +188,7 @@ class Loop(nn.Module):
 
 
 class OneHead(nn.Module):
-    """Without matrices, so that it takes any width."""
+    """One head without matrices, so that it takes any width."""
 
     def forward(self, queries, keys, values, valid_lens=None, max_len=None):
         allowed = torch.arange(keys.shape[1]) < valid_lens[..., None]
@@ -222,7 +222,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_no_right_one_is_accused_nor_changed(name):
+def test_a_right_attention_gets_no_sentence_and_is_not_changed(name):
     torch.manual_seed(0)
     mine = RIGHT[name]()
     is_module = isinstance(mine, nn.Module)

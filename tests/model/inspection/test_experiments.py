@@ -1,6 +1,5 @@
-"""Experiments that are true of one model: found where they must be, by hand-made weights, and nowhere by chance."""
+"""Experiments: found in models with hand-made weights that do the thing, and never by chance."""
 
-import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +15,9 @@ from model.inspection.parts import part_means, replaced
 from model.inspection.texts import Texts, spread_starts
 from scripts.inspect_attention import experiments_table
 from tests.gpts import GPT2, random_gpt, repeating_gpt
+from tests.model.pages.model_pages import LETTERS
 
-BYTES = byte_level()
+BYTES, REPEATED = byte_level(), "".join(LETTERS)
 CODE = Path(experiments.__file__).read_text(encoding="utf-8")
 
 
@@ -28,51 +28,45 @@ def windows(text: str, tokenizer=BYTES, length: int = 64):
     return Texts.of(rows, tokenizer.label)
 
 
-def repeated_letters() -> str:
-    """Letters that repeat with a period of eight, others in every 64."""
-    draw = random.Random(1)
-    return "".join("".join(draw.sample("abcdefghijklmnopqrstuvwxyz", 8)) * 8 for _ in range(30))
-
-
 def material(text: str, tokenizer=BYTES, length: int = 64) -> experiments.Material:
-    """For a model that reads 128 tokens at once."""
+    """The material of a model that reads 128 tokens at once."""
     config = GPTConfig(tokenizer.vocab_size, context_length=128, num_layers=1, num_heads=1, embed_dim=16)
     return experiments.Material(random_gpt(config), tokenizer, windows(text, tokenizer, length), {})
 
 
 def found_in(gpt: GPT, tokenizer=BYTES, text: str | None = None):
-    recorded = windows(text or repeated_letters(), tokenizer, gpt.config.context_length)
+    recorded = windows(text or REPEATED, tokenizer, gpt.config.context_length)
     return try_all(gpt, tokenizer, recorded, part_means(gpt, recorded.pieces(1)[0]))
 
 
 def shares(gpt: GPT, trial, text: str) -> float:
-    """What the right tokens get, without batches, hooks or padding."""
+    """The probability of the right tokens, computed without batches, hooks or padding."""
     tokens = BYTES.encode(text) or [BYTES.end_of_text]
     with torch.no_grad():
         return gpt(torch.tensor([tokens[-64:]]))[0, -1].softmax(-1)[trial.right].sum().item()
 
 
-def test_what_a_model_does_is_found_with_the_head_that_does_it_and_the_figures_that_the_model_computes():
+def test_an_effect_is_found_with_its_head_and_the_probabilities_that_the_model_computes():
     gpt = repeating_gpt()
     effects, tried = found_in(gpt)
     found = {effect.title: effect for effect in effects}
     twice = found["A made-up word, twice"]
     assert (twice.off, twice.head, twice.change) == (["head 0.1"], "0.1", "switch head 0.1 off")
     assert twice.weight > 0.99 and twice.usual[0] > 0.9 and twice.usual[1] < 0.1
-    assert twice.texts == (60, 60, 60)  # of 72, without those on which the head was chosen
+    assert twice.texts == (60, 60, 60)  # of 72; the others served to choose the head
     assert found["Why does it repeat itself?"].off == ["head 0.1"]
     assert "right on only" in tried["A word used far above"]
     assert "no such texts" in tried["A quote closes as it opened"] + tried["A colon indents the next line"]
-    means = part_means(gpt, windows(repeated_letters()).pieces(1)[0])
+    means = part_means(gpt, windows(REPEATED).pieces(1)[0])
     for effect in effects:
         assert effect.shares[0] == pytest.approx(shares(gpt, effect.trial, effect.trial.text), abs=1e-5)
         with replaced(gpt, {name: means[name] for name in effect.off}):
             after = shares(gpt, effect.trial, effect.trial.changed)
-        # Only listed tokens count, and those that are not have less than a twentieth.
+        # Only listed tokens count; a token that is not listed has less than a twentieth.
         assert effect.shares[1] == pytest.approx(after, abs=1e-5) or (effect.shares[1] == 0 and after < 0.05)
 
 
-def test_an_untrained_model_has_none():
+def test_an_untrained_model_has_no_effects():
     for tokenizer in (BYTES, train_bpe([CODE], 400)):
         sizes = {"context_length": 64, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
         config = GPTConfig(vocab_size=tokenizer.vocab_size, **sizes)
@@ -83,13 +77,13 @@ def test_an_untrained_model_has_none():
 
 
 @pytest.mark.parametrize("context", [5, 8, 16, 32])
-def test_a_context_may_be_shorter_than_the_texts(context):
+def test_contexts_shorter_than_the_texts_are_accepted(context):
     config = GPTConfig(vocab_size=257, context_length=context, num_layers=1, num_heads=2, embed_dim=16)
     effects, tried = found_in(random_gpt(config, 0), BYTES, CODE)
     assert len(effects) + len(tried) == len(experiments.EXPERIMENTS)
 
 
-def test_made_up_words_are_told_by_their_first_copy_and_may_be_out_of_reach():
+def test_made_up_words_have_their_first_copy_as_source_which_may_be_beyond_the_context():
     text = " ".join(f"def {name}(self):" for name in re.findall(r"[a-z]{4,9}", Path(re.__file__).read_text())[:2000])
     texts = material(text, length=128)
     twice, far_above, *_ = experiments.EXPERIMENTS
@@ -101,9 +95,9 @@ def test_made_up_words_are_told_by_their_first_copy_and_may_be_out_of_reach():
 
 
 @torch.no_grad()
-def test_a_text_that_repeats_itself_is_what_the_model_writes_and_its_source_is_where_that_stood_before():
+def test_a_repeating_text_is_what_the_model_writes_and_its_source_is_the_earlier_copy():
     gpt = repeating_gpt()
-    texts = experiments.Material(gpt, BYTES, windows(repeated_letters()), {})
+    texts = experiments.Material(gpt, BYTES, windows(REPEATED), {})
     trials = list(experiments.EXPERIMENTS[-1].propose(texts))
     assert len(trials) > 40
     for trial in trials:
@@ -115,7 +109,7 @@ def test_a_text_that_repeats_itself_is_what_the_model_writes_and_its_source_is_w
 
 
 @pytest.mark.parametrize("tokens", [None, 300, 900])
-def test_quotes_brackets_and_colons_are_told_by_their_source(tokens):
+def test_quotes_brackets_and_colons_have_the_opening_or_indentation_as_source(tokens):
     tokenizer = train_bpe([CODE], tokens) if tokens else BYTES
     words = "".join(f"{a}{b}{c} " for a in "abcdefgh" for b in "ijkl" for c in "mnop")
     texts = material(words, tokenizer)
@@ -135,10 +129,10 @@ def test_quotes_brackets_and_colons_are_told_by_their_source(tokens):
 
 
 @pytest.mark.parametrize(("source", "head"), [(2, "0.1"), (3, None)])
-def test_the_named_head_is_the_one_that_the_model_needs_and_none_that_only_looks(source, head, monkeypatch):
-    gpt = repeating_gpt()  # its head 0.1 reads the token that tells, at 2 where ten are read
+def test_the_named_head_is_one_that_the_model_needs_not_one_that_only_looks_at_the_source(source, head, monkeypatch):
+    gpt = repeating_gpt()  # at the last of ten tokens its head 0.1 reads token 2
     queries, keys, _ = gpt.blocks[0].attention.qkv_proj.weight.split(192)
-    with torch.no_grad():  # head 0.0 looks as well, and more clearly, but gives nothing
+    with torch.no_grad():  # head 0.0 looks at the source more clearly, but writes nothing
         queries[:64, 64:128] = 8 * torch.eye(64).roll(source - 9, 0)
         keys[:64, 64:128] = 4 * torch.eye(64)
 
@@ -147,16 +141,14 @@ def test_the_named_head_is_the_one_that_the_model_needs_and_none_that_only_looks
         for *tokens, following in texts.pieces:
             yield texts.of_tokens(tokens, following, tokens[:1], source)
 
-    tried = experiments.Experiment("A copy", "", "", "", "", copies)
-    monkeypatch.setattr(experiments, "EXPERIMENTS", [tried])
-
+    monkeypatch.setattr(experiments, "EXPERIMENTS", [experiments.Experiment("A copy", "", "", "", "", copies)])
     (effect,), _ = found_in(gpt)
     assert effect.head == head and (effect.weight > 0.99) == (head is not None)
 
 
-def test_the_table_says_of_what_is_not_listed_that_it_counts_as_0(monkeypatch):
-    """As the page does, see test_typing_in_browser.py."""
+def test_the_table_says_that_tokens_that_are_not_listed_count_as_0(monkeypatch):
+    """As the page says, see test_typing_in_browser.py."""
     found = found_in(repeating_gpt())
     monkeypatch.setattr("model.glass.open_run", lambda path: SimpleNamespace(experiments=lambda: found))
     table = experiments_table(None)
-    assert "-> 0%" in table and f"not among the {experiments.LISTED} likeliest" in table
+    assert "-> 0%" in table and re.search(rf"\b{experiments.LISTED} likeliest", table)

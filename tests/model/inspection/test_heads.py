@@ -1,4 +1,4 @@
-"""Head scores: their definitions in plain loops, what many windows say, and chance for heads that learned nothing."""
+"""Head scores against their definitions in plain loops, over many windows, and for heads that have learned nothing."""
 
 import math
 from dataclasses import replace
@@ -16,19 +16,10 @@ from model.inspection.heads import measure_heads
 from model.inspection.reading import read
 from model.inspection.texts import Texts, repeated_windows, spread_starts
 from tests.gpts import random_gpt
-from tests.measurements import causal_softmax, heads_of, text_of, uniform_maps
+from tests.measurements import causal_softmax, heads_of, noise, probes_of, text_of, uniform_maps
 
 TEXT = ["def", " f", "(", "x", "):", "\n    ", "return", " x", "\n", "print", "(", "f", "(", "1", "))", "\n\n"]
 TEXT += ["x", " +", "y"]
-
-
-def probes_of(period: int, first: int, labels=TEXT) -> dict[str, Texts]:
-    """Ordinary text, and `period` distinct tokens that are repeated, with or without one token before them."""
-    tokens = [99] * first + 2 * list(range(period))
-    return {
-        "text": text_of([labels.index(label) for label in labels], labels),
-        "repeated": text_of(tokens, [f"r{token}" for token in tokens], "repeated"),
-    }
 
 
 @settings(max_examples=40)
@@ -39,15 +30,10 @@ def probes_of(period: int, first: int, labels=TEXT) -> dict[str, Texts]:
     temperature=st.sampled_from([0.0, 2.0, 100.0]),
     total=st.sampled_from([1.0, 2.0]),
 )
-def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, period, first, temperature, total):
-    """total: what the weights of a query add up to, which an attention of one's own may choose."""
-    probes = probes_of(period, first)
-    generator = torch.Generator().manual_seed(seed)
-    length = len(TEXT)
-    repeated_length = first + 2 * period
-    noise = {"text": torch.randn(2, 3, length, length, generator=generator)}
-    noise["repeated"] = torch.randn(2, 3, repeated_length, repeated_length, generator=generator)
-    maps = {name: causal_softmax(temperature * values) for name, values in noise.items()}
+def test_scores_equal_their_definitions_in_loops_and_are_at_most_1(seed, period, first, temperature, total):
+    """total: the sum of each query's weights, which a user's own attention may choose."""
+    probes, length = probes_of(TEXT, period, first), len(TEXT)
+    maps = {name: causal_softmax(temperature * values) for name, values in noise(probes, seed=seed).items()}
     scores = heads_of({name: total * of_probe for name, of_probe in maps.items()}, probes).scores
     assert {(score.shape, score.dtype) for score in scores.values()} == {((2, 3), np.dtype(np.float32))}
     signs = [q for q in range(length) if TEXT[q] in {"(", "):", "\n    ", "\n", "))", "\n\n", " +"}]
@@ -56,7 +42,7 @@ def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, perio
         a = maps["text"][layer, head].tolist()
         r = maps["repeated"][layer, head].tolist()
         later = range(1, length)
-        second_half = range(first + period, repeated_length)
+        second_half = range(first + period, first + 2 * period)
         expected = {
             "previous_token": [a[q][q - 1] for q in later],
             "duplicate": [r[q][q - period] for q in second_half],
@@ -75,7 +61,7 @@ def test_scores_are_their_definitions_written_as_loops_and_at_most_1(seed, perio
             assert scores[name][layer, head].item() == pytest.approx(value, abs=1e-5), name
 
 
-def test_delimiters_have_no_letter_digit_or_mark():
+def test_delimiters_contain_no_letter_digit_or_combining_mark():
     letters = ["(e", " 1", "\u00e9", "\u0939\u093f", "\u093f", "\\xe2"]
     assert not list(filter(heads.is_delimiter, letters))
     signs = ["\n", "  ", ' ("', "_", " =", "):\n"]
@@ -83,8 +69,8 @@ def test_delimiters_have_no_letter_digit_or_mark():
 
 
 @pytest.mark.parametrize(("score", "uniform"), [(0.9, 0.1), (1.0, 0.3), (0.4, 0.4), (0.1, 0.4), (math.nan, 0.2)])
-def test_information_is_the_divergence_of_a_query_from_uniform_attention(score, uniform):
-    """Of a query with ten keys, of which those of the pattern share `score`."""
+def test_information_is_the_divergence_from_uniform_attention(score, uniform):
+    """For a query with ten keys, where the keys of the pattern share `score`."""
     hits = round(10 * uniform)
     weights = torch.tensor([score / hits] * hits + [(1 - score) / (10 - hits)] * (10 - hits))
     divergence = torch.xlogy(weights, weights * 10).sum().item() if score > uniform else 0.0
@@ -119,7 +105,7 @@ def close(found, expected, atol=1e-5):
 
 
 @pytest.mark.parametrize("limit", [heads.MAX_WEIGHTS, 3 * 4 * T * T])  # all windows together, or three at a time
-def test_scores_are_means_over_windows_with_their_standard_error_and_reach(limit, gpt, monkeypatch):
+def test_scores_over_windows_have_mean_standard_error_and_reach(limit, gpt, monkeypatch):
     monkeypatch.setattr(heads, "MAX_WEIGHTS", limit)
     found = measure_heads(gpt, WINDOWS)
     pieces = {kind: texts.pieces(1) for kind, texts in WINDOWS.items()}
@@ -134,14 +120,14 @@ def test_scores_are_means_over_windows_with_their_standard_error_and_reach(limit
         close(found.scores[name], each.mean(0))
         close(found.errors[name], each.std(0, ddof=1) / len(each) ** 0.5)
         assert found.counts[name] == len(each)
-    tokens = torch.distributions.Categorical(probs=maps["text"]).entropy().exp().mean(0)  # over which weight spreads
+    tokens = torch.distributions.Categorical(probs=maps["text"]).entropy().exp().mean(0)  # perplexity of the weights
     close(found.reach, tokens[..., 1:].mean(-1), atol=2e-3)
     assert found.windows == {"text": [len(WINDOWS["text"]), T], "repeated": [8, T]}
 
 
 @pytest.mark.parametrize("showing", [1, 5])
-def test_the_standard_error_is_of_the_windows_that_can_show_the_pattern(gpt, showing):
-    """Lines begin in some of 16 windows only: what is told of these does not depend on how many others there are."""
+def test_only_windows_that_can_show_a_pattern_count_for_its_standard_error(gpt, showing):
+    """Lines begin in some of 16 windows only: their score does not depend on the number of other windows."""
     tokens = torch.randint(60, (16, T), generator=torch.Generator().manual_seed(1))
     tokens[:, ::4] = 6 * (tokens[:, ::4] // 6) + 1  # line breaks
     tokens[showing:] = 6 * (tokens[showing:] // 6)  # and none in the others
@@ -153,15 +139,15 @@ def test_the_standard_error_is_of_the_windows_that_can_show_the_pattern(gpt, sho
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_documents_are_measured_as_if_each_were_read_alone(window):
-    """Two documents of equal length in one window count as two windows do, but for what repeats and what is halves."""
+def test_documents_in_one_window_are_measured_as_if_each_were_read_alone(window):
+    """Two documents of equal length in one window count as two windows, for all scores without a repetition."""
     gpt = random_gpt(replace(CONFIG, window=window))
     cut = T // 2
     halves = Texts.of(WINDOWS["text"].tokens.reshape(-1, cut), label, attention_window=window)
     documents = torch.arange(T).expand(len(WINDOWS["text"]), -1) // cut
     whole = Texts.of(WINDOWS["text"].tokens, label, document_ids=documents, attention_window=window)
     found, expected = (measure_heads(gpt, WINDOWS | {"text": texts}) for texts in (whole, halves))
-    for name in ("previous_token", "sink", "current_token", "entropy"):  # for which each query counts
+    for name in ("previous_token", "sink", "current_token", "entropy"):  # each query counts for these
         close(found.scores[name], expected.scores[name])
         assert found.uniform[name] == pytest.approx(expected.uniform[name], abs=1e-6)
     close(found.reach, expected.reach, atol=1e-4)
@@ -174,8 +160,8 @@ BACK = {"before": torch.eye(64).roll(-1, -1).tril(), "itself": torch.eye(64), No
     ("first", "second", "formed"),
     [("before", "before", True), ("before", None, False), (None, "before", False), ("before", "itself", False)],
 )
-def test_what_holds_in_one_half_of_the_window_only_has_not_formed(first, second, formed):
-    """Its score over the whole window is above the threshold nevertheless."""
+def test_a_pattern_in_one_half_of_the_window_only_has_not_formed(first, second, formed):
+    """Although its score over the whole window is above the threshold."""
     weights = torch.cat([BACK[first][:32], BACK[second][32:]])[None, None]
     probes = {kind: text_of(range(64), kind=kind) for kind in ("text", "repeated")}
     found = heads_of(dict.fromkeys(probes, weights), probes)
@@ -183,8 +169,8 @@ def test_what_holds_in_one_half_of_the_window_only_has_not_formed(first, second,
     assert found.formed["previous_token"].item() is formed
 
 
-def test_a_pattern_that_one_half_cannot_show_may_form_in_the_other():
-    """The only line break stands in the second half."""
+def test_a_pattern_that_only_one_half_can_show_may_form_there():
+    """The only line break is in the second half."""
     labels = ["x"] * 40 + ["\n"] + ["x"] * 23
     probes = {kind: text_of(range(64), labels, kind) for kind in ("text", "repeated")}
     weights = causal_softmax(20.0 * heads.SCORES["line_start"].keys(probes["text"]).float())
@@ -193,8 +179,8 @@ def test_a_pattern_that_one_half_cannot_show_may_form_in_the_other():
 
 
 @pytest.mark.parametrize("window", [1, 3, 8, 20, 99])
-def test_chance_is_what_heads_score_that_have_learned_nothing_and_they_have_formed_no_pattern(window):
-    """Their queries and keys are 0: every key within the window of the model gets the same."""
+def test_heads_that_have_learned_nothing_score_chance_and_have_formed_no_pattern(window):
+    """Their queries and keys are 0: all keys within the model's window get equal weight."""
     gpt = random_gpt(replace(CONFIG, window=window))
     for block in gpt.blocks:
         torch.nn.init.zeros_(block.attention.qkv_proj.weight)

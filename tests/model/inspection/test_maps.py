@@ -1,4 +1,4 @@
-"""Maps are those of the attention that runs, and what makes them untrue is told, once, with layers and figures."""
+"""Maps are those of the attention that runs; what makes them untrue gets a warning with layers and figures."""
 
 import math
 from dataclasses import replace
@@ -30,8 +30,8 @@ FAMILIES += [(name, family) for name in REPLACED for family in ("modern", "gpt2"
 
 
 @pytest.mark.parametrize(("name", "config"), FAMILIES)
-def test_maps_are_those_of_the_attend_that_runs_whatever_it_computes(name, config, monkeypatch):
-    """Against d(output at q) / d(value at k), which autograd takes from the layer as the model runs it."""
+def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, monkeypatch):
+    """d(output at query) / d(value at key), computed by autograd for the layer as the model runs it."""
     gpt = random_gpt(replace(CONFIGS[config], dropout=0.3))
     calls = []
     leaks = name.startswith("a leak")
@@ -43,7 +43,7 @@ def test_maps_are_those_of_the_attend_that_runs_whatever_it_computes(name, confi
     assert found.checks.precision == "float32" and found.checks.fidelity <= 1e-5
     assert (found.checks.causality > 1e-3) if leaks else (found.checks.causality == 0)
     assert maps.shape == (3, 4, T, T) and maps.dtype == torch.float32
-    assert leaks or maps.std() > 0.05  # uniform heads would hide a mistake
+    assert leaks or maps.std() > 0.05  # uniform heads would hide mistakes
     for (attend, q, k, v, _), weights in zip(calls, maps, strict=True):
         group = q.shape[1] // v.shape[1]
         for head, query in ((0, 0), (1, 7), (3, T - 1)):
@@ -76,7 +76,7 @@ GOOD = snapshot_of(UNTRAINED, PROBES)
 
 
 def changed(step=0, by_layer=None, **figures):
-    """The good one with other figures."""
+    """GOOD with other figures."""
     by_layer = GOOD.checks.by_layer | (by_layer or {})
     return replace(GOOD, step=step, checks=replace(GOOD.checks, by_layer=by_layer, **figures))
 
@@ -93,7 +93,7 @@ LEAKING = changed(8, {"future": [0.0, 0.4]}, causality=7.13)
 UNFAITHFUL = changed(9, {"fidelity": [0.5, 0.2]}, fidelity=0.5)
 
 
-def test_a_warning_names_layers_and_figures_of_the_last_step_that_shows_it():
+def test_a_warning_names_layers_and_figures_of_the_last_step_with_the_problem():
     [leak, unfaithful] = warnings(LEAKING, UNFAITHFUL, GOOD)
     assert all(part in leak for part in ("step 8", "layer 1 ", "future", "7.1"))
     assert all(part in unfaithful for part in ("step 9", "layers 0 and 1", "0.5", "1e-05"))
@@ -110,7 +110,7 @@ def test_a_warning_names_layers_and_figures_of_the_last_step_that_shows_it():
         ("causal", "causality", "float16", 20, 0.1, 0.4),
     ],
 )
-def test_checks_are_judged_by_the_precision_and_the_largest_logit(problem, figure, precision, size, good, bad):
+def test_limits_of_checks_depend_on_precision_and_on_the_largest_logit(problem, figure, precision, size, good, bad):
     judged = changed(precision=precision, logits=size).checks
     found = [problem in replace(judged, **{figure: error}).problems for error in (0.0, good, bad, math.nan)]
     assert found == [False, False, True, True]
@@ -121,7 +121,7 @@ def test_checks_are_judged_by_the_precision_and_the_largest_logit(problem, figur
     [lambda values: values + 0.5, torch.tanh, lambda values: values.roll(1, dims=1)],
     ids=["shifted", "not linear in the values", "heads that take each other's values"],
 )
-def test_an_attend_without_weights_is_not_faithful_and_only_its_logits_tell_of_a_leak(change, monkeypatch):
+def test_an_attend_without_weights_is_unfaithful_and_only_logits_show_its_leak(change, monkeypatch):
     for attend, leak in ((CausalSelfAttention.attend, set()), (LEAK, {"causal"})):
         monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x, attend=attend: change(attend(*x)))
         problems = read(random_gpt(CONFIGS["gpt2"]), TEXT).checks.problems
@@ -129,7 +129,7 @@ def test_an_attend_without_weights_is_not_faithful_and_only_its_logits_tell_of_a
 
 
 def test_fidelity_is_relative_to_large_values(monkeypatch):
-    """The rounding error of bfloat16 grows with the values. A kernel that is wrong by a tenth is still detected."""
+    """The rounding error of bfloat16 grows with the values. A kernel that is wrong by a tenth is still found."""
     gpt = random_gpt(CONFIGS["modern"])
     with torch.no_grad():
         for block in gpt.blocks:
@@ -141,12 +141,12 @@ def test_fidelity_is_relative_to_large_values(monkeypatch):
 
 
 def less_their_mean(attend):
-    """The mean of all keys is the same for every query, and so for the softmax: only rounding changes."""
+    """Subtracts the mean key, which changes all scores of a query alike: only rounding changes the weights."""
     return lambda self, q, k, v, mask=None: attend(self, q, k - k.mean(-2, keepdim=True), v, mask)
 
 
 def dropped_out(attend):
-    """As a person writes it who forgets `if self.training`."""
+    """As written by a user who forgets `if self.training`."""
     return lambda *x: F.dropout(attend(*x), 0.2)
 
 
@@ -154,24 +154,24 @@ def leaking_a_little(attend):
     return lambda self, q, k, v, mask=None: attend(self, q, k, v, mask) + 1e-3 * v.roll(-1, -2)
 
 
-SAID = {less_their_mean: set(), leaking_a_little: {"causal"}, dropped_out: {"repeatable"}}
+PROBLEMS = {less_their_mean: set(), leaking_a_little: {"causal"}, dropped_out: {"repeatable"}}
 
 
-@pytest.mark.parametrize("change", SAID)
+@pytest.mark.parametrize("change", PROBLEMS)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("make", [random_gpt, GPT])  # nothing of the attention of a new model reaches a logit
-def test_rounding_is_no_leak_a_small_leak_is_one_and_noise_is_called_noise(change, autocast, make, monkeypatch):
+@pytest.mark.parametrize("make", [random_gpt, GPT])  # in a new model attention reaches no logit
+def test_rounding_is_no_leak_a_small_leak_is_found_and_noise_is_named(change, autocast, make, monkeypatch):
     monkeypatch.setattr(CausalSelfAttention, "attend", change(CausalSelfAttention.attend))
     checks = taken(make(CONFIG), autocast=autocast).checks
-    assert checks.problems.keys() == SAID[change]
+    assert checks.problems.keys() == PROBLEMS[change]
     assert checks.causality > 0 or change is not less_their_mean or make is GPT
 
 
-def test_a_model_that_is_random_elsewhere_is_not_said_to_leak():
+def test_a_model_that_is_random_elsewhere_is_not_reported_as_leaking():
     gpt = random_gpt(CONFIG)
     gpt.blocks[1].feed_forward.register_forward_hook(lambda _, args, x: F.dropout(x, 0.2))
     [sentence] = warnings(taken(gpt))
-    assert "the model is random" in sentence
+    assert "random" in sentence
 
 
 def in_blocks_of_eight(scores):
@@ -179,9 +179,9 @@ def in_blocks_of_eight(scores):
     return scores.masked_fill(places >= (places[:, None] // 8 + 1) * 8, -torch.inf)
 
 
-@pytest.mark.parametrize("length", [17, 33])  # where the two tokens that are replaced begin a block
+@pytest.mark.parametrize("length", [17, 33])  # the two tokens that the check replaces then begin a block
 @pytest.mark.parametrize("make", [random_gpt, GPT])
-def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(length, make, monkeypatch):
+def test_a_leak_that_moves_no_logit_is_found_by_weights_on_later_tokens(length, make, monkeypatch):
     probes = {name: text_of([*range(length // 2)] * 2 + [0], kind=name) for name in PROBES}
     monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
     snapshot = taken(make(CONFIG), probes)
@@ -191,8 +191,8 @@ def test_a_leak_that_moves_no_logit_is_told_by_the_weights_on_later_tokens(lengt
     assert all(part in sentence for part in ("layers 0 and 1 ", "future", f"{largest:.2g}"))
 
 
-def test_weights_that_pages_cannot_show_are_told(monkeypatch):
-    """Attention less a share of the mean of all that a query sees."""
+def test_weights_outside_0_to_1_which_pages_cannot_show_get_a_warning(monkeypatch):
+    """The attention subtracts a share of the mean of all visible values."""
     usual = CausalSelfAttention.attend
     monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: 1.5 * usual(*x) - 0.5 * UNIFORM(*x))
     snapshot = taken(random_gpt(CONFIG))

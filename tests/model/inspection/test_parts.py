@@ -1,4 +1,4 @@
-"""Ablation changes the loss as edited weights do, and leaves nothing behind."""
+"""Ablation changes the loss as edited weights do, and leaves the model unchanged."""
 
 import copy
 import math
@@ -19,14 +19,14 @@ MEASURED = Texts.of(BATCH)
 
 @torch.no_grad()
 def loss(gpt, tokens, documents=None, at=slice(None)):
-    """In float64, at these positions; and within these documents."""
+    """The loss at the given positions, in float64, with attention within the given documents."""
     logits = gpt(tokens[None], document_ids=None if documents is None else documents[None])[0]
     return F.cross_entropy(logits[:-1].double()[at], tokens[1:][at]).item()
 
 
 @torch.no_grad()
 def mean_input(gpt, module):
-    """The mean over all tokens of BATCH of what a module gets, sequence by sequence."""
+    """The mean input of a module over all tokens of BATCH, read one sequence at a time."""
     seen = []
     hook = module.register_forward_pre_hook(lambda _, args: seen.append(args[0][0].double().mean(0)))
     for row in BATCH:
@@ -36,7 +36,7 @@ def mean_input(gpt, module):
 
 
 def tables_of(gpt):
-    """The tables that a model has, with the rows that BATCH takes of them."""
+    """The tables of a model, each with the rows that BATCH uses."""
     tables = {"token embedding": (gpt.token_embedding, BATCH)}
     if gpt.position_embedding:
         tables["positions"] = gpt.position_embedding, torch.arange(10)
@@ -47,7 +47,7 @@ def tables_of(gpt):
 
 @torch.no_grad()
 def without(gpt, part, layer=None, head=None):
-    """A copy of the model whose weights make a part constant."""
+    """A copy of the model whose weights are edited so that a part is constant."""
     edited = copy.deepcopy(gpt)
     edited.head.weight = nn.Parameter(gpt.head.weight.detach().clone())  # a tied table must not change the head
     if layer is None:
@@ -71,7 +71,7 @@ DOCUMENTS = torch.tensor([[0] * 5 + [1] * 7, [0] * 12, [0] * 2 + [1] * 3 + [2] *
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "documents"])
 def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, documents, monkeypatch):
     gpt = each_gpt
-    # More than one forward pass, or one for each part.
+    # Several parts in each forward pass, or one.
     monkeypatch.setattr(module, "TOKENS_AT_ONCE", 1 if gpt.config.num_layers == 1 else 7 * len(TOKENS))
     found = losses_without_each(gpt, Texts.of(TEXTS, document_ids=documents), part_means(gpt, MEASURED))
     layers = range(gpt.config.num_layers)
@@ -89,7 +89,7 @@ def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, d
     assert all("forward" not in vars(block) for block in gpt.blocks)
 
 
-def test_of_repeated_tokens_those_count_that_stood_there_before_and_a_text_without_any_is_not_known(each_gpt):
+def test_in_repeated_texts_only_tokens_that_repeat_earlier_ones_count(each_gpt):
     texts = torch.stack([torch.cat((TOKENS[:3], TOKENS[:6])), TOKENS[[0, 1, 0, 1, 0, 1, 2, 4, 6]], torch.arange(9)])
     found = losses_without_each(each_gpt, Texts.of(texts, kind="repeated"), part_means(each_gpt, MEASURED))
     expected = [loss(each_gpt, texts[0], at=[3, 4, 5]), loss(each_gpt, texts[1], at=[2, 3, 4, 5])]
@@ -97,6 +97,6 @@ def test_of_repeated_tokens_those_count_that_stood_there_before_and_a_text_witho
     assert all(of_texts[2].isnan() for of_texts in found.values())
 
 
-def test_a_single_text_cannot_tell_the_error_of_a_change():
+def test_the_error_of_a_change_on_a_single_text_is_nan():
     [single] = changes({"nothing": torch.ones(1), "one": torch.zeros(1)}).values()
     assert single.rise == -1 and math.isnan(single.error)

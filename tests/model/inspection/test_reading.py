@@ -1,4 +1,4 @@
-"""A reading is of the model as it ran, of that moment; what it tells is computed by hand; and nothing is changed."""
+"""A reading tells what the forward pass by hand gives, of the model as it was; reading changes nothing."""
 
 import copy
 import gc
@@ -23,11 +23,11 @@ GROUPED, TEXT = CONFIGS["grouped heads"], Texts.of(TOKENS)
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-4}
 
 
-# ---- what it tells
+# ---- what a reading tells
 
 
-def test_surprise_and_lens_are_those_of_the_forward_pass_by_hand(each_gpt):
-    """The lens reads the sum of what was added so far."""
+def test_surprise_next_tokens_and_lens_are_those_of_the_forward_pass_by_hand(each_gpt):
+    """The lens reads the residual stream after each sublayer."""
     exact = ByHand(each_gpt, TOKENS.tolist())
     streams = [layer[f"stream after {part}"] for layer in exact.layers for part in ("attention", "the block")]
     found = read(each_gpt, TEXT)
@@ -50,8 +50,8 @@ def test_surprise_and_lens_are_those_of_the_forward_pass_by_hand(each_gpt):
 
 
 @torch.no_grad()
-def test_the_parts_of_a_logit_are_what_each_writes_and_add_up_to_the_models_own(each_gpt):
-    """Each through the final norm and the row of the next token."""
+def test_the_attribution_of_a_logit_to_parts_is_what_each_writes_and_adds_up_to_the_logit(each_gpt):
+    """Each part passes through the final norm and the head's row of the next token."""
     found = read(each_gpt, TEXT)
     exact = ByHand(each_gpt, TOKENS.tolist())
     stream = exact.layers[-1]["stream after the block"]
@@ -75,8 +75,8 @@ def test_the_parts_of_a_logit_are_what_each_writes_and_add_up_to_the_models_own(
     assert 0 < told["attribution_error"] <= 1e-5 and told["attribution"][0][-1] is None
 
 
-def test_a_text_of_one_token_is_measured_and_a_vocabulary_may_be_smaller_than_what_is_listed():
-    """It predicts nothing that is known."""
+def test_a_text_of_one_token_and_a_vocabulary_of_three_are_measured():
+    """Such a text has no next token to predict."""
     probes = {"text": Texts.of([1]), "repeated": Texts.of([1, 2, 1, 2], kind="repeated")}
     gpt = random_gpt(replace(MODERN, vocab_size=3, num_layers=1))
     snapshot = take_snapshot(gpt, 7, Recording(probes), with_losses=True)
@@ -88,12 +88,12 @@ def test_a_text_of_one_token_is_measured_and_a_vocabulary_may_be_smaller_than_wh
     assert snapshot.ablation["repeated"]["head 0.3"].rise != 0
 
 
-# ---- what it changes
+# ---- what reading changes
 
 
 @pytest.mark.parametrize("family", ["gpt2", "modern", "grouped heads", "window"])
-def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(family):
-    """In bfloat16 the parts of a logit would not add up, and the model itself must stay as it is."""
+def test_measurements_are_made_in_float32_even_under_autocast_or_with_bfloat16_weights(family):
+    """In bfloat16 the parts of a logit would not add up. The model's own weights stay in bfloat16."""
     gpt = random_gpt(CONFIGS[family])
     measured = new_recording()
     plain = take_snapshot(gpt, 0, measured, with_losses=True)
@@ -105,14 +105,14 @@ def test_measurements_are_made_in_float32_under_autocast_and_of_coarser_weights(
     stored = take_snapshot(gpt.bfloat16(), 0, measured)
     assert stored.readings["text"].figures["attribution_error"] <= 1e-5
     assert {parameter.dtype for parameter in gpt.parameters()} == {torch.bfloat16}
-    for one in (coarse, stored):  # but the maps are those of the model as it runs, in float32
+    for one in (coarse, stored):  # the maps are those of the model as it runs, summed in float32
         checks = one.checks
         assert checks.precision == "bfloat16" and 1e-5 < checks.fidelity <= 2e-2 and checks.causality == 0
         np.testing.assert_allclose(one.readings["text"].maps.sum(-1), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("failing", ["read_maps", "_compute", "measure_heads", "losses_without_each"])
-def test_measuring_does_not_change_the_model_nor_does_an_error_in_it(failing, monkeypatch):
+def test_measuring_leaves_the_model_unchanged_even_after_an_error(failing, monkeypatch):
     gpt = random_gpt(replace(GROUPED, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=31, dropout=0.3)).train()
     gpt.blocks[1].eval()  # a frozen part must stay frozen
     gpt.blocks[2].attention.attend = own = gpt.blocks[2].attention.attend
@@ -143,7 +143,7 @@ def test_measuring_does_not_change_the_model_nor_does_an_error_in_it(failing, mo
     assert state() == before and gpt.blocks[2].attention.attend is own
 
 
-def test_a_compiled_model_is_read_without_its_compiled_code_and_is_not_compiled_again():
+def test_reading_a_compiled_model_neither_uses_nor_causes_compilation():
     compiled = []
 
     def backend(graph, inputs):
@@ -167,18 +167,18 @@ def test_a_compiled_model_is_read_without_its_compiled_code_and_is_not_compiled_
     assert len(compiled) == 1
 
 
-# ---- what changes it
+# ---- what changes a reading
 
 
 def told_by(reading_) -> dict:
-    """All that can be asked of a reading beside its tensors."""
+    """All that a reading tells besides its tensors."""
     told = {name: getattr(reading_, name) for name in ("surprise", "loss", "lens", "figures")}
     told |= {"top": reading_.top(), "attribution": reading_.attribution(3), "other": reading_.attribution(-1, of=7)}
     return as_json(told, ".17g")
 
 
 @torch.no_grad()
-def test_neither_a_change_of_the_model_nor_of_its_tensors_changes_what_a_reading_tells(each_gpt):
+def test_later_changes_of_the_model_and_of_tensors_do_not_change_a_reading(each_gpt):
     expected = told_by(read(copy.deepcopy(each_gpt), TEXT))
     found = read(each_gpt, TEXT).frozen()
     assert found.is_of(each_gpt)
@@ -192,7 +192,7 @@ def test_neither_a_change_of_the_model_nor_of_its_tensors_changes_what_a_reading
     assert TEXT.tokens[0].tolist() == TOKENS.tolist()
 
 
-def test_a_hook_counts_while_the_text_is_read_and_at_no_other_time():
+def test_a_hook_has_an_effect_only_while_the_text_is_read():
     gpt = random_gpt(CONFIGS["modern"])
     plain = read(gpt, TEXT)
     hook = gpt.blocks[0].feed_forward.register_forward_hook(lambda _, args, result: 2 * result)
@@ -204,7 +204,7 @@ def test_a_hook_counts_while_the_text_is_read_and_at_no_other_time():
     assert not torch.allclose(hooked.logits, plain.logits, atol=1e-2)
 
 
-def test_readings_of_the_same_weights_share_a_copy_of_them_which_goes_with_the_last():
+def test_readings_of_equal_weights_share_a_copy_of_the_model_which_is_freed_with_the_last():
     gpt = random_gpt(GROUPED)
     first = read(gpt, TEXT).frozen()
     second = read(gpt, Texts.of(TOKENS[:5])).frozen()

@@ -1,4 +1,4 @@
-"""Recordings: what is kept, also of an interrupted or resumed one, when a head has formed, and how damage is named."""
+"""Recordings: what is stored, resuming after an interruption, when a head has formed, and damaged files."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def one_snapshot(tmp_path_factory):
 
 @pytest.fixture
 def recorded(one_snapshot, tmp_path):
-    """The folder of a recording that holds a snapshot of step 0."""
+    """The folder of a recording with a snapshot of step 0."""
     return shutil.copytree(one_snapshot, tmp_path / "attention")
 
 
@@ -45,7 +45,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_snapshot_and_what_is_kept_of_its_readings_can_be_read_back(tmp_path):
+def test_a_snapshot_and_its_readings_can_be_read_back(tmp_path):
     gpt = random_gpt(GROUPED)
     recorded = new_recording(tmp_path)
     written = take_snapshot(gpt, 8, recorded, lambda token: f"({token})", with_losses=True)
@@ -67,22 +67,22 @@ def test_a_snapshot_and_what_is_kept_of_its_readings_can_be_read_back(tmp_path):
     assert all(len(number.replace(".", "").strip("0")) <= 4 for number in numbers)
 
 
-def test_a_diverged_model_is_recorded_as_valid_json_and_told(tmp_path):
+def test_a_diverged_model_is_recorded_in_valid_json_with_a_warning(tmp_path):
     gpt = random_gpt(GROUPED)
     nn.init.constant_(gpt.blocks[0].attention.qkv_proj.weight, math.nan)
     record(tmp_path, gpt, 0, with_losses=True)
     assert not any("NaN" in path.read_text() for path in tmp_path.glob("*.json*"))
     found = Recording.open(tmp_path)
     [snapshot] = found.snapshots
-    assert [sentence.endswith("the model diverged.") for sentence in found.problems.values()] == [True, True]
+    assert ["diverged" in sentence for sentence in found.problems.values()] == [True, True]
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
     assert set(found.readings(0)["text"].figures["bits"]) == {None}
-    # On some processors PyTorch's kernel takes a NaN in a short text for a key that may not be attended to.
+    # On some processors PyTorch's kernel treats a NaN score in a short text as a masked key.
     assert not any(np.nan_to_num(snapshot.scores[name]).any() for name in ("previous_token", "induction", "entropy"))
     assert not any(formed.any() for formed in snapshot.heads.formed.values())
 
 
-def test_resuming_removes_later_snapshots_and_repeats_none(recorded):
+def test_resuming_at_an_earlier_step_removes_later_snapshots(recorded):
     gpt = random_gpt(GROUPED)
     for step in (1, 2, 4):
         record(recorded, gpt, step)
@@ -99,7 +99,7 @@ def test_snapshots_of_different_probes_are_not_mixed(recorded, tmp_path):
     assert not (tmp_path / "new").exists()  # nothing is written before the first snapshot
 
 
-def test_a_score_that_is_newer_than_a_recording_was_not_measured_in_it(recorded, monkeypatch):
+def test_a_score_added_after_a_recording_is_missing_in_its_old_snapshots(recorded, monkeypatch):
     before = Recording.open(recorded).snapshots[0]
     monkeypatch.setitem(SCORES, "new", SCORES["sink"])
     record(recorded, random_gpt(GROUPED), 1)
@@ -108,12 +108,12 @@ def test_a_score_that_is_newer_than_a_recording_was_not_measured_in_it(recorded,
     assert np.array_equal(old.scores["sink"], before.scores["sink"])
     assert np.array_equal(new.scores["new"], new.scores["sink"])
     monkeypatch.delitem(SCORES, "new")
-    assert len(Recording.open(recorded).snapshots) == 2  # and one that is gone is not missed
+    assert len(Recording.open(recorded).snapshots) == 2  # a score that was removed is ignored
 
 
-@pytest.mark.parametrize("written", [0, 2, 4])  # of these calls each file takes two
-def test_an_interrupted_snapshot_does_not_count_and_is_made_again(recorded, monkeypatch, written):
-    """When maps and figures are written, but not their scores."""
+@pytest.mark.parametrize("written", [0, 2, 4])  # each file takes two calls of fsync
+def test_an_interrupted_snapshot_is_ignored_and_made_again(recorded, monkeypatch, written):
+    """Its maps and figures may be written, but not its scores."""
     fsync = os.fsync
     calls = []
 
@@ -132,32 +132,33 @@ def test_an_interrupted_snapshot_does_not_count_and_is_made_again(recorded, monk
     assert record(recorded, gpt, 1).steps == [0, 1]
 
 
-DAMAGED = {  # another content, or so many bytes of what was there
+def with_shorter_maps(path):
+    with np.load(path) as file:
+        maps = {kind: of_probe[:, :, :-1, :-1] for kind, of_probe in file.items()}
+    np.savez_compressed(path, **maps)
+
+
+DAMAGED = {  # other content, or the number of bytes that are left
     "probe.json": [b"{", b"[]", b'{"version": 3, "tokenizer": "x", "probes": {"text": {"tokens": [[1]]}}}'],
     "scores.jsonl": [b'{"step": 0}\n', b"\xff\xfe\n"],
     "step_00000000.json": [b"{", b"[]", b"{}"],
-    "step_00000000.npz": [b"", b"PK\x03\x04 cut short", 500, -1],
+    "step_00000000.npz": [b"", b"PK\x03\x04 cut short", 500, -1, with_shorter_maps],
 }
 
 
-@pytest.mark.parametrize(("name", "damage"), [(name, one) for name, all_ in DAMAGED.items() for one in all_])
+@pytest.mark.parametrize(("name", "damage"), [(name, each) for name, damages in DAMAGED.items() for each in damages])
 def test_damaged_files_are_named(recorded, name, damage):
-    """Maps that could run code are refused too, see tests/test_hostile_files.py."""
+    """tests/test_hostile_files.py has maps that would run code."""
     path = recorded / name
-    path.write_bytes(damage if isinstance(damage, bytes) else path.read_bytes()[:damage])
+    if callable(damage):
+        damage(path)
+    else:
+        path.write_bytes(damage if isinstance(damage, bytes) else path.read_bytes()[:damage])
     with pytest.raises(Mistake, match=rf"{name}.*damaged"):
         Recording.open(recorded).readings(0)
 
 
-def test_maps_of_another_text_are_no_maps_of_this_one(recorded):
-    with np.load(recorded / "step_00000000.npz") as file:
-        maps = {kind: of_probe[:, :, :-1, :-1] for kind, of_probe in file.items()}
-    np.savez_compressed(recorded / "step_00000000.npz", **maps)
-    with pytest.raises(Mistake, match=r"step_00000000.npz.*damaged"):
-        Recording.open(recorded).readings(0)
-
-
-def test_a_folder_of_another_version_is_told_to_be_one(recorded):
+def test_a_recording_of_another_version_or_a_missing_one_is_named(recorded):
     about = json.loads((recorded / "probe.json").read_text())
     del about["version"]
     (recorded / "probe.json").write_text(json.dumps(about))
@@ -167,7 +168,7 @@ def test_a_folder_of_another_version_is_told_to_be_one(recorded):
         Recording.open(recorded / "none")
 
 
-def test_losses_can_be_added_to_the_last_step_and_removed_files_leave_its_scores(recorded):
+def test_losses_can_be_added_to_the_last_step_and_scores_remain_without_maps(recorded):
     gpt = random_gpt(GROUPED)
     recording = record(recorded, gpt, 4)
     loss, ablation = measure_losses(gpt, recording.windows)
@@ -184,20 +185,15 @@ def test_losses_can_be_added_to_the_last_step_and_removed_files_leave_its_scores
 PROBES = {"text": text_of(range(10)), "repeated": text_of([0] + 2 * [1, 2, 3, 4], kind="repeated")}
 
 
+# The steps of 0, 10, 20 and 40 with the pattern, and the step at which it has formed: after it is lost it has not.
 @pytest.mark.parametrize(
-    ("has_pattern", "formed"),
-    [
-        ([False, False, True, True], {"sink": 20}),
-        ([True, False, True, True], {"sink": 20}),  # what is lost again did not form
-        ([True, True, True, False], {}),
-        ([True, True, True, True], {"sink": 0}),
-    ],
+    ("has_pattern", "formed"), [((20, 40), 20), ((0, 20, 40), 20), ((0, 10, 20), None), ((0, 10, 20, 40), 0)]
 )
-def test_a_head_has_formed_from_the_step_on_at_which_every_snapshot_has_the_pattern(has_pattern, formed):
+def test_a_head_has_formed_at_the_step_from_which_all_snapshots_have_the_pattern(has_pattern, formed):
     untrained = snapshot_of({name: uniform_maps(probe.length)[None, None] for name, probe in PROBES.items()}, PROBES)
     snapshots = []
-    for step, has in zip((0, 10, 20, 40), has_pattern, strict=True):
-        patterns = untrained.heads.formed | {"sink": np.array([[has]])}
+    for step in (0, 10, 20, 40):
+        patterns = untrained.heads.formed | {"sink": np.array([[step in has_pattern]])}
         snapshots.append(replace(untrained, step=step, heads=replace(untrained.heads, formed=patterns)))
     formation = Recording(PROBES, snapshots=snapshots).formation
-    assert {score: heads["0.0"] for score, heads in formation.items() if heads} == formed
+    assert formation.pop("sink").get("0.0") == formed and not any(formation.values())

@@ -1,4 +1,4 @@
-"""The texts that a model is measured on: evenly spread windows, random tokens that repeat, and what a model sees."""
+"""Texts for measurements: evenly spread windows, and random tokens that repeat."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,14 @@ import torch
 from model.inspection.texts import PERIODS, Texts, repeated_tokens, repeated_windows, spread_starts
 
 
-def test_windows_are_spread_over_the_text():
+def test_windows_are_spread_evenly_over_the_text():
     starts = spread_starts(1000, 50)
     assert starts[0] == 0 and starts[-1] == 950 and len(starts) == 16
     assert max(np.diff(starts)) - min(np.diff(starts)) <= 1
     assert spread_starts(7, 50) == spread_starts(50, 50) == [0] and spread_starts(120, 50) == [0, 70]
 
 
-def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
+def test_a_repeated_probe_repeats_distinct_tokens_once():
     some = range(0, 100, 2)
     tokens = repeated_tokens(some, 10, first=0)
     assert tokens[0] == 0 and tokens[1:11] == tokens[11:] and len(set(tokens)) == 11 and set(tokens) <= set(some)
@@ -23,7 +23,7 @@ def test_a_repeated_probe_has_distinct_tokens_that_are_repeated_once():
 
 
 @pytest.mark.parametrize("length", [24, 128, 1024])
-def test_repeated_windows_have_several_periods_and_none_is_half_a_window(length):
+def test_repeated_windows_have_several_periods_below_half_a_window(length):
     windows = repeated_windows(range(5000), length, first=0)
     assert repeated_windows(range(5000), length, first=0) == windows != repeated_windows(range(5000), length)
     periods = set()
@@ -34,7 +34,7 @@ def test_repeated_windows_have_several_periods_and_none_is_half_a_window(length)
     assert len(periods) == len(PERIODS) and max(periods) <= length / 2 - 2
 
 
-def test_pieces_and_json_are_the_same_texts():
+def test_texts_are_the_same_in_pieces_and_after_json():
     texts = Texts.of(torch.arange(15).view(5, 3), document_ids=torch.arange(15).view(5, 3) % 2, attention_window=2)
     pieces = [piece.to_json() for piece in texts.pieces(2 * 3)]
     whole = Texts.from_json("text", texts.to_json()).to_json()

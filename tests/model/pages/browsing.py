@@ -1,14 +1,15 @@
-"""What a person does in a page that shows maps."""
+"""Actions of a user in a page: click, press, slide, point; and what the page then shows."""
 
 import re
+from urllib.parse import parse_qs
 
 
 def in_page(page, module: str, expression: str):
-    """The value of what a module of the page exports."""
+    """The value of an expression on the exports of a module of the page."""
     return page.evaluate(f"import('browser/{module}.js').then((module) => module.{expression})")
 
 
-# Ends when all is drawn and, in the page of a model, which answers from a worker, nothing was asked for a while.
+# Ends when everything is drawn and, in the page of a model, the worker has had no question for a while.
 SETTLED = """async () => {
   const render = await import("browser/render.js");
   const patience = document.getElementById("weights-0") ? 3 : 0;
@@ -26,7 +27,7 @@ SETTLED = """async () => {
 
 
 def settle(page) -> None:
-    """Waits until the last change is drawn."""
+    """Waits until the page has drawn the last change."""
     page.locator("html[data-drawn]").wait_for(state="attached")
     page.evaluate(SETTLED)
 
@@ -37,7 +38,7 @@ def click(page, selector: str) -> None:
 
 
 def press(target, *keys: str) -> None:
-    """In a page, or in an element of one."""
+    """Presses keys in a page or an element."""
     page = getattr(target, "page", target)
     for key in keys:
         (page.keyboard if page is target else target).press(key)
@@ -45,7 +46,7 @@ def press(target, *keys: str) -> None:
 
 
 def put(page, selector: str, value) -> None:
-    """Into an input, all at once and even if it is no text."""
+    """Sets the value of an input at once, even if it is no text field."""
     set_value = "(input, value) => { input.value = value; input.dispatchEvent(new Event('input')) }"
     page.eval_on_selector(selector, set_value, value)
     settle(page)
@@ -56,23 +57,28 @@ def slide(page, at: int, which="#slide-a") -> None:
 
 
 def colours(elements) -> list[list[float]]:
-    """The background of each element: red, green and blue, and the opacity where it is not 1."""
+    """The background of each element: red, green and blue, and the opacity if it is not 1."""
     styles = elements.evaluate_all("all => all.map((e) => getComputedStyle(e).backgroundColor)")
     return [[float(x) for x in re.findall(r"[\d.]+", style)] for style in styles]
 
 
 def shares(sentence: str) -> list[float]:
-    """The percentages of a sentence as shares of 1."""
+    """The percentages in a sentence, as shares of 1."""
     return [float(number) / 100 for number in re.findall(r"([\d.]+)%", sentence)]
 
 
+def address(page) -> dict[str, str]:
+    """The view that the address of a page holds."""
+    return {name: values[0] for name, values in parse_qs(page.url.partition("#")[2]).items()}
+
+
 def number_in(text: str) -> float:
-    """As the page writes it, with a minus sign of its own."""
+    """Reads a number of the page, which writes a typographic minus sign."""
     return float(text.replace("−", "-"))
 
 
 def place(page, query: int, key: int, pane=0) -> tuple[float, float]:
-    """Where the middle of a square of a map is in the window."""
+    """The middle of a square of a map, in coordinates of the window."""
     geometry = in_page(page, "render", f"shown.panes[{pane}].geometry")
     box = page.locator("#panes .over").nth(pane).bounding_box()
     cell = geometry["side"] / geometry["length"]
@@ -86,12 +92,13 @@ def point_at(page, query: int, key: int, pane=0) -> None:
 
 def resize(page, width: int, height: int) -> None:
     page.set_viewport_size({"width": width, "height": height})
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # then it knows
+    # Two frames later the page has noticed.
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     settle(page)
 
 
 def unnamed(page, which="all") -> list[str]:
-    """Of all controls and parts of a page, or those that an expression chooses, what a screen reader could not name."""
+    """The controls and parts of a page that a screen reader could not name. which: a JavaScript filter of `all`."""
     return page.evaluate(f"""() => {{
       const kinds = "button, select, input, textarea, table.lens, section, nav, [tabindex]";
       const all = [...document.querySelectorAll(kinds)];

@@ -1,4 +1,4 @@
-"""A real browser, offline. A test fails if a page logs a message, raises an error, or requests a file."""
+"""A real browser, offline. A test fails if its page logs a message, raises an error or requests a file."""
 
 import functools
 import os
@@ -29,17 +29,17 @@ def browser():
 
 @pytest.fixture(scope="session")
 def windows():
-    """Those that no test uses, for a mouse and for a finger. A new one would take longer than most tests do in it."""
+    """Unused windows, without and with touch: opening a new one takes longer than most tests."""
     return {False: [], True: []}
 
 
 @pytest.fixture
 def open_file(browser, windows, tmp_path):
-    """Opens a file, or the text of an HTML file, in a window of its own."""
+    """Opens a file, or the text of an HTML file, in a window."""
     used, trouble = [], []
 
     def open_(document, hash_="", width=1280, height=900, theme="light", touch=False, script=NO_TOUR):
-        """script: runs before the page does; with another than usual, the browser has not seen any page before."""
+        """script: JavaScript that runs before the page. Any but NO_TOUR gets a browser that has seen no page yet."""
         path = document
         if isinstance(document, str):
             path = tmp_path / "page.html"
@@ -67,7 +67,7 @@ def open_file(browser, windows, tmp_path):
 
     yield open_
     for page, heard, free in used:
-        page.goto("about:blank")  # ends what the page does
+        page.goto("about:blank")  # stops the page's scripts
         for event, hear in heard.items():
             page.remove_listener(event, hear)
         free.append(page)
@@ -81,7 +81,7 @@ def page_of(recording: Recording) -> str:
 
 @pytest.fixture
 def open_page(open_file):
-    """Opens the page of a recording, or one that was written before, and waits until it is drawn."""
+    """Opens the page of a recording, or the text of a page, and waits until it is drawn."""
 
     def open_(shown, **window):
         page = open_file(shown if isinstance(shown, str) else page_of(shown), **window)

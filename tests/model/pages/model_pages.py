@@ -20,7 +20,7 @@ LETTERS = tuple("".join(DRAW.sample("abcdefghijklmnopqrstuvwxyz", 8)) * 8 for _ 
 
 
 def plain_gpt(seed: int, config: GPTConfig = CONFIG) -> GPT:
-    """A random GPT with weights that bfloat16 has exactly, which writes printable ASCII."""
+    """A random GPT that writes printable ASCII. bfloat16 represents its weights exactly."""
     gpt = random_gpt(config, seed)
     with torch.no_grad():
         for weight in gpt.parameters():
@@ -41,13 +41,13 @@ def windows(*texts: str) -> dict[str, Texts]:
 
 
 def recording_of(*texts: str) -> Recording:
-    """Of no step yet. It reads the first of these texts and is measured on all."""
+    """A recording without snapshots that reads the first text and is measured on all."""
     probes = {kind: of.pieces(1)[0] for kind, of in windows(*texts).items()}
     return Recording(probes, windows(*texts), name="tiny")
 
 
 @functools.cache
 def page_of(*gpts: GPT, texts: tuple[str, ...] = (OPENING,)) -> str:
-    """The page of GPTs at steps 0, 8 and so on."""
+    """The page of a run with these GPTs at steps 0, 8 and so on."""
     models = [(8 * i, gpt) for i, gpt in enumerate(gpts)]
     return run_page("tiny", recording_of(*texts), models=models, tokenizer=TOKENIZER)

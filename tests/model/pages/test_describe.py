@@ -1,4 +1,4 @@
-"""Sentences about heads: patterns get their names, noise gets none, and the numbers are those of the maps."""
+"""Sentences about heads: patterns get their names, noise gets none, and the figures are those of the maps."""
 
 import math
 from itertools import chain
@@ -11,27 +11,20 @@ from model.inspection.experiments import Effect, Trial
 from model.inspection.recording import Recording
 from model.pages import describe
 from model.pages.describe import first_formed, visible
-from tests.measurements import causal_softmax, heads_of, snapshot_of, text_of
+from tests.measurements import causal_softmax, heads_of, noise, probes_of, snapshot_of, text_of
 
 LABELS = ["def", " f", "(", "x", "):", "\n    ", "return", " x", " of", " y", "\n", "print", " the", " f", "(", "1"] * 4
-PERIOD = 12
-PROBES = {
-    "text": text_of([LABELS.index(label) for label in LABELS], LABELS),
-    "repeated": text_of([99, *range(PERIOD), *range(PERIOD)], [f"r{i}" for i in range(2 * PERIOD + 1)], "repeated"),
-}
+PROBES = probes_of(LABELS, period=12)
 ONE = text_of([0], ["a"])
 
 
-def noise_maps(temperature: float, seed: int) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    sizes = {name: probe.length for name, probe in PROBES.items()}
-    noise = {name: torch.randn(2, 3, size, size, generator=generator) for name, size in sizes.items()}
-    return {name: causal_softmax(temperature * scores) for name, scores in noise.items()}
+def noise_maps(temperature: float) -> dict[str, torch.Tensor]:
+    return {name: causal_softmax(temperature * scores) for name, scores in noise(PROBES).items()}
 
 
 def following(pattern: str, strength: float = 6.0) -> dict[str, torch.Tensor]:
-    """Noise, in which head 1.2 follows a pattern on the probe that shows it."""
-    maps = noise_maps(0.5, 0)
+    """Maps of noise, except that head 1.2 follows a pattern on the probe that shows it."""
+    maps = noise_maps(0.5)
     score = heads.SCORES[pattern]
     (keys,) = score.keys(PROBES[score.probe]).expand(1, -1, -1)
     maps[score.probe][1, 2] = causal_softmax(strength * keys.float())
@@ -56,7 +49,7 @@ PATTERNS = [name for name, score in heads.SCORES.items() if score.keys is not No
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_head_that_follows_a_pattern_gets_its_name_others_none_and_the_page_opens_with_it(pattern):
+def test_a_head_that_follows_a_pattern_gets_its_name_and_the_page_opens_with_it(pattern):
     maps = following(pattern)
     described = describe_heads(maps, PROBES)
     assert names(described) == [[None] * 3, [None, None, pattern]]
@@ -73,8 +66,8 @@ def test_a_head_that_follows_a_pattern_gets_its_name_others_none_and_the_page_op
     assert maps[score.probe][1, 2, opening["token"]][keys].sum() > 0.85
 
 
-def test_a_head_that_looks_at_the_token_before_is_not_said_to_look_at_recent_ones():
-    """At half of its weight, where the other half is on the rest of the last tokens and so says more by itself."""
+def test_a_previous_token_head_is_not_also_described_as_recent():
+    """Even if half of its weight is on other recent tokens."""
     maps = {name: of.clone() for name, of in following("recent", 9.0).items()}
     before = heads.SCORES["previous_token"].keys(PROBES["text"]).float()
     maps["text"][1, 2, 1:] = (maps["text"][1, 2, 1:] + before[1:]) / 2
@@ -82,18 +75,18 @@ def test_a_head_that_looks_at_the_token_before_is_not_said_to_look_at_recent_one
     assert (described["name"], described["patterns"]) == ("previous_token", ["previous_token"])
 
 
-def test_uniform_attention_and_noise_get_no_name_and_are_told_by_how_far_they_spread():
-    described = describe_heads(noise_maps(0, 0), PROBES)
+def test_uniform_attention_and_noise_get_no_name_but_the_number_of_tokens_they_spread_over():
+    described = describe_heads(noise_maps(0), PROBES)
     assert names(described) == [[None] * 3] * 2
-    perplexity = sum(range(2, 65)) / 63  # a query that sees n tokens spreads over n
+    perplexity = sum(range(2, 65)) / 63  # a query that sees n tokens spreads over n of them
     assert all(f" {perplexity:.0f} tokens" in head["sentence"] for head in described[0])
-    seen = torch.ones(64, 64).tril()  # and of 60 heads whose queries look at a random key
+    seen = torch.ones(64, 64).tril()  # now 60 heads in which each query looks at one random key
     keys = torch.multinomial(seen, 60, replacement=True, generator=torch.Generator().manual_seed(0))  # (T, N)
     maps = {"text": torch.nn.functional.one_hot(keys.T, 64).float()[None], "repeated": torch.ones(1, 60, 1, 1)}
     assert names(describe_heads(maps, PROBES | {"repeated": text_of([0], ["a"], "repeated")})) == [[None] * 60]
 
 
-def test_a_card_says_what_the_experiments_found_of_its_head():
+def test_a_head_is_described_with_what_experiments_found():
     trial = Trial("", [], "", "", 0)
     found = [("1.2", 0.61, "finds the open quote"), ("0.0", 0.0, "finds it"), (None, 0.9, "finds it")]
     effects = [
@@ -105,11 +98,11 @@ def test_a_card_says_what_the_experiments_found_of_its_head():
     assert sum("A quote" in head["sentence"] for head in chain(*described)) == 1
 
 
-def test_the_date_is_that_of_the_first_head_and_of_several_the_strongest():
+def test_a_pattern_is_dated_by_its_first_head_or_the_strongest_of_several():
     recording = Recording(PROBES)
     none, weak, strong = (following("sink", strength) for strength in (0.0, 3.5, 9.0))
     early, both = ({name: of.clone() for name, of in maps.items()} for maps in (none, strong))
-    early["text"][0, 0] = weak["text"][1, 2]  # head 0.0 forms first, and is weaker than head 1.2
+    early["text"][0, 0] = weak["text"][1, 2]  # head 0.0 forms first and is weaker than head 1.2
     both["text"][0, 0] = weak["text"][1, 2]
     for step, maps in ((0, none), (200, early), (400, early), (600, both)):
         recording.append(snapshot_of(maps, PROBES, step))
@@ -124,19 +117,19 @@ def test_the_date_is_that_of_the_first_head_and_of_several_the_strongest():
 
 
 @pytest.mark.parametrize(
-    ("probe", "weight", "told"), [(ONE, 1, "a single token"), (PROBES["text"], math.nan, "diverged")]
+    ("probe", "weight", "reason"), [(ONE, 1, "a single token"), (PROBES["text"], math.nan, "diverged")]
 )
-def test_of_one_token_and_of_maps_without_numbers_it_is_said_why_there_is_no_pattern(probe, weight, told):
+def test_for_one_token_and_for_nan_the_sentence_says_why_there_is_no_pattern(probe, weight, reason):
     probes, T = PROBES | {"text": probe}, probe.length
     maps = following("sink") | {"text": torch.full((2, 3, T, T), weight)}
     for head in chain(*describe_heads(maps, probes)):
-        assert head["name"] is None and told in head["sentence"] and head["evidence"] == ""
+        assert head["name"] is None and reason in head["sentence"] and head["evidence"] == ""
     opening_view(maps, probes)
-    maps = following("sink") | {"repeated": torch.full_like(noise_maps(1, 0)["repeated"], math.nan)}
-    assert names(describe_heads(maps, PROBES))[1][2] == "sink"  # which shows on the other probe
+    maps = following("sink") | {"repeated": torch.full_like(maps["repeated"], math.nan)}
+    assert names(describe_heads(maps, PROBES))[1][2] == "sink"  # this pattern shows on the other probe
 
 
-def test_a_label_is_written_with_signs_and_escapes_and_shortened():
+def test_labels_are_shortened_and_show_spaces_and_invisible_characters():
     written = {" a\n\t\r": "·a↵⇥␍", "": "∅", "\x00\u202e\ud800": "\\u0000\\u202e\\ud800", "שלום": "שלום"}
     written |= {"<img src=x>": "<img·src=x>", "x" * 30: "x" * 19 + "…"}
     assert {label: visible(label) for label in written} == written

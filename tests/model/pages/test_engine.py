@@ -1,4 +1,4 @@
-"""The page's engine, in node, computes what PyTorch and the tokenizer compute. See also test_typing_in_browser.py."""
+"""The page's engine, run in node, computes what PyTorch and the tokenizer compute."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train
 from model.generation import generate
 from model.gpt import ACTIVATIONS, GPT
 from model.inspection import reading
-from model.inspection.parts import hooked, part_means, replaced
+from model.inspection.parts import part_means, replaced
 from model.inspection.reading import Reading, read
 from model.inspection.texts import Texts
 from model.pages import template, weights
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.slow
 
 OTHER = TOKENS.flip(0)
 PROBE = Texts.of(TOKENS)
-TARGET = 7  # the token whose logit patches change
-# An activation is tried here as soon as the page has it.
+TARGET = 7  # the token whose logit the patches are measured by
+# Every activation that the page's network has.
 NETWORK = Path(weights.__file__).with_name("browser").joinpath("network.js").read_text(encoding="utf-8")
 ACTIVATED = {name: replace(MODERN, activation=name) for name in ACTIVATIONS if f"\n  {name}: (x) =>" in NETWORK}
 ARCHITECTURES = (
@@ -50,17 +50,17 @@ OFF = [["head 0.0"], ["feed-forward 0", "head 0.0", "token embedding"]]
 
 
 def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER) -> weights.Packed:
-    """The page's data of these GPTs, at steps 0, 50 and so on."""
+    """The page's data for these GPTs at steps 0, 50 and so on."""
     return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer, PROBE)
 
 
 def questions(packed: weights.Packed) -> dict:
-    """What every model is asked."""
+    """The questions that every model is asked."""
     tokens, other = TOKENS.tolist(), OTHER.tolist()
     layers, heads = (packed.manifest["config"][name] for name in ("num_layers", "num_heads"))
     asks = [
         ("parity", {}),
-        ("read", {"tokens": tokens[:5]}),  # and then the whole text, as if it were typed on
+        ("read", {"tokens": tokens[:5]}),  # then the whole text, as if the user typed on
         ("read", {"tokens": tokens}),
         *(("read", {"tokens": tokens, "off": off, "details": False}) for off in OFF),
         ("write", {"tokens": tokens, "temperature": 0, "count": 30}),
@@ -78,16 +78,16 @@ def in_node(asked: list) -> list:
 
 @pytest.fixture(scope="module")
 def packed() -> dict[str, weights.Packed]:
-    """Each architecture in bfloat16, and one in int8 as well."""
-    one = {name: pack(random_gpt(config, std=0.15)) for name, config in ARCHITECTURES.items()}
+    """Each architecture in bfloat16, and one also in int8."""
+    packed = {name: pack(random_gpt(config, std=0.15)) for name, config in ARCHITECTURES.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weights, "EXACT_BYTES", 0)
-        one["int8"] = pack(random_gpt(CONFIGS["tables"], std=0.15))
-    return one
+        packed["int8"] = pack(random_gpt(CONFIGS["tables"], std=0.15))
+    return packed
 
 
 def test_node_computes_what_pytorch_computes(packed, monkeypatch):
-    """With WebAssembly's SIMD and without."""
+    """With and without WebAssembly's SIMD."""
     monkeypatch.setattr(reading, "DIGITS", ".9g")
     models = [questions(one) for one in packed.values()]
     with_simd = in_node([("models", models), ("models", [one | {"simd": False} for one in models])])
@@ -96,13 +96,15 @@ def test_node_computes_what_pytorch_computes(packed, monkeypatch):
 
 
 @torch.no_grad()
-def check(answers: list, gpt: GPT, name: str) -> None:
-    """Whether `questions` were answered as PyTorch answers them."""
+def check(answers: list, gpt: GPT, name: str):
+    """Asserts that the answers to `questions` are those of PyTorch."""
     logits, taken = gpt(TOKENS[None])[0], read(gpt, Texts.of(TOKENS))
     changed = [without(gpt, off) for off in OFF]
     written = generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist()
-    everywhere = [(head, at) for head in range(gpt.config.num_heads) for at in range(len(TOKENS))]
-    after = torch.cat([patched(gpt, layer, everywhere) for layer in range(gpt.config.num_layers)])
+    after, other = [], read(gpt, Texts.of(OTHER)).heads  # (L, H, T, K)
+    for layer, head, at in np.ndindex(*other.shape[:3]):
+        with replaced(gpt, {f"head {layer}.{head}": other[layer, head, at]}, at):
+            after.append(gpt(TOKENS[None])[0, -1])
     for parity, _, answered, *others, write, square, patches in answers:
         assert parity["error"] < 1e-4, name
         for answer, expected in zip((answered, *others), (logits, *changed), strict=True):
@@ -114,7 +116,7 @@ def check(answers: list, gpt: GPT, name: str) -> None:
             shares = [probability for _, probability in answer["next"]]
             np.testing.assert_allclose(shares, likeliest.values, atol=1e-5, err_msg=name)
         check_details(answered, taken)
-        likeliest, cap = logits[-1].max().item(), gpt.config.logit_soft_cap  # parts add up to the logit before the cap
+        likeliest, cap = logits[-1].max().item(), gpt.config.logit_soft_cap  # the parts add up to the uncapped logit
         added = sum(answered["details"]["probes"]["text"]["attribution_of_likeliest"])
         assert added == pytest.approx(cap * math.atanh(likeliest / cap) if cap else likeliest, abs=1e-3), name
         assert write == written, name
@@ -124,8 +126,8 @@ def check(answers: list, gpt: GPT, name: str) -> None:
         np.testing.assert_allclose(found, np.ravel(expected), atol=1e-4, err_msg=name)
 
 
-def check_details(answered: dict, expected: Reading) -> None:
-    """Maps and details are those that the recorder measures."""
+def check_details(answered: dict, expected: Reading):
+    """Asserts that maps and details are those of a reading."""
     rows, columns = np.tril_indices(len(TOKENS))
     maps = expected.maps.numpy()[:, :, rows, columns]
     np.testing.assert_allclose(np.array(answered["block"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
@@ -133,14 +135,14 @@ def check_details(answered: dict, expected: Reading) -> None:
     assert all(details[name] == measured.pop(name) for name in ("parts", "sublayers"))
     found = details["probes"]["text"]
     for name, numbers in {**measured, **measured["lens"]}.items():
-        if name not in ("lens", "attribution_error", "tokens"):  # None where a number is not to be had
+        if name not in ("lens", "attribution_error", "tokens"):  # None where there is no number
             told = np.array((found | found["lens"])[name], float)
             np.testing.assert_allclose(told, np.array(numbers, float), atol=1e-4, rtol=1e-4, err_msg=name)
     assert found["attribution_error"] < 1e-3
 
 
-def check_square(square: dict, gpt: GPT, name: str) -> None:
-    """Scores, softmax and what the value adds are those of the tensors that `attend` gets."""
+def check_square(square: dict, gpt: GPT, name: str):
+    """Asserts that scores, weights and what the value adds are those of the tensors that `attend` gets."""
     traced, block = read(gpt, Texts.of(TOKENS)), gpt.blocks[SQUARE["layer"]].attention
     layer, query, key, head = (SQUARE[name] for name in ("layer", "query", "key", "head"))
     q, k, v = (tensor[layer, head].double() for tensor in (traced.q, traced.k, traced.v))
@@ -159,12 +161,12 @@ def check_square(square: dict, gpt: GPT, name: str) -> None:
     np.testing.assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4, err_msg=name)
 
 
-def check_sources(square: dict, gpt: GPT, visible: slice, q: torch.Tensor) -> None:
-    """By how much each part raises the score above the mean, each norm scaled as it scales all of its input."""
+def check_sources(square: dict, gpt: GPT, visible: slice, q: torch.Tensor):
+    """Asserts by how much each part raises the score above the mean, with each norm's scale for its whole input."""
     config, layer = gpt.config, gpt.config.num_layers - 1
     exact = ByHand(gpt, TOKENS.tolist())
     seen, name, K = exact.layers[layer], f"blocks.{layer}.attention", config.head_dim
-    first = (config.num_heads + config.num_kv_heads - 1) * K  # of the last head's key
+    first = (config.num_heads + config.num_kv_heads - 1) * K  # row of the last head's key
     projection = exact.weights[f"{name}.qkv_proj.weight"][first : first + K]
     keys = seen["queries, keys, values"][:, first : first + K]
     scale = (keys.square().mean(-1, keepdim=True) + 1e-6).sqrt() if config.qk_norm else 1
@@ -180,7 +182,7 @@ def check_sources(square: dict, gpt: GPT, visible: slice, q: torch.Tensor) -> No
 
 
 def test_documents_are_read_apart_where_training_read_them_apart():
-    """The page checks itself on the recorded probe, which may hold the ends of texts."""
+    """The page checks itself on the recorded probe, which may hold ends of texts."""
     tokens = TOKENS.clone()
     tokens[[0, 5, 9]] = TOKENIZER.end_of_text
     ids = (tokens == TOKENIZER.end_of_text).cumsum(0)[None]
@@ -196,27 +198,13 @@ def test_documents_are_read_apart_where_training_read_them_apart():
 
 
 def without(gpt: GPT, off: list[str]) -> torch.Tensor:
-    """The logits (T, V) when parts give their mean."""
+    """The logits (T, V) when the parts in `off` give their mean."""
     means = part_means(gpt, PROBE)
     with replaced(gpt, {name: means[name] for name in off}):
         return gpt(TOKENS[None])[0]
 
 
-def patched(gpt: GPT, layer: int, places: list[tuple[int, int]]) -> torch.Tensor:
-    """The logits after TOKENS for each (head, position), (N, V): it gives what it gives at that position of OTHER."""
-    heads = read(gpt, Texts.of(OTHER)).heads[layer].transpose(0, 1)  # (T, H, K)
-
-    def patch(_, merged: torch.Tensor) -> torch.Tensor:
-        given = merged.clone().unflatten(-1, heads.shape[1:])
-        for row, (head, position) in enumerate(places):
-            given[row, position, head] = heads[position, head]
-        return given.flatten(-2)
-
-    with hooked([gpt.blocks[layer].attention.output_proj], [], patch):
-        return gpt(TOKENS.expand(len(places), -1))[:, -1]
-
-
-# What tokenizers differ in: kinds of white space, case, digits, composed and rare characters, names of special tokens.
+# Text on which tokenizers may differ: white space, case, digits, composed and rare characters, special tokens.
 PIECES = ["'s", "'LL", "'ſtop", "don't", "def f(x):", "12345", "½Ⅳ٣", "<|endoftext|>", "x_1", "...", "abab", "aaaaaaa"]
 PIECES += ["    ", "\n\n\t", "\r\n", " ", "\u0085", "\ufeff", "\u00a0", "\u3000", "\u2028", "\x1c", "\x00", "\u200b"]
 PIECES += ["\u212a"]
@@ -226,14 +214,14 @@ PIECES += ["\ud800", "\udc00", "\ud83d\ude42"]  # halves of a surrogate pair, an
 
 def tokenizers() -> list[Tokenizer]:
     text = Path(template.__file__).read_text() + "ſtop " * 100
-    # Here a merge makes a pair with a lower id than its own, which byte-pair training never does.
+    # A merge that needs a pair with a higher id than its own, which byte-pair training never makes.
     ranks = {bytes([value]): value for value in range(256)} | {b"aba": 256, b"ab": 257}
     by_hand = Tokenizer("by hand", r"\S+|\s+", ranks, {END_OF_TEXT: 258})
     found = [byte_level(), train_bpe([text], 400), by_hand]
     return [*found, published("gpt2")] if os.environ.get("TIKTOKEN_CACHE_DIR") else found
 
 
-def test_the_tokenizer_gives_the_same_ids_and_texts():
+def test_the_pages_tokenizer_gives_the_same_ids_and_labels():
     draw = random.Random(0)
     texts = ["".join(draw.choices(PIECES + [" "] * 9, k=draw.randrange(12))) for _ in range(1000)]
     texts += Path(__file__).read_text().splitlines()
@@ -246,10 +234,10 @@ def test_the_tokenizer_gives_the_same_ids_and_texts():
         assert answer["endOfText"] == tokenizer.end_of_text
 
 
-def test_tokens_are_drawn_as_often_as_they_are_likely():
+def test_tokens_are_drawn_with_their_probabilities():
     logits = [0.0, 1.0, -1.0, 2.0, 1.5, -30.0]
     options = [{"temperature": 1}, {"temperature": 0.5, "topK": 3}]
-    count = 100_000  # of which a share is off by less than 0.002, so that 0.015 is never chance
+    count = 100_000  # the standard deviation of a share is below 0.002, so 0.015 is never chance
     draws = in_node([("draws", {"logits": logits, "options": some, "count": count}) for some in options])
     ordinary = torch.tensor(logits).softmax(-1)
     sharp = torch.tensor([-math.inf, 1.0, -math.inf, 2.0, 1.5, -math.inf]).div(0.5).softmax(-1)
@@ -271,22 +259,22 @@ DROPPED = """async ([{ manifest, texts }, tokens]) => {
 }"""
 
 
-def test_what_is_dropped_is_worked_on_no_more(open_file):
+def test_the_engine_stops_working_on_a_question_that_is_dropped(open_file):
     data, page = pack(random_gpt(CONFIGS["one layer"])), open_file(page_of(*GPTS))
     answer = page.evaluate(DROPPED, [{"manifest": data.manifest, "texts": data.blocks}, TOKENS.tolist()])
     assert answer == [21, 1, True]
 
 
-def test_what_is_read_while_it_writes_takes_a_tenth_of_its_time():
-    """So that panels that follow the text do not hold it up; patches of all heads wait until the others are done."""
+def test_reading_gets_a_tenth_of_the_time_while_the_model_writes():
+    """So panels that follow the text hardly slow the writing. Patches of all heads wait until the others are done."""
     (turns,) = in_node([("turns", {"names": ["patchAll", "write", "read"], "steps": 1100})])
     assert turns[:1] == ["write"] and turns.count("read") == pytest.approx(100, abs=1) and "patchAll" not in turns
     (turns,) = in_node([("turns", {"names": ["patchAll", "read"], "steps": 20})])
     assert turns == ["read"] * 20
 
 
-def test_a_typed_letter_costs_one_token_for_each_step_and_text():
-    """Also while two steps are compared, with a part switched off, and a second text is read."""
+def test_a_typed_letter_reads_one_token_for_each_step_and_text():
+    """Even when two steps are compared, a part is switched off, and a second text is read."""
     config = replace(MODERN, num_layers=2)
     data = pack(*(random_gpt(config, seed) for seed in (0, 1)))
     letters = []
@@ -300,8 +288,8 @@ def test_a_typed_letter_costs_one_token_for_each_step_and_text():
     assert [answer["work"] for answer in answers] == [6, 6, 12] * 2 + [1, 1, 0] * 4
 
 
-def test_the_parity_badge_sees_a_wrong_weight(packed):
-    """The page would not notice if it only compared itself with itself."""
+def test_the_parity_badge_detects_a_wrong_reference(packed):
+    """A page that compared itself only with itself would not."""
     data = packed["modern"]
     manifest = data.manifest | {"reference": data.manifest["reference"] | {"start": 0}}
     ((ours, wrong),) = in_node([("models", [questions(data), questions(replace(data, manifest=manifest))])])

@@ -1,6 +1,5 @@
-"""What is taken away, opened again by a reader of its kind, is what was measured."""
+"""Exported tables and pictures hold what was measured."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from matplotlib.text import Text
 from model.inspection.recording import Recording
 from model.pages import export, images
 from tests.measurements import learned_recording, snapshot_of, write_recording
+from tests.small_runs import csv_rows
 from tests.watching import before_call
 
 LAYERS, HEADS = 2, 3
@@ -22,7 +22,7 @@ SIZE = len(TOKENS)
 
 @pytest.fixture
 def run(tmp_path) -> Recording:
-    """As it is read back."""
+    """A recording that was written and read back."""
     folder = tmp_path / "attention"
     write_recording(learned_recording(LAYERS, HEADS, TOKENS, (0, 1, 4)), folder)
     return Recording.open(folder, "first")
@@ -30,11 +30,10 @@ def run(tmp_path) -> Recording:
 
 def rows_of(run: Recording, folder: Path, *chosen) -> list[dict[str, str]]:
     export.write_csv(run, folder / "maps.csv", *chosen)
-    with (folder / "maps.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return csv_rows(folder / "maps.csv")
 
 
-def test_every_weight_is_in_the_table_exactly_as_it_was_recorded(run, tmp_path):
+def test_the_table_has_every_weight_exactly_as_recorded(run, tmp_path):
     maps = run.maps(1)["text"].astype(np.float16)
     rows = rows_of(run, tmp_path, 1)
     found = np.zeros_like(maps)
@@ -47,7 +46,7 @@ def test_every_weight_is_in_the_table_exactly_as_it_was_recorded(run, tmp_path):
     assert len(rows) == LAYERS * HEADS * SIZE * (SIZE + 1) / 2
 
 
-def test_a_table_has_only_the_heads_that_were_chosen_and_empty_cells_where_a_model_diverged(run, tmp_path):
+def test_a_table_has_only_the_chosen_heads_and_empty_cells_for_nan(run, tmp_path):
     maps = {kind: np.full_like(of_kind, np.nan) for kind, of_kind in run.maps(4).items()}
     broken = replace(run, snapshots=[snapshot_of(maps, run.probes, 4)])
     rows = rows_of(broken, tmp_path, None, export.choose_heads(run, ["1.2", "0.1", "1.2"]))
@@ -59,7 +58,7 @@ def test_a_table_has_only_the_heads_that_were_chosen_and_empty_cells_where_a_mod
 
 
 @pytest.mark.parametrize("heads", [None, [(1, 2), (0, 1)]])
-def test_every_weight_is_drawn_in_its_colour_at_its_place(heads, run, tmp_path, monkeypatch):
+def test_a_picture_has_the_colour_of_every_weight_at_its_place(heads, run, tmp_path, monkeypatch):
     figures = []
     before_call(monkeypatch.setattr, Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     images.draw_maps(run, tmp_path / "maps.png", None, heads)

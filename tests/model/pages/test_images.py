@@ -1,4 +1,4 @@
-"""Pictures of maps: labels are legible and token text is not parsed. test_export.py opens the files again."""
+"""Pictures of maps: labels are legible and never parsed as formulas. test_export.py checks the colours."""
 
 from dataclasses import replace
 
@@ -11,12 +11,12 @@ from tests.html_pages import HOSTILE
 from tests.measurements import learned_recording
 
 
-def test_labels_are_written_as_on_the_page_and_those_of_different_characters_differ():
+def test_labels_are_those_of_the_page_and_differ_for_different_characters():
     for token in ("\n", " a\t", "", "\x00", "\\", "a" * 30):
         assert images.legible(token) == visible(token, images.MAX_LABEL)
     characters = [" ", "·", "\n", "\\n", "\\", "n", "\x00", "😀", "界", "\u0301", "\u202e"]
     labels = {char: images.legible(char) for char in characters}
-    assert labels[" "] == labels.pop("·")  # the one exception
+    assert labels[" "] == labels.pop("·")  # the only exception
     assert len(set(labels.values())) == len(labels)
 
 
@@ -27,7 +27,7 @@ def test_hostile_text_is_drawn_without_a_warning(recwarn, tmp_path):
     assert not recwarn.list
 
 
-def test_bare_pixels_are_squares_of_the_colours_of_their_weights_and_grey_where_there_is_none():
+def test_a_mosaic_has_a_square_in_the_colour_of_each_weight_and_grey_for_nan_and_gaps():
     darkest, brightest = ([int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in images.COLOURS[::-6])
     maps = np.zeros((2, 3, 4, 4))
     maps[1, 2, 3, 0], maps[0, 0, 0, 0] = 1, np.nan

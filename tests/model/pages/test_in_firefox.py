@@ -1,4 +1,4 @@
-"""The page that holds the model, in Firefox where it is installed, driven by the protocol of Firefox itself."""
+"""The page in Firefox, if it is installed, driven by Firefox's own protocol."""
 
 import json
 import shutil
@@ -21,17 +21,17 @@ from tests.model.pages.test_typing_in_browser import assert_next, logits_of
 pytestmark = pytest.mark.slow
 
 FIREFOX = next(filter(None, map(shutil.which, ["firefox", "firefox-esr"])), None)
-PATIENCE = 120  # seconds until Firefox must have started
+PATIENCE = 120  # seconds for Firefox to start or to answer
 OPTIONS = {"marionette.port": 0, "browser.shell.checkDefaultBrowser": False, "app.update.enabled": False}
 
 
 class Firefox:
     """Commands of Marionette: https://firefox-source-docs.mozilla.org/testing/marionette/Protocol.html."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
         self.stream, self.numbers = self.socket.makefile("rb"), count()
-        self._message()  # it begins with its name
+        self._message()  # the first message is its name
         self("WebDriver:NewSession", capabilities={"alwaysMatch": {"timeouts": {"script": 1000 * PATIENCE}}})
 
     def __call__(self, command: str, **parameters: object) -> object:
@@ -46,7 +46,7 @@ class Firefox:
         return json.loads(self.stream.read(int(b"".join(length))))
 
     def evaluate(self, expression: str) -> object:
-        """The value of a JavaScript expression, or of the promise that it is."""
+        """The value of a JavaScript expression; a promise is awaited."""
         script = f"const done = arguments[0]; Promise.resolve({expression}).then(done, (error) => done(String(error)))"
         return self("WebDriver:ExecuteAsyncScript", script=script, args=[])["value"]
 
@@ -72,7 +72,7 @@ def firefox(tmp_path_factory):
         process.wait()
 
 
-def opened(firefox: Firefox, path: Path, text: str) -> None:
+def opened(firefox: Firefox, path: Path, text: str):
     """Writes a page and opens it."""
     path.write_text(text, encoding="utf-8")
     firefox("WebDriver:Navigate", url=path.as_uri())
@@ -83,8 +83,13 @@ def text_of(identifier: str) -> str:
     return f"document.getElementById('{identifier}').textContent"
 
 
-def wait(firefox: Firefox, condition: str) -> None:
-    """Until a JavaScript expression is true. Asked anew each time, because the page may be loaded anew meanwhile."""
+def type_text(firefox: Firefox, text: str):
+    box = "const box = document.getElementById('box'); box.value = %s; box.dispatchEvent(new Event('input'))"
+    firefox.evaluate(f"(() => {{ {box % json.dumps(text)} }})()")
+
+
+def wait(firefox: Firefox, condition: str):
+    """Waits until a JavaScript expression is true. Asks again after errors: the page may be reloading."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         with suppress(AssertionError):
@@ -94,7 +99,7 @@ def wait(firefox: Firefox, condition: str) -> None:
     raise TimeoutError(condition)
 
 
-def test_a_run_that_is_watched_from_a_file_follows_with_what_was_chosen(firefox, tmp_path):
+def test_the_page_of_a_running_run_reloads_and_keeps_the_chosen_head(firefox, tmp_path):
     """As in Chromium, see test_page_in_browser.py."""
     path = tmp_path / "report.html"
     opened(firefox, path, run_page("a run", HISTORY, state="running"))
@@ -105,12 +110,11 @@ def test_a_run_that_is_watched_from_a_file_follows_with_what_was_chosen(firefox,
     assert "head=1.0" in firefox.evaluate("location.hash")
 
 
-def test_firefox_computes_what_pytorch_computes_and_cuts_nothing(firefox, tmp_path):
+def test_firefox_computes_what_pytorch_computes_and_the_layout_fits(firefox, tmp_path):
     firefox("WebDriver:SetWindowRect", width=1366, height=768 + 85)  # with its bars
     opened(firefox, tmp_path / "report.html", page_of(*GPTS))
     wait(firefox, f"{text_of('parity')} !== ''")
-    box = "const box = document.getElementById('box'); box.value = 'def f(x'; box.dispatchEvent(new Event('input'))"
-    firefox.evaluate(f"(() => {{ {box} }})()")
+    type_text(firefox, "def f(x")
     wait(firefox, f"{text_of('cost')}.startsWith('7 tokens')")
     assert firefox.evaluate(text_of("notes")) == ""
     assert firefox.evaluate("document.getElementById('parity').className") == "badge good"
@@ -120,30 +124,26 @@ def test_firefox_computes_what_pytorch_computes_and_cuts_nothing(firefox, tmp_pa
     assert max(rows) <= panel
     firefox.evaluate("document.getElementById('undo').click()")
     wait(firefox, f"document.getElementById('box').value === {json.dumps(OPENING)}")
-    firefox("WebDriver:SetWindowRect", width=400)  # or as narrow as a window of Firefox can be
+    firefox("WebDriver:SetWindowRect", width=400)  # Firefox may stay wider than this
     wait(firefox, "innerWidth < 600")
     assert firefox.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_link_wins_over_the_tour_which_leaves_what_is_typed_meanwhile(firefox, tmp_path):
-    """As in Chromium, see test_tour_in_browser.py. This Firefox has not seen any page before."""
+def test_a_link_opens_its_view_without_the_tour_and_typing_survives_the_tour(firefox, tmp_path):
+    """As in Chromium, see test_tour_in_browser.py. This Firefox has no page in its storage yet."""
     firefox("WebDriver:SetWindowRect", width=1366)  # in a narrow window the tour begins from its button only
     value, path = "document.getElementById('box').value", tmp_path / "report.html"
     path.write_text(page_of(GPT_, texts=LETTERS), encoding="utf-8")
     link = "#typed=abcabc&off=head+0.1"
     firefox("WebDriver:Navigate", url=path.as_uri() + link)
     wait(firefox, f"{text_of('parity')} !== ''")
-    assert firefox.evaluate(f"[{value}, location.hash, document.getElementById('tour').hidden]") == [
-        "abcabc",
-        link,
-        True,
-    ]
+    shown = firefox.evaluate(f"[{value}, location.hash, document.getElementById('tour').hidden]")
+    assert shown == ["abcabc", link, True]
     fresh = tmp_path / "fresh.html"
     fresh.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     firefox("WebDriver:Navigate", url=fresh.as_uri())
     wait(firefox, f"{text_of('tour-place')} === '1 of 5'")
-    typed = "const box = document.getElementById('box'); box.value = 'mine'; box.dispatchEvent(new Event('input'))"
-    firefox.evaluate(f"(() => {{ {typed} }})()")
+    type_text(firefox, "mine")
     buttons = "[...document.querySelectorAll('#tour button')]"
     firefox.evaluate(f"{buttons}[1].click()")
     wait(firefox, f"{text_of('tour-place')} === '2 of 5'")

@@ -1,4 +1,4 @@
-"""What a page tells of a run's learning: its figures are those of the data it is given."""
+"""What a page says about a run's learning: its figures are those of the given rows."""
 
 from model.pages.learning import learning, story
 from tests.command_lines import tells
@@ -15,7 +15,7 @@ ROWS = [
 SAMPLES = [{"step": step, "prompt": "def ", "text": str(step)} for step in (20, 40)]
 
 
-def test_figures_are_those_of_the_data():
+def test_facts_charts_and_samples_are_those_of_the_rows():
     data = learning(ROWS, SAMPLES, "prompt: hello", {})
     assert {name: (value, remark) for name, value, remark in data["facts"]} == {
         "bits per byte": ("2.3750", "best 2.2500 at step 30"),
@@ -33,29 +33,23 @@ def test_figures_are_those_of_the_data():
     assert not (nothing["facts"] or nothing["charts"] or nothing["samples"] or nothing["config"])
 
 
-TOLD = [
-    ({"model": {"gpt": {"num_layers": 6, "num_heads": 3}}}, "6 layers with 3 heads"),
-    ({"model": {"gpt": {"num_layers": 1, "num_heads": 1}}}, "1 layer with 1 head"),
-    ({"data": {"corpus": "stdlib", "files": None}}, "Python's standard library"),
-    ({"data": {"corpus": "files", "files": ["a.txt", "b.txt"]}}, "a.txt, b.txt"),
+REPEATED = {"batch_size": 16, "repeat_fraction": 0.2, "repeat_from": 2880, "repeat_until": 8640}
+TOLD = [  # a config, and names and figures of its story
+    ({"model": {"gpt": {"num_layers": 6, "num_heads": 3}}}, "6 layers 3 heads"),
+    ({"model": {"gpt": {"num_layers": 1, "num_heads": 1}}}, "1 layer 1 head"),
+    ({"data": {"corpus": "stdlib", "files": None}}, "Python's"),
+    ({"data": {"corpus": "files", "files": ["a.txt", "b.txt"]}}, "a.txt b.txt"),
     ({"data": {"corpus": "stdlib", "dataset": "some/set"}}, "some/set"),
     ({"data": {"corpus": "another"}}, "another"),
-    ({"data": {"repeat_fraction": 0.25}}, "25% from step 0 on."),
-    (
-        {"data": {"batch_size": 16, "repeat_fraction": 0.2, "repeat_from": 2880, "repeat_until": 8640}},
-        "20% in steps 180 to 540.",
-    ),
-    ({"data": {"random_repeat_fraction": 0.015}}, "1.5% random tokens."),
+    ({"data": {"repeat_fraction": 0.25}}, "25 0"),
+    ({"data": REPEATED}, "20 180 540"),
+    ({"data": {"random_repeat_fraction": 0.015}}, "1.5"),
+    ({"trainer": {"max_steps": 100}}, "100"),  # a run that goes on
 ]
 
 
-def test_the_story_says_what_was_trained_on_what_and_for_how_long():
-    for config, told in TOLD:
+def test_the_story_says_which_model_was_trained_on_which_text_and_for_how_long():
+    for config, names in TOLD:
         found = story(ROWS, {"model": {"gpt": {}}, "data": {}} | config)
-        assert tells(found, f"{told} 4k tokens 40 steps 7 seconds"), found
-
-
-def test_the_story_of_a_run_that_goes_on_says_how_far_it_is():
-    config = {"model": {"gpt": {}}, "data": {}}
-    for planned, told in ((100, "40 of 100 steps"), (40, "in 40 steps"), (-1, "in 40 steps")):
-        assert told in story(ROWS, config | {"trainer": {"max_steps": planned}})
+        assert tells(found, f"{names} 4k 40 7"), found
+    assert not tells(story(ROWS, {"model": {"gpt": {}}, "data": {}, "trainer": {"max_steps": -1}}), "-1")

@@ -1,9 +1,8 @@
-"""The page as a file: its content, its size limit, and that no text in it can become markup."""
+"""The page as a file: its content, its size limit, and that no text in it becomes markup."""
 
 import html
 import json
 import re
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +12,7 @@ from model.inspection.recording import Recording
 from model.mistakes import Mistake
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import pack_steps, run_page
+from tests.command_lines import tells
 from tests.html_pages import HOSTILE, Page
 from tests.measurements import learned_recording, write_recording
 
@@ -23,8 +23,8 @@ def read(recording: Recording = HISTORY, title: str = "a title", **options) -> P
     return Page(run_page(title, recording, **options))
 
 
-def check_maps(page: Page, history: Recording) -> None:
-    """The page's maps are those of the history, to within 0.004."""
+def check_maps(page: Page, history: Recording):
+    """Asserts that the page's maps are those of the history, to within 0.004."""
     about = page.data["run"]
     for i, shown in enumerate(about["snapshots"]):
         for number, probe in enumerate(about["probes"] if shown["mapped"] else ()):
@@ -33,7 +33,7 @@ def check_maps(page: Page, history: Recording) -> None:
 
 
 @pytest.mark.parametrize("is_good", [True, False])
-def test_the_page_has_maps_scores_verdicts_and_details_of_every_step_and_opens_with_the_clearest_head(is_good):
+def test_the_page_has_maps_scores_checks_and_details_of_every_step_and_opens_with_the_clearest_head(is_good):
     history = HISTORY if is_good else learned_recording(seed=1, fidelity=2e-5, causality=0.1)
     page = read(history)
     run = page.data["run"]
@@ -52,16 +52,7 @@ def test_the_page_has_maps_scores_verdicts_and_details_of_every_step_and_opens_w
         assert json.loads(page.block("descriptions", shown["step"])) == described
 
 
-def test_of_a_run_that_has_just_begun_the_page_is_its_title_and_says_when_it_was_written():
-    page = Page(run_page("begun", state="running", gap=3.21))
-    assert page.data["title"] == "begun" and page.data["run"] is None
-    status = page.data["status"]
-    assert (status["state"], status["gap"]) == ("running", 3.2) and abs(time.time() - status["written"]) < 60
-    assert f"written: {status['written']}" in page.scripts["program"]
-    assert "program" not in read().scripts  # a page that is not of a run does not tell
-
-
-def test_a_page_that_is_written_again_packs_only_what_is_new(monkeypatch):
+def test_a_page_that_is_written_again_packs_only_new_steps(monkeypatch):
     history, packed, readings = learned_recording(), [], Recording.readings
     monkeypatch.setattr(Recording, "readings", lambda self, step: packed.append(step) or readings(self, step))
     early = replace(history, snapshots=history.snapshots[:3])
@@ -73,27 +64,22 @@ def test_a_page_that_is_written_again_packs_only_what_is_new(monkeypatch):
     assert {*packed} == {4} and len(page.data["run"]["snapshots"]) == 4
 
 
-def test_hostile_text_stays_data():
+def test_hostile_text_does_not_become_markup():
     labels = HOSTILE[:12]
     page = run_page("</title><script>alert(1)</script>", learned_recording(labels=labels))
     parsed = Page(page)
     assert parsed.data["run"]["probes"][0]["labels"] == labels
     assert parsed.data["title"] == "</title><script>alert(1)</script>"
-    assert set(parsed.scripts) == {
-        "data",
-        "importmap",
-        "module",
-        *(name for name in parsed.scripts if name.startswith("block-")),
-    }
+    assert {name for name in parsed.scripts if not name.startswith("block-")} == {"data", "importmap", "module"}
     assert not parsed.suspicious
     page.encode()  # lone surrogates are escaped
 
 
-def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports():
+def test_the_page_loads_nothing_and_holds_every_module_that_it_imports():
     page = run_page("a title", HISTORY)
     sources = Page(page).modules
     for text in (page, *sources.values()):
-        text = text.replace('"http://www.w3.org/2000/svg"', "")  # a name that is never requested
+        text = text.replace('"http://www.w3.org/2000/svg"', "")  # the name of a namespace, which is never requested
         assert "http://" not in text and "https://" not in text and "innerHTML" not in text
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
     assert html.unescape(policy).startswith("default-src 'none'")
@@ -102,24 +88,24 @@ def test_the_page_loads_nothing_and_holds_every_module_that_its_program_imports(
     assert imported | {"browser/page.js"} == set(sources)
 
 
-def test_of_a_page_that_would_be_too_large_steps_are_left_out_evenly_and_it_says_so():
+def test_a_page_that_would_be_too_large_leaves_steps_out_evenly_with_a_note():
     history = learned_recording(2, 3, 40, steps=range(0, 1000, 50))
     of_all, notes = pack_steps(history, 10**9)
     assert len(of_all) == 20 and not notes
     room = int(0.6 * sum(len(text) for texts in of_all.values() for text in texts))
-    blocks, (said,) = pack_steps(history, room, wanted=[150])
+    blocks, (note,) = pack_steps(history, room, wanted=[150])
     assert sum(len(text) for texts in blocks.values() for text in texts) <= room
     assert 8 <= len(blocks) <= 12 and {0, 150, 950} <= blocks.keys() and max(np.diff([*blocks])) <= 150
-    assert f"shows {len(blocks)} of 20 recorded steps" in said
+    assert tells(note, f"{len(blocks)} 20")
 
 
-def test_a_size_into_which_nothing_fits_is_refused(monkeypatch):
+def test_a_size_limit_that_no_step_fits_is_refused(monkeypatch):
     monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", 1000)
-    with pytest.raises(Mistake, match="do not fit"):
+    with pytest.raises(Mistake, match="fit"):
         read()
 
 
-def test_steps_whose_maps_were_removed_keep_their_scores(tmp_path):
+def test_steps_without_maps_keep_their_scores(tmp_path):
     write_recording(HISTORY, tmp_path).path(2).unlink()
     shown = read(Recording.open(tmp_path, "demo")).data["run"]["snapshots"]
     assert [one["mapped"] for one in shown] == [True, True, False, True, True]

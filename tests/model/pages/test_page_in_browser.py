@@ -1,4 +1,4 @@
-"""The page in a real browser, offline: what a person does with it and what they then see."""
+"""The page in a real browser, offline: what a user does with it and then sees."""
 
 import io
 import math
@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from model.pages.images import COLOURS
 from model.pages.page import run_page
 from tests.measurements import learned_recording
 from tests.model.pages.browsing import (
+    address,
     click,
     colours,
     in_page,
@@ -42,31 +42,27 @@ HISTORY = snapshot_steps()
 
 
 def shades(page) -> np.ndarray:
-    """(T, 3): the background of each token of the text, white where it has none."""
+    """The background of each token of the text, white if it has none, (T, 3)."""
     found = colours(page.locator("#tokens span"))
     return np.array([[1, 1, 1] if colour[3:] == [0] else np.array(colour[:3]) / 255 for colour in found])
 
 
 def inks(shown: np.ndarray) -> np.ndarray:
-    """(T, 3): the colours that the pictures have for these values between 0 and 1."""
+    """The colours that pictures have for these values between 0 and 1, (T, 3)."""
     return LinearSegmentedColormap.from_list("ink", COLOURS)(shown)[:, :3]
 
 
-def address(page) -> dict[str, str]:
-    return {name: values[0] for name, values in parse_qs(page.url.partition("#")[2]).items()}
-
-
-def test_the_badges_are_green_or_red_and_the_manual_has_the_figures(open_page):
+def test_badges_are_green_or_red_and_the_manual_has_their_figures(open_page):
     assert open_page(HISTORY).locator("#fidelity.good, #causality.good").count() == 2
     page = open_page(snapshot_steps(causality=0.25, fidelity=0.5))
     assert page.locator("#fidelity.bad, #causality.bad").count() == 2
     page.keyboard.press("?")
-    assert all(told in page.inner_text("#manual") for told in ("2.5e−1 in float32", "5.0e−1 in float32"))
+    assert all(figure in page.inner_text("#manual") for figure in ("2.5e−1", "5.0e−1"))
     diverged = open_page(snapshot_steps(causality=math.nan, fidelity=math.nan))
     assert "not a number" in diverged.get_attribute("#fidelity.bad", "aria-label")
 
 
-def test_a_square_has_the_colour_of_its_weight_and_tells_it_when_pointed_at(open_page):
+def test_a_square_has_the_colour_of_its_weight_and_the_readout_its_figure(open_page):
     page = open_page(HISTORY, hash_="#probe=text&head=1.1&step=8&theme=light")
     recorded = HISTORY.maps(8)["text"][1, 1].astype(float)
     squares = [(0, 0), (7, 3), (7, 7), (19, 0), (19, 18), (3, 12), (12, 11)]
@@ -85,7 +81,7 @@ def test_a_square_has_the_colour_of_its_weight_and_tells_it_when_pointed_at(open
         assert weight == pytest.approx(recorded[query, key], abs=0.006)
 
 
-def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_the_pointer_leaves(open_page):
+def test_the_text_is_shaded_for_the_chosen_token_or_the_one_under_the_pointer(open_page):
     page = open_page(HISTORY, hash_="#probe=text&head=1.0&step=16&token=3")
     weights = np.sqrt(HISTORY.maps(16)["text"][1, 0].astype(float))
     spans, chosen = page.locator("#tokens span"), page.locator("#tokens .chosen")
@@ -110,7 +106,7 @@ def test_the_text_is_shaded_by_the_chosen_token_and_by_what_is_pointed_at_until_
     assert (shades(page) == 1).all()
 
 
-def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page):
+def test_the_address_keeps_the_view_and_invalid_addresses_are_ignored(open_page):
     page = open_page(HISTORY)
     page.select_option("#curves", "induction")
     page.click("[aria-label^='layer 1, head 1']")
@@ -132,7 +128,7 @@ def test_the_view_is_kept_in_the_address_and_an_invalid_one_is_ignored(open_page
     assert page.inner_text("#slide-a output") == "step 32"
 
 
-def test_two_snapshots_are_shown_side_by_side_until_all_is_as_trained(open_page):
+def test_two_snapshots_are_shown_side_by_side_until_the_comparison_is_ended(open_page):
     page = open_page(HISTORY, hash_="#probe=text&head=0.0&step=32&against=2")
     titles = page.locator(".pane h3").all_inner_texts()
     assert titles == ["A: step 32, head 0.0", "B: step 2, head 0.0"]
@@ -148,13 +144,13 @@ def test_two_snapshots_are_shown_side_by_side_until_all_is_as_trained(open_page)
     assert page.is_hidden("#changed") and page.locator(".pane").count() == 1
 
 
-def test_heads_are_marked_from_the_step_at_which_they_formed_and_have_a_bar_of_a_score(open_page):
+def test_heads_are_marked_from_the_step_at_which_they_formed_and_have_bars_of_their_scores(open_page):
     page = open_page(HISTORY, hash_="#score=previous_token")
     marks, formed = page.locator(".thumb").first.locator(".marks"), HISTORY.formation["previous_token"]["0.0"]
     assert formed in STEPS[1:-1]
     before = STEPS[STEPS.index(formed) - 1]
-    told = f"previous token: head 0.0 formed between steps {before} and {formed}"
-    click(page, f"#flags [aria-label='{told}']")
+    label = f"previous token: head 0.0 formed between steps {before} and {formed}"
+    click(page, f"#flags [aria-label='{label}']")
     assert address(page)["step"] == str(formed) and address(page)["head"] == "0.0"
     for at, step in enumerate(STEPS):
         slide(page, at)
@@ -166,7 +162,7 @@ def test_heads_are_marked_from_the_step_at_which_they_formed_and_have_a_bar_of_a
     assert bars == pytest.approx(flat, abs=1e-3)
 
 
-def test_the_chart_has_the_axis_of_the_slider_and_a_click_goes_to_a_step(open_page):
+def test_the_chart_has_the_axis_of_the_slider_and_a_click_selects_a_step(open_page):
     page = open_page(HISTORY, hash_="#probe=text&head=0.1&score=induction")
     slider, curve = page.locator("#slide-a input"), page.locator("#curve")
     track = slider.bounding_box()
@@ -180,7 +176,7 @@ def test_the_chart_has_the_axis_of_the_slider_and_a_click_goes_to_a_step(open_pa
         assert address(page)["step"] == str(step)
 
 
-def test_everything_can_be_done_with_the_keyboard(open_page):
+def test_steps_heads_probes_squares_and_tokens_can_be_chosen_with_the_keyboard(open_page):
     page = open_page(HISTORY, hash_="#probe=text&head=0.0")
     press(page, "ArrowLeft")
     assert address(page)["step"] == "16"
@@ -194,12 +190,12 @@ def test_everything_can_be_done_with_the_keyboard(open_page):
     assert address(page)["token"] == "18" and address(page)["step"] == "16"
 
 
-def test_no_meaning_is_in_a_tooltip_alone_and_the_manual_explains_every_score(open_page):
+def test_every_tooltip_is_also_explained_in_the_manual_and_so_is_every_score(open_page):
     page = open_page(HISTORY)
     page.locator("#tokens span").nth(4).hover()
     point_at(page, 9, 3)
-    told_elsewhere = ":not(#lens th, #undo, #flags *)"  # in the readout, beside its key in the help, with the scores
-    titles = page.locator(f"[title]{told_elsewhere}").evaluate_all("all => all.map((one) => one.title)")
+    # The others are explained in the readout, beside their key in the help, and with the scores.
+    titles = page.locator("[title]:not(#lens th, #undo, #flags *)").evaluate_all("all => all.map((one) => one.title)")
     page.keyboard.press("?")
     words = " ".join(page.locator("#words").evaluate("one => one.textContent").split())
     assert titles and all(title in words for title in titles)
@@ -209,17 +205,17 @@ def test_no_meaning_is_in_a_tooltip_alone_and_the_manual_explains_every_score(op
 
 
 def boxes(page, selector: str) -> np.ndarray:
-    """(N, 4): left, top, right and bottom of each element."""
+    """Left, top, right and bottom of each element, (N, 4)."""
     corners = "all => all.map((e) => e.getBoundingClientRect()).map((b) => [b.x, b.y, b.right, b.bottom])"
     return np.array(page.locator(selector).evaluate_all(corners))
 
 
 @pytest.mark.parametrize(("layers", "count"), [(6, 3), (12, 12)])
-def test_what_belongs_together_is_in_view_together_and_the_layout_holds_at_every_width(open_page, layers, count):
+def test_text_map_and_heads_are_in_view_together_and_the_layout_fits_every_width(open_page, layers, count):
     page = open_page(snapshot_steps(layers=layers, heads=count, labels=(LABELS * 4)[:64]))
     for width, height in ((1280, 900), (1366, 768)):
         resize(page, width, height)
-        thumbs = () if layers == 12 else (".thumb",)  # which have to be scrolled to
+        thumbs = () if layers == 12 else (".thumb",)  # so many heads need scrolling
         for part in ("#text", "#coming", "#says", "#stage", "#panes .layers", *thumbs):
             found = boxes(page, part)
             assert (found[:, :2] >= 0).all() and (found[:, 2:] <= [width, height]).all(), part
@@ -229,7 +225,7 @@ def test_what_belongs_together_is_in_view_together_and_the_layout_holds_at_every
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
     assert page.evaluate("scrollY") > 100
     (stage,), (kept,) = boxes(page, "#stage"), boxes(page, "#kept-in-sight")
-    assert kept[1] == 0 and kept[3] <= stage[1] < 260  # the model and the map stay while the page scrolls
+    assert kept[1] == 0 and kept[3] <= stage[1] < 260  # model and map stay in view while the page scrolls
     click(page, "#compare")
     for width in (390, 1280, 2200):
         resize(page, width, 900)
@@ -238,7 +234,7 @@ def test_what_belongs_together_is_in_view_together_and_the_layout_holds_at_every
         assert (found[:, 2] - found[:, 0]).min() >= 20
 
 
-def test_a_phone_shows_text_map_sentence_and_grid_in_this_order(open_page):
+def test_a_phone_shows_text_next_tokens_map_and_sentence_in_this_order_with_large_buttons(open_page):
     page = open_page(HISTORY, width=400, height=800, touch=True)
     found = boxes(page, "main > section:visible")
     ids = page.locator("main > section:visible").evaluate_all("all => all.map((e) => e.id)")
@@ -250,7 +246,7 @@ def test_a_phone_shows_text_map_sentence_and_grid_in_this_order(open_page):
     assert not small
 
 
-# The part of the page that has the focus, its corner, and the left edge and the middle line of what is focused in it.
+# The part of the page with the focus and its corner, and the left edge and vertical middle of the focused element.
 FOCUSED = """() => {
   const part = document.activeElement.closest("header, nav, section, #changed, details");
   const [outer, inner] = [part, document.activeElement].map((e) => e?.getBoundingClientRect());
@@ -259,7 +255,7 @@ FOCUSED = """() => {
 
 
 @pytest.mark.parametrize(("width", "hash_"), [(1280, ""), (820, ""), (400, "#text=surprise"), (1280, "#against=0")])
-def test_the_focus_moves_in_the_order_of_the_eye(open_page, width, hash_):
+def test_the_tab_key_moves_from_left_to_right_and_top_to_bottom(open_page, width, hash_):
     page = open_page(HISTORY, width=width, height=768, hash_=hash_)
     stops = []
     while True:
@@ -273,9 +269,8 @@ def test_the_focus_moves_in_the_order_of_the_eye(open_page, width, hash_):
     assert parts == sorted(parts, key=lambda part: (round(part[2]), part[1]))
     assert {"text", "learning", "lens", "attribution", "ablation"} <= {name for name, *_ in parts}
     for one, other in pairwise(stops):
-        if (
-            one[0] == other[0] != "model"
-        ):  # which scrolls to what has the focus. Within a part: to the right in the same line, or further down
+        # Within a part: to the right in the same line, or further down. "model" scrolls to the focused element.
+        if one[0] == other[0] != "model":
             assert other[4] > one[4] + 6 or (abs(other[4] - one[4]) <= 6 and other[3] > one[3]), (one, other)
 
 
@@ -286,7 +281,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_contrast(open_page, theme):
+def test_the_theme_follows_the_system_until_it_is_switched_and_both_themes_have_contrast(open_page, theme):
     page = open_page(HISTORY, theme=theme, hash_="#probe=text&head=0.0&token=9")
 
     def contrast(one: str, other: str) -> float:
@@ -308,10 +303,10 @@ def test_the_theme_is_that_of_the_system_until_it_is_switched_and_both_have_cont
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "dark")
 
 
-def test_a_run_that_is_watched_follows_with_what_was_chosen_and_says_how_it_ended(open_file, tmp_path):
+def test_the_page_of_a_running_run_reloads_keeps_the_view_and_says_how_the_run_ended(open_file, tmp_path):
     path = tmp_path / "report.html"
 
-    def write(steps: int, state: str, gap: float = 0.0) -> None:
+    def write(steps: int, state: str, gap: float = 0.0):
         history = replace(HISTORY, snapshots=HISTORY.snapshots[:steps])
         write_atomically(path, run_page("a run", history, state=state, gap=gap).encode())
 
@@ -323,23 +318,24 @@ def test_a_run_that_is_watched_follows_with_what_was_chosen_and_says_how_it_ende
     page.evaluate("scrollTo(0, 300)")
     page.evaluate("window.isOld = true")
     page.wait_for_timeout(6000)
-    assert page.evaluate("window.isOld")  # there was nothing newer
+    assert page.evaluate("window.isOld")  # it does not reload while the file is the same
     with page.expect_event("load"):
         write(5, "running")
     settle(page)
     kept = address(page)
-    assert (kept["head"], kept["step"]) == ("1.1", "2")  # whoever looks at an earlier step stays there
+    assert (kept["head"], kept["step"]) == ("1.1", "2")  # a user at an earlier step stays there
     assert page.get_attribute("#slide-a input", "max") == "4"
     assert page.evaluate("scrollY") == pytest.approx(300, abs=30)
     slide(page, 4)
     click(page, "#help")
     write(6, "ended")
     page.wait_for_timeout(5000)
-    assert page.is_visible("#manual")  # whoever reads it is not interrupted
+    assert page.is_visible("#manual")  # a reader of the manual is not interrupted
     page.keyboard.press("Escape")
     page.locator("#status", has_text="ended").wait_for()
     settle(page)
-    assert page.inner_text("#slide-a output") == "step 16" and "head=1.1" in page.url  # the last one follows
+    # A user at the last step gets the new last step.
+    assert page.inner_text("#slide-a output") == "step 16" and "head=1.1" in page.url
     write(6, "interrupted")
     assert "train.py --resume" in open_file(path).locator("#status").inner_text()
     text = run_page("a run", HISTORY, state="running", gap=100)
@@ -355,18 +351,17 @@ DRAWN_AT = """new MutationObserver((_, observer) => {
 }).observe(document, { subtree: true, attributes: true })"""
 
 
-def test_a_reload_paints_nothing_before_what_was_shown_is_drawn(open_page):
+def test_a_reload_paints_nothing_before_the_view_is_drawn(open_page):
     page = open_page(run_page("a run", HISTORY, state="running"), hash_="#step=4&head=1.1", script=DRAWN_AT)
     page.reload()
     settle(page)
     page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
     assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime >= drawnAt")
-    assert page.inner_text("#slide-a output") == "step 4" and page.inner_text("#sentences").startswith(
-        "Layer 1, head 1"
-    )
+    assert page.inner_text("#slide-a output") == "step 4"
+    assert page.inner_text("#sentences").startswith("Layer 1, head 1")
 
 
-def test_while_a_run_goes_on_a_head_is_named_from_the_second_step_at_which_it_follows_a_pattern(open_file):
+def test_in_a_running_run_a_head_is_named_from_the_second_step_with_its_pattern(open_file):
     formed = STEPS.index(HISTORY.formation["previous_token"]["0.0"]) + 1
     for steps, state, named in ((formed, "running", 0), (formed + 1, "running", 1), (formed, "ended", 1)):
         history = replace(HISTORY, snapshots=HISTORY.snapshots[:steps])
@@ -375,7 +370,7 @@ def test_while_a_run_goes_on_a_head_is_named_from_the_second_step_at_which_it_fo
         assert page.locator("#flags button", has_text="P ").count() == named
 
 
-def test_a_run_that_has_just_begun_has_a_page_without_maps(open_file):
+def test_the_page_of_a_run_that_has_just_begun_shows_its_chart_and_no_maps(open_file):
     curves = {"title": "Loss", "unit": "nats", "curves": [{"name": "training", "points": [[1, 4.0], [9, 3.0]]}]}
     learning = {"story": "It has just begun.", "facts": [], "charts": [curves], "samples": [], "config": ""}
     page = open_file(run_page("a run", learning=learning, state="running"))
@@ -385,17 +380,16 @@ def test_a_run_that_has_just_begun_has_a_page_without_maps(open_file):
     assert page.get_attribute("html", "data-theme") == "dark"
 
 
-def test_two_readings_in_one_notebook_do_not_disturb_each_other(run_dir, open_file):
+def test_two_readings_in_one_notebook_do_not_affect_each_other(run_dir, open_file):
     glass = open_run(run_dir)
-    readings = [glass.read("the model reads"), glass.read("which word", without=["head 0.0"])]
-    cells = [one._repr_html_() for one in readings]
-    notebook = f"<!doctype html><body>{''.join(cells)}<div hidden>{cells[0]}</div>"  # the last cell is folded
+    cells = [glass.read(text)._repr_html_() for text in ("the model reads", "which word")]
+    notebook = f"<!doctype html><body>{''.join(cells)}<div hidden>{cells[0]}</div>"  # the last cell is collapsed
     page = open_file(notebook, width=1300, height=1600)
     frames = [page.frame_locator("iframe").nth(number) for number in range(3)]
     frames.pop().locator("html[data-drawn]").wait_for(state="attached")
     shown = [frame.locator("#tokens").inner_text() for frame in frames]
     before = frames[1].locator("#sentences").inner_text()
-    frames[0].locator("#grid button").last.click()  # an address that cannot be changed in a frame is no error
+    frames[0].locator("#grid button").last.click()  # a frame's address cannot be changed, which must be no error
     frames[0].locator("body").press("ArrowRight")
     assert [frame.locator("#tokens").inner_text() for frame in frames] == shown
     assert frames[1].locator("#sentences").inner_text() == before

@@ -1,13 +1,12 @@
-"""The tour and the opened square, in a real browser, of a model in which one head builds on another."""
+"""The tour, in a real browser, of a model in which one head builds on another."""
 
 import re
-from urllib.parse import parse_qs
 
 import pytest
 
 from model.gpt import GPT
 from tests.gpts import induction_gpt, random_gpt
-from tests.model.pages.browsing import click, in_page, press, settle, unnamed
+from tests.model.pages.browsing import address, click, in_page, press, settle, unnamed
 from tests.model.pages.model_pages import LETTERS, page_of
 
 pytestmark = pytest.mark.slow
@@ -18,7 +17,7 @@ STORAGE = "Object.defineProperty(window, 'localStorage', { get() { throw new DOM
 
 @pytest.fixture
 def first_visit(open_page):
-    """Opens the page of models in a browser that has not seen it before."""
+    """Opens the page of models in a browser that has seen no page yet."""
 
     def open_(*models: GPT, script="", width=1366):
         return open_page(page_of(*models, texts=LETTERS), script=script, width=width, height=768)
@@ -27,13 +26,13 @@ def first_visit(open_page):
 
 
 def told(page) -> tuple[str, str, str]:
-    """Where the tour is, what it says, and what is highlighted."""
+    """Returns the place of the tour, its sentence, and the id of what it highlights."""
     settle(page)
     (toured,) = page.locator(".toured").evaluate_all("all => all.map(({ id }) => id)")
     return page.inner_text("#tour-place"), page.inner_text("#tour-says"), toured
 
 
-def test_the_tour_shows_six_things_of_this_model_and_leaves_the_page_as_it_was(first_visit):
+def test_the_tour_shows_six_things_of_the_model_and_restores_the_page(first_visit):
     page = first_visit(GPT(GPT_.config).eval(), GPT_)
     effects = in_page(page, "state", "data.experiments.effects")
     answer = next(one["trial"]["answer"] for one in effects if one["title"] == "A made-up word, twice")
@@ -52,18 +51,17 @@ def test_the_tour_shows_six_things_of_this_model_and_leaves_the_page_as_it_was(f
         _, sentence, toured = told(page)
         sentence = re.sub("[\u2068\u2069]", "", sentence)
         assert toured == what and all(part in sentence for part in parts.split()), sentence
-        assert sentence.count(". ") == 0  # it is one
     last = told(page)
-    click(page, ".thumb >> nth=3")  # what a person does meanwhile is shown, and the tour says so
+    click(page, ".thumb >> nth=3")  # the page shows what the user does meanwhile, and the tour says so
     assert told(page)[1] != last[1] and in_page(page, "render", "shown.head") == 3
     for key, where in (("ArrowLeft", "5 of 6"), ("ArrowRight", "6 of 6")):
         press(page.locator("#tour button").nth(1), key)
         page.locator("#tour-place", has_text=where).wait_for()
     assert told(page) == last
-    press(page, "Enter")  # on "done", which has the focus
+    press(page, "Enter")  # "done" has the focus
     assert page.is_hidden("#tour") and page.is_hidden(".toured")
-    kept = parse_qs(page.url.partition("#")[2])  # what the person did, and all else as it was
-    assert kept["head"] == ["0.3"] and kept["typed"] == [in_page(page, "state", "data.text")] and "off" not in kept
+    kept = address(page)  # the user's choice, and all else as before
+    assert kept["head"] == "0.3" and kept["typed"] == in_page(page, "state", "data.text") and "off" not in kept
     page.reload()
     settle(page)
     assert page.is_hidden("#tour")
@@ -73,8 +71,8 @@ def test_the_tour_shows_six_things_of_this_model_and_leaves_the_page_as_it_was(f
     assert page.is_hidden("#tour")
 
 
-def test_a_link_to_a_view_is_shown_and_kept_and_the_tour_only_offered(open_page):
-    """At first the tour began, showed its own text, and wrote it into the address."""
+def test_a_link_opens_its_view_and_only_offers_the_tour(open_page):
+    """An earlier version began the tour, and replaced the text in the page and its address."""
     link = "#typed=abcabc&off=head+0.1&step=8"
     page = open_page(page_of(GPT(GPT_.config).eval(), GPT_, texts=LETTERS), script="", hash_=link)
     for _ in range(2):
@@ -90,7 +88,7 @@ def test_a_link_to_a_view_is_shown_and_kept_and_the_tour_only_offered(open_page)
     assert page.input_value("#box") == "abcabc" and page.url.endswith(link)
 
 
-def test_what_is_typed_while_the_tour_runs_stays_when_it_goes_on_or_ends(first_visit):
+def test_text_typed_during_the_tour_is_kept_when_it_continues_or_ends(first_visit):
     page = first_visit(GPT(GPT_.config).eval(), GPT_)
     opening = in_page(page, "state", "data.text")
     assert told(page)[0] == "1 of 6"
@@ -99,7 +97,7 @@ def test_what_is_typed_while_the_tour_runs_stays_when_it_goes_on_or_ends(first_v
     assert told(page)[0] == "2 of 6" and page.input_value("#box") == opening
     click(page, "#tour button >> text=skip")
     assert page.input_value("#box") == "my own words" and "typed=my+own+words" in page.url
-    page.locator("#box").press("Control+z")  # back to the text before it, and to it again
+    page.locator("#box").press("Control+z")  # to the text before it; "back" returns to it
     settle(page)
     assert page.input_value("#box") == opening
     page.go_back()
@@ -111,7 +109,7 @@ def test_what_is_typed_while_the_tour_runs_stays_when_it_goes_on_or_ends(first_v
     click(page, ".thumb >> nth=3")
     click(page, "#tour button >> text=skip")
     assert page.input_value("#box") == "others" and in_page(page, "render", "shown.head") == 3
-    # Even what is written while the tour goes on.
+    # Text that the model writes during the tour does not replace the tour's own.
     click(page, "#tour-start")
     page.click("#write")
     page.click("#tour button >> text=next")
@@ -120,16 +118,16 @@ def test_what_is_typed_while_the_tour_runs_stays_when_it_goes_on_or_ends(first_v
     assert page.input_value("#box") == opening
 
 
-def test_what_a_model_cannot_do_has_no_stop(first_visit):
+def test_the_tour_leaves_out_what_a_model_cannot_do(first_visit):
     page = first_visit(random_gpt(GPT_.config), random_gpt(GPT_.config, 1))
     assert told(page)[0] == "1 of 1"
 
 
-def test_where_nothing_may_be_kept_the_tour_begins_from_its_button_only(first_visit):
+def test_without_storage_the_tour_begins_only_from_its_button(first_visit):
     page = first_visit(GPT_, script=STORAGE, width=400)
     assert page.is_hidden("#tour")
     click(page, "#tour-start")
-    assert told(page)[0] == "1 of 5"  # of one step alone
+    assert told(page)[0] == "1 of 5"  # a run of one step has no sixth stop
     for _ in range(5):
         box = page.locator("#tour").bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 400

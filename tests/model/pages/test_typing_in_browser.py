@@ -1,4 +1,4 @@
-"""The page that holds the model, in a real browser: what a person types, breaks and patches, against PyTorch."""
+"""The page that holds a model, in a real browser: what a user types, switches off and patches, against PyTorch."""
 
 import math
 import random
@@ -17,6 +17,7 @@ from model.inspection.reading import read
 from model.inspection.recording import take_snapshot
 from model.inspection.texts import Texts
 from model.pages.page import run_page
+from tests.command_lines import tells
 from tests.gpts import repeating_gpt
 from tests.model.pages.browsing import click, in_page, number_in, press, put, settle, shares, slide, unnamed
 from tests.model.pages.model_pages import (
@@ -46,14 +47,14 @@ def slow_page() -> str:
     return page_of(*(plain_gpt(seed, config) for seed in (0, 1)))
 
 
-def type_text(page, text: str) -> None:
+def type_text(page, text: str):
     page.fill("#box", text)
     settle(page)
 
 
 @torch.no_grad()
 def logits_of(gpt: GPT, text: str) -> torch.Tensor:
-    """(T, V): of the last 32 tokens of a text, and of end-of-text if it is empty."""
+    """The logits (T, V) of the last 32 tokens of a text, or of end-of-text if it is empty."""
     return gpt(torch.tensor([(TOKENIZER.encode(text) or [TOKENIZER.end_of_text])[-32:]]))[0]
 
 
@@ -63,16 +64,16 @@ NEXT = """[...document.querySelectorAll("#next button")].map((row) => [
   ...[...row.querySelectorAll("i")].map((bar) => parseFloat(bar.style.width) / 100)])"""
 
 
-def assert_next(page, logits: torch.Tensor) -> None:
+def assert_next(page, logits: torch.Tensor):
     top, ids = logits[-1].softmax(-1).topk(8)
     shown = page.evaluate(NEXT)
     assert [text for text, _ in shown] == [chr(token) for token in ids]
     assert [share for _, share in shown] == pytest.approx(top.tolist(), abs=1e-3)
 
 
-def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(page):
+def test_typed_and_clicked_text_gets_the_figures_of_pytorch(page):
     assert page.title() == "tiny" and page.input_value("#box") == OPENING
-    assert page.inner_text("#parity.good") == "✓ as PyTorch computes it"
+    assert "PyTorch" in page.inner_text("#parity.good")
     for text in (OPENING, "def f(x):", "def f(x): return"):
         type_text(page, text)
         logits, coloured = logits_of(GPTS[-1], text), page.locator("#tokens span")
@@ -82,7 +83,7 @@ def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(page):
         assert depths == pytest.approx([0, *(nats / math.log(2) / 10).clamp(max=1).tolist()], abs=2e-3)
         assert_next(page, logits)
         cost, bits = page.inner_text("#cost"), nats.mean() / math.log(2)
-        assert all(told in cost for told in (f"{len(text)} tokens", f"{nats.mean():.2f} nats", f"{bits:.2f} bits"))
+        assert tells(cost, f"{len(text)} {nats.mean():.2f} {bits:.2f}")
         assert page.locator(".lens tbody tr").last.locator("td").count() == len(text)
         weights = read(GPTS[-1], Texts.of(TOKENIZER.encode(text))).maps
         click(page, ".thumb >> nth=3")
@@ -96,16 +97,16 @@ def test_what_is_typed_or_clicked_is_read_as_pytorch_reads_it(page):
 
 
 @torch.no_grad()
-def test_the_bars_follow_the_current_token_the_temperature_and_top_k(page):
+def test_the_bars_show_the_current_tokens_probabilities_with_temperature_and_top_k(page):
     type_text(page, "def f(x): return")
     page.evaluate("import('browser/render.js').then(({ change }) => change({ token: 9 }))")
     settle(page)
     shown = dict(page.evaluate(NEXT))
     expected = logits_of(GPTS[-1], "def f(x): return")[9].softmax(-1)
-    assert "r" in shown  # the true one is among them
+    assert "r" in shown  # the true next token is listed
     for text, share in shown.items():
         assert share == pytest.approx(expected[ord(text)].item(), abs=5e-3)
-    assert page.locator("#next button:enabled").count() == 0  # one writes at the end only
+    assert page.locator("#next button:enabled").count() == 0  # a token can be clicked only at the end
     type_text(page, "def g")
     logits = logits_of(GPTS[-1], "def g")[-1]
     put(page, "#temperature", 0.5)
@@ -119,8 +120,8 @@ def test_the_bars_follow_the_current_token_the_temperature_and_top_k(page):
     assert all(share == 0 for _, share in shown[5:])
 
 
-def test_no_text_is_cut_or_lost(page):
-    """Undo takes back what was pasted, written, clicked or put there by an experiment; "back" stays on the page."""
+def test_no_text_is_lost_and_undo_takes_back_each_change(page):
+    """Undo takes back pasted, clicked and written text; the browser's "back" redoes it and stays on the page."""
     box = page.locator("#box")
     long = "0123456789ab" * 1000
     type_text(page, long)
@@ -141,19 +142,19 @@ def test_no_text_is_cut_or_lost(page):
         assert box.input_value() == text
         assert_next(page, logits_of(GPTS[-1], text))
     assert page.is_disabled("#undo")
-    for text in texts[1:]:  # what was undone is behind the browser's "back"
+    for text in texts[1:]:
         page.go_back()
         settle(page)
         assert box.input_value() == text
     box.press("End")
-    page.keyboard.type("abc")  # without a pause: one thing to take back
+    page.keyboard.type("abc")  # without a pause: one change to undo
     settle(page)
     click(page, "#undo")
     assert box.input_value() == texts[-1]
 
 
 @pytest.mark.parametrize(("width", "height"), [(400, 860), (1280, 900), (1366, 768), (1100, 700)])
-def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_in_sight(open_page, width, height):
+def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_visible(open_page, width, height):
     page = open_page(page_of(*GPTS), width=width, height=height, touch=width < 500)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     for text in ("a", "", "def f(x):\n    return x\n" * 100):
@@ -163,18 +164,18 @@ def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_in_sight(open_
         assert page.locator("#coming").evaluate("list => list.scrollHeight <= list.clientHeight")
 
 
-def test_any_text_can_be_typed(page):
-    typed = {  # what is said of it, and how many tokens are read
+def test_any_text_can_be_typed_and_is_shown_as_text(page):
+    typed = {  # what the note contains, and the number of tokens that are read
         "": ("empty", 1),
         "x" * 10_000: ("10,000", 32),
         'ab\n<img src=x onerror="alert(1)"></script>': ("42", 32),
         "é😀\udc00\n\u202eabc": ("", 16),
         "\ufeffab\u200b": ("", 8),
     }
-    for text, (said, count) in typed.items():
+    for text, (part, count) in typed.items():
         put(page, "#box", text)
-        told = page.inner_text("#window")
-        assert said in told if said else told == ""
+        note = page.inner_text("#window")
+        assert part in note if part else note == ""
         assert page.locator("#tokens [data-odd]").count() == sum(char in "\u202e\udc00\ufeff\u200b" for char in text)
         assert page.locator("#editor").evaluate("box => box.scrollTop + box.clientHeight > box.scrollHeight - 2")
         assert in_page(page, "render", "shown.labels.length") == count
@@ -185,7 +186,7 @@ def test_any_text_can_be_typed(page):
         assert_next(page, logits_of(GPTS[-1], valid))
 
 
-def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(page, open_page):
+def test_switching_parts_off_changes_the_loss_as_in_pytorch(page, open_page):
     tokens = torch.tensor(TOKENIZER.encode(OPENING))
     losses = losses_without_each(GPTS[-1], Texts.of(tokens), part_means(GPTS[-1], Texts.of(tokens)))
     expected = {part: change.rise for part, change in changes(losses).items()}
@@ -209,12 +210,12 @@ def test_a_part_that_is_switched_off_is_missed_as_in_pytorch(page, open_page):
         assert "feed-forward 1 and value embeddings 1" in again.locator(where).inner_text()
     click(again, "#as-trained")
     assert again.is_hidden("#damage b")
-    type_text(again, OPENING)  # whose last token is then the current one
+    type_text(again, OPENING)  # its last token is then the current one
     assert_next(again, logits_of(GPTS[-1], OPENING))
 
 
 def damage(page) -> float:
-    """By how much the page says that the loss changes."""
+    """The change of the loss that the page tells."""
     return number_in(page.inner_text("#damage b"))
 
 
@@ -230,7 +231,7 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     assert "".join(page.locator("#tokens span[data-index]").all_inner_texts()) == text[-32:]
     put(page, "#temperature", 1)
     assert_next(page, logits_of(GPTS[-1], text))
-    # The second time it is stopped at once.
+    # The second time the user stops it at once.
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('write').click() }")
     page.locator("#speed", has_text="wrote 0 at").wait_for()
     settle(page)
@@ -238,14 +239,14 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     assert page.inner_text("#write") == "▶ write on"
 
 
-def test_a_patch_moves_the_logit(page):
+def test_a_patched_head_changes_the_logit_as_in_pytorch(page):
     click(page, "text=Patch it")
     page.fill("#other-text", "two")
     settle(page)
     assert "A has 23 tokens and B 3" in page.inner_text("#patch-note")
     page.fill("#other-text", OPENING[::-1])
     settle(page)
-    page.evaluate("() => { for (const _ of 'ab') document.getElementById('patch-all').click() }")  # begun and cancelled
+    page.evaluate("() => { for (const _ of 'ab') document.getElementById('patch-all').click() }")  # starts and cancels
     assert page.inner_text("#patch-note") == "" and page.is_hidden("#patch-matrix")
     page.click("#patch-all")
     page.locator("#patch-note", has_text="Point at a square").wait_for()
@@ -265,14 +266,14 @@ def test_a_patch_moves_the_logit(page):
     assert "head=1.0" in page.url and "token=22" in page.url
 
 
-def test_the_slider_changes_the_model_that_answers(page):
+def test_the_slider_selects_the_step_whose_weights_answer(page):
     type_text(page, "ab")
     for at in (1, 0):
         slide(page, at)
         assert page.inner_text("#slide-a output") == f"step {[0, 8][at]}"
         assert page.locator("#parity.good").count() == 1
         assert_next(page, logits_of(GPTS[at], "ab"))
-    page.click("#compare")  # step 0 against itself; then against the other
+    page.click("#compare")  # step 0 beside itself, then beside the other
     page.locator("#slide-b input").press("End")
     type_text(page, "abc")
     of_both = [logits_of(gpt, "abc")[-1].softmax(-1) for gpt in GPTS]
@@ -283,7 +284,7 @@ def test_the_slider_changes_the_model_that_answers(page):
         assert found == pytest.approx([probabilities[ord(text)].item() for probabilities in of_both], abs=1e-3)
 
 
-def test_where_a_step_has_no_weights_the_text_that_is_shown_is_the_one_that_is_pressed(open_page):
+def test_a_step_without_weights_shows_the_recorded_text_and_its_button_as_pressed(open_page):
     recording = recording_of(OPENING)
     recording.append(take_snapshot(GPTS[0], 4, recording, TOKENIZER.label))
     models = [(8 * i, gpt) for i, gpt in enumerate(GPTS)]
@@ -308,7 +309,7 @@ SHOWN = """(panels) => Object.fromEntries([
     .filter((one) => one.checkVisibility()).map((one) => one.getAttribute("style")).filter(Boolean).join("|")]),
   ...[...document.querySelectorAll(".thumb canvas, #panes canvas:not(.over)")]
     .map((canvas, i) => [`picture ${i}`, canvas.toDataURL()])])"""
-# What a person does, and for how many milliseconds they wait then: they never wait for the page.
+# Runs actions of a user, each with the milliseconds until the next; the user does not wait for the page.
 ACTIONS = """async (chosen) => {
   const $ = (selector) => document.querySelector(selector);
   const any = (nodes) => nodes[Math.floor(random * nodes.length)];
@@ -340,7 +341,7 @@ ACTIONS = """async (chosen) => {
 OFTEN = ("type", "step", "compare", "patch all")
 
 
-def test_whatever_a_person_does_the_panels_end_as_on_a_fresh_page(open_page, slow_page):
+def test_after_any_actions_the_panels_show_what_a_fresh_page_shows(open_page, slow_page):
     page, draws = open_page(slow_page, hash_="#b=blackboard"), random.Random(6)
     names = [*page.evaluate(ACTIONS, []), *3 * OFTEN]
     chosen = [(draws.choice(names), draws.random(), draws.choice([0, 0, 10, 70, 180])) for _ in range(50)]
@@ -357,7 +358,7 @@ def test_whatever_a_person_does_the_panels_end_as_on_a_fresh_page(open_page, slo
     assert found["#notes"] == "" and page.locator("#parity.good").count() == 1
 
 
-DAMAGES = {  # what is left of the page, and what it says
+DAMAGES = {  # how the page is damaged, and what its message contains
     "cut in the program": (lambda page: page[: page.index("importmap") + 5000], "cut short"),
     "cut in the weights": (lambda page: page[: page.index('id="weights-1"') + 500], "cut short"),
     "unknown activation": (
@@ -372,15 +373,15 @@ SAID = """(told) => [document.getElementById("notes")?.innerText, getComputedSty
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_page_that_cannot_run_says_why(open_file, damage):
-    change, told = DAMAGES[damage]
+def test_a_damaged_page_says_what_is_wrong(open_file, damage):
+    change, message = DAMAGES[damage]
     page = open_file(change(page_of(*GPTS)))
-    page.wait_for_function(SAID, arg=told)
+    page.wait_for_function(SAID, arg=message)
     for part in ("#box", "#writing", "#try"):
         assert page.locator(part).is_hidden()
 
 
-def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
+def test_every_experiment_has_the_predicted_probabilities_on_the_page(open_page):
     gpt = repeating_gpt()
     untrained, recorded = GPT(gpt.config).eval(), windows(*LETTERS)["text"]
     page = open_page(page_of(untrained, gpt, texts=LETTERS))
@@ -393,7 +394,7 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
         click(page, "#experiment button")
         assert page.input_value("#box") == effect.trial.changed
         assert in_page(page, "render", "shown.off") == effect.off
-        assert f"not among the {LISTED} likeliest counts as 0%" in page.inner_text("#predicted")
+        assert f"{LISTED} likeliest" in page.inner_text("#predicted")
         predicted, shown = page.locator("#predicted b").all_inner_texts()
         assert shown == predicted and shares(shown) == pytest.approx(effect.shares, abs=0.006)
         assert effect.question in page.inner_text("#experiment")
@@ -406,10 +407,10 @@ def test_every_experiment_shows_on_the_page_what_was_predicted(open_page):
     assert in_page(page, "render", "shown.off") == [] and page.is_hidden("#changed")
     nowhere = open_page(page_of(untrained, texts=LETTERS))
     assert nowhere.locator("#tries button").count() == 0
-    assert "A made-up word, twice (right on only 0 of 60 texts)" in nowhere.inner_text("#tries")
+    assert tells(nowhere.inner_text("#tries"), "made-up word 0 60")
 
 
-def test_why_it_repeats_itself_is_measured_where_no_experiment_shows_it(open_page):
+def test_the_page_measures_repetition_where_no_experiment_shows_it(open_page):
     gpt = repeating_gpt()
     text = page_of(GPT(gpt.config).eval(), gpt, texts=LETTERS)
     text = text.replace('"tried":{', '"tried":{"Why does it repeat itself?":"of this",', 1)
@@ -419,7 +420,7 @@ def test_why_it_repeats_itself_is_measured_where_no_experiment_shows_it(open_pag
     repeats, without = (shares(told)[0] for told in page.locator("#experiment b").all_inner_texts())
     assert repeats > 0.6 > 0.2 > without and page.locator("#experiment pre mark").count() > 0.6 * 400
     before = page.input_value("#box")
-    click(page, "#experiment button")  # writes in the box without it
+    click(page, "#experiment button")  # writes on with the head switched off
     page.wait_for_function("document.getElementById('speed').textContent")
     assert in_page(page, "render", "shown.off") == ["head 0.1"]
     assert page.input_value("#box").startswith(before) and len(page.input_value("#box")) > len(before)

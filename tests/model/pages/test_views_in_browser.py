@@ -1,4 +1,4 @@
-"""The views of what was measured beside the maps, in a real browser: surprise, lens, attribution, ablation."""
+"""The views of surprise, lens, attribution and ablation, in a real browser."""
 
 import math
 import re
@@ -27,7 +27,7 @@ plain_history = partial(learned_recording, labels=LABELS, steps=STEPS, induction
 HISTORY = plain_history()
 
 
-def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_to_pointer_tap_and_keys(open_page):
+def test_each_token_has_the_colour_of_its_surprise_and_its_expected_tokens_can_be_read(open_page):
     page = open_page(HISTORY, hash_="#step=64")
     details = HISTORY.readings(64)["text"].figures
     click(page, "#shades button >> nth=-1")
@@ -53,7 +53,7 @@ def test_each_token_has_the_colour_of_its_surprise_and_tells_what_was_expected_t
     assert "first token" in page.inner_text("#expected p")
 
 
-def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbers_to_pointer_and_keys(open_page):
+def test_the_lens_has_a_cell_for_each_sublayer_and_position_whose_figures_can_be_read(open_page):
     page = open_page(HISTORY, hash_="#step=64")
     details = HISTORY.readings(64)["text"].figures
     lens = details["lens"]
@@ -64,7 +64,7 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbe
         assert rows.nth(row).locator("td").all_inner_texts() == likeliest
     assert page.locator("#lens img").count() == 0
 
-    probability = lens["probability"][-1][:-1]  # of the true token: the larger, the darker is its cell
+    probability = lens["probability"][-1][:-1]  # the more likely the true token, the darker the cell
     lightness = [sum(colour[:3]) for colour in colours(rows.last.locator("td"))]
     assert lightness[np.argmax(probability)] < lightness[np.argmin(probability)]
     table, readout = page.locator("#lenses table").first, page.locator("#lenses .readout").first
@@ -76,7 +76,7 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_that_tells_its_numbe
     assert "token=1" in page.url and table.locator("td.chosen").count() == 2 * LAYERS + 1
 
 
-def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
+def test_the_attribution_of_the_chosen_token_has_its_figures_and_their_sum(open_page):
     page = open_page(HISTORY, hash_="#step=16&token=4")
     details = HISTORY.readings(16)["text"].figures
     logits = [row[4] for row in details["attribution"]]
@@ -95,7 +95,7 @@ def test_the_attribution_is_that_of_the_chosen_token_and_adds_up(open_page):
     assert tells(page.inner_text("#attribution-what"), "token 5")
 
 
-def test_the_loss_without_each_part_is_told_with_its_error_where_it_is_clear_the_most_missed_first(open_page):
+def test_losses_without_each_part_are_sorted_and_shown_with_their_error_if_clear(open_page):
     first, second, third, last = HISTORY.snapshots
     unclear = {kind: {part: Change(0.01, 0.02) for part in changes} for kind, changes in last.ablation.items()}
     snapshots = [first, second, replace(third, ablation=None), replace(last, ablation=unclear)]
@@ -110,20 +110,20 @@ def test_the_loss_without_each_part_is_told_with_its_error_where_it_is_clear_the
     expected = [second.ablation[kind]["head 1.0"].rise for kind in ("text", "repeated")]
     told = re.findall(r"([+−][\d.]+) ±", page.inner_text("#part"))
     np.testing.assert_allclose(list(map(number_in, told)), expected, atol=6e-4)
-    slide(page, 2)  # where it was not measured
+    slide(page, 2)  # a step without these losses
     assert page.is_hidden("#ablations")
     click(page, "#measured-at button >> nth=-1")
     assert "step=64" in page.url and page.inner_text("#part").count("no clear effect") == 2
 
 
-def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
+def test_a_diverged_model_has_dashes_instead_of_numbers(open_page):
     gpt, recording = plain_gpt(2), recording_of(OPENING)
     for step in (0, 8):
         recording.append(take_snapshot(gpt, step, recording, TOKENIZER.label, with_losses=True))
         gpt.token_embedding.weight.data.fill_(math.nan)
     page_text = run_page("tiny", recording, models=[(8, gpt)], tokenizer=TOKENIZER)
     page = open_page(page_text, hash_="#text=surprise&token=2&score=sink")
-    assert "at step 8 has diverged" in page.inner_text("#notes")
+    assert tells(page.inner_text("#notes"), "8 diverged")
     assert {*page.locator("#ablations td").all_inner_texts()} == {"no clear effect"}
     for part in ("#expected", "#parts tbody", "#parts tfoot"):
         assert "–" in page.locator(part).inner_text()
@@ -137,7 +137,7 @@ def test_a_diverged_model_has_dashes_in_place_of_numbers(open_page):
     assert "–" not in page.inner_text("#card")
 
 
-def test_hostile_text_is_shown_as_text(open_page):
+def test_hostile_labels_are_shown_as_text(open_page):
     labels = [*HOSTILE, "a", "b", "c", "d"]
     page = open_page(plain_history(labels=labels), hash_="#probe=text&token=4&text=surprise")
     assert page.title() == page.inner_text("h1") == "A title & <more>"
@@ -154,7 +154,7 @@ def test_hostile_text_is_shown_as_text(open_page):
         assert not set(page.locator(part).inner_text()) & {"\u202e", "\x00"}
 
 
-def test_one_snapshot_of_one_head_on_two_tokens_is_enough(open_page):
+def test_a_recording_of_one_snapshot_one_head_and_two_tokens_has_a_page(open_page):
     one = learned_recording(1, 1, ["a", "b"], [32], induction=False)
     page = open_page(one)
     for part in ("#controls", "#slide-a", "#learning", "#compare"):

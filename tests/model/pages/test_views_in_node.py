@@ -1,4 +1,4 @@
-"""The page's modules in node, without a browser: the pure functions of its views, see views.test.mjs."""
+"""Runs views.test.mjs: the pure functions of the page's views, in node without a browser."""
 
 import re
 import shutil
@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 
 NODE = shutil.which("node")
-OLDEST = (20, 6)  # the first that can be told how modules are named
+OLDEST = (20, 6)  # the first version in which modules.mjs can resolve module names
 
 
 def run_node(*arguments: str | Path, content: str = "") -> str:
-    """What node writes to standard output when it gets `content` on standard input; fails with all that it writes.
-
-    Skips the test where node is missing or too old.
-    """
+    """Runs node with `content` on standard input; returns its standard output. Skips if node is missing or too old."""
     if NODE is None:
         pytest.skip("node is not installed, so the page's modules are tested in the browser only")
     version = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""Which options are filled in, which are refused, and which warnings are hidden at the start."""
+"""Defaults of the command line, options that exclude each other or do harm, and hidden warnings."""
 
 import logging
 import shlex
@@ -23,7 +23,7 @@ def options(here):
     return lambda *args: read_options(build_parser(), list(args), Path("default.yaml"))
 
 
-def test_options_that_are_left_out_are_filled_in(options):
+def test_options_that_are_left_out_get_their_defaults(options):
     Path("own.yaml").write_text("trainer: {max_steps: 7}\n")
     for args, layers, steps in (
         ([], 3, 5),
@@ -31,7 +31,7 @@ def test_options_that_are_left_out_are_filled_in(options):
         (["--config=own.yaml"], 6, 7),
         (["-c", "own.yaml"], 6, 7),
         (["--config=own.yaml", "--config", "default.yaml"], 3, 5),
-        (["--trainer.max_steps=9", "--config=default.yaml"], 3, 9),  # in any order
+        (["--trainer.max_steps=9", "--config=default.yaml"], 3, 9),  # the order does not matter
     ):
         read = options(*args)
         assert (read.config.model.gpt.num_layers, read.config.trainer.max_steps) == (layers, steps), args
@@ -41,7 +41,7 @@ def test_options_that_are_left_out_are_filled_in(options):
         assert saved.keys() == read.config.as_dict().keys() - {"config", "print_config", "name", "resume"}
 
 
-def test_typed_options_override_the_config_of_a_resumed_run(options, run_dir):
+def test_a_resumed_run_uses_its_own_config_and_typed_options_override_it(options, run_dir):
     shutil.copytree(run_dir, "runs/first")
     Path("runs/first/config.yaml").write_text(CONFIG)
     read = options("--resume=runs/first", "--trainer.max_steps=6")
@@ -61,7 +61,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("typed", REFUSED)
-def test_no_option_is_ignored(options, typed):
+def test_options_that_exclude_each_other_or_do_not_exist_are_refused(options, typed):
     Path("nested.yaml").write_text("config: [own.yaml]\n")
     with pytest.raises(ValueError, match=REFUSED[typed]):
         options(*shlex.split(typed))
@@ -72,7 +72,7 @@ GROUPS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "tr
 
 @pytest.mark.parametrize("group", [*GROUPS, "checkpoints"])
 @pytest.mark.parametrize("value", [3, "text", [1], None], ids=repr)
-def test_a_group_of_options_that_is_set_to_a_value_is_named(options, group, value):
+def test_a_group_of_options_with_a_plain_value_is_refused(options, group, value):
     config = value
     for name in reversed(group.split(".")):
         config = {name: config}
@@ -81,7 +81,7 @@ def test_a_group_of_options_that_is_set_to_a_value_is_named(options, group, valu
         options("--config=own.yaml")
 
 
-def test_only_the_warnings_of_every_start_are_hidden():
+def test_only_warnings_of_every_start_are_hidden():
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         quiet()
@@ -132,6 +132,6 @@ def callback(name, **options):
     ],
     ids=repr,
 )
-def test_options_that_do_harm_are_refused_and_others_accepted(options, message):
+def test_trainer_options_that_do_harm_are_refused_and_others_accepted(options, message):
     with pytest.raises(ValueError, match=message) if message else nullcontext():
         check_trainer(Namespace(**USUAL | options))

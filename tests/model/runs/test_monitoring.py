@@ -1,4 +1,4 @@
-"""The attention maps that a run records: on which tokens, in which precision, and after a resume."""
+"""The attention maps and losses that a run records: on which tokens, in which precision, and the warning of a leak."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from model.inspection.texts import MAX_TOKENS, spread_starts
 from model.runs.monitoring import AttentionMonitor
 from scripts.inspect_attention import main as inspect_attention
 from tests.attentions import LEAK
-from tests.small_runs import csv_rows
+from tests.small_runs import column, csv_rows
 
 
 def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
@@ -26,25 +26,16 @@ def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
     for run, kernel, most in ((trained(), "float32", 1e-5), ("runs/run", "bfloat16", 2e-2)):
         recording = Recording.open(Path(run, "attention"))
         checks = [snapshot.checks for snapshot in recording.snapshots]
-        assert {one.precision for one in checks} == {kernel}
-        assert all(one.fidelity <= most and one.causality == 0 for one in checks)
-    assert bytes(recording.probes["text"].tokens[0].tolist()).decode() == "the mode"  # the person's own text
+        assert {check.precision for check in checks} == {kernel}
+        assert all(check.fidelity <= most and check.causality == 0 for check in checks)
+    assert bytes(recording.probes["text"].tokens[0].tolist()).decode() == "the mode"  # the user's own text
     for step in recording.steps:
         assert recording.readings(step)["text"].figures["attribution_error"] <= 1e-5
     assert recording.readings(4)["text"].figures["tokens"][str(ord("e"))] == "e"
 
 
-def test_a_resumed_run_removes_later_maps(train):
-    assert train("--name=run", "--trainer.max_steps=8", "--checkpoints.keep_steps=[6]") == 0
-    start = "runs/run/checkpoints/step_00000006.ckpt"
-    assert train(f"--resume={start}", "--trainer.val_check_interval=7", "--trainer.max_steps=7") == 0
-    folder = Path("runs/run/attention")
-    assert Recording.open(folder).steps == [0, 4, 6, 7]
-    assert len(list(folder.glob("step_*.npz"))) == 4
-
-
 def started(folder: Path, text: list[int], length: int, context: int = 512, masking: bool = False, **options):
-    """The recording of a run that validates on these tokens, of which 0 ends a text."""
+    """The recording of a run that validates on these tokens, where token 0 is the end of a text."""
     tokens = np.array(text)
     split = SimpleNamespace(read=lambda start, length: tokens[start : start + length], num_tokens=len(text))
     tokenizer = SimpleNamespace(label=str, fingerprint="x", vocab_size=50, end_of_text=0)
@@ -60,8 +51,8 @@ def started(folder: Path, text: list[int], length: int, context: int = 512, mask
 @pytest.mark.parametrize(
     ("known", "drawn"), [([0, 7, 8, 9], {7, 8, 9}), ([0, 7], set(range(1, 50))), ([7], set(range(1, 50)))]
 )
-def test_random_tokens_are_drawn_from_those_of_the_validation_text(tmp_path, known, drawn):
-    """From all tokens if the text has fewer than two."""
+def test_random_tokens_are_drawn_from_the_tokens_of_the_validation_text(tmp_path, known, drawn):
+    """From all tokens if the text has fewer than two different ones."""
     tokens = started(tmp_path, known * 20, 20).probes["repeated"].tokens[0].tolist()
     assert tokens[0] == 0 and set(tokens[1:]) <= drawn
     assert len(set(tokens)) == 1 + min(9, len(drawn))
@@ -69,8 +60,8 @@ def test_random_tokens_are_drawn_from_those_of_the_validation_text(tmp_path, kno
 
 @pytest.mark.parametrize("length", [8, 20, 300])
 @pytest.mark.parametrize("masking", [False, True])
-def test_probe_and_windows_are_pieces_of_the_validation_tokens_read_as_in_training(tmp_path, length, masking):
-    """With the ends of texts, and where training read documents apart, with the numbers that it gave them."""
+def test_probe_and_windows_are_pieces_of_the_validation_text_with_its_documents(tmp_path, length, masking):
+    """Where training reads documents apart, they have the document ids that training gives."""
     text = [place % 50 for place in range(3000)]
     recording = started(tmp_path, text, length, context=300, masking=masking)
     probe, windows = recording.probes["text"], recording.windows["text"]
@@ -82,50 +73,38 @@ def test_probe_and_windows_are_pieces_of_the_validation_tokens_read_as_in_traini
         assert torch.equal(texts.document_ids, batch["document_ids"]) if masking else texts.document_ids is None
     assert recording.folder == tmp_path / "attention"
     assert started(tmp_path, text, length, is_global_zero=False) is None
+    long = started(tmp_path, 4 * text, length, context=10_000)
+    assert {texts.length for texts in long.windows.values()} == {MAX_TOKENS}
 
 
-def test_a_context_that_is_longer_than_a_text_may_be_is_measured_on_its_beginning(tmp_path):
-    recording = started(tmp_path, [place % 50 for place in range(10_000)], 20, context=10_000)
-    assert {texts.length for texts in recording.windows.values()} == {MAX_TOKENS}
-
-
-@pytest.mark.parametrize("masking", [False, True])
-def test_the_recorded_loss_is_the_validation_loss(train, tmp_path, masking):
-    """Short documents, which a model that has learned them continues only from their beginning."""
+def test_the_recorded_loss_is_the_validation_loss_within_documents(train, tmp_path):
+    """The documents are short, and a model can predict them only from their beginning."""
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     rows = [{"text": " ".join(words[start:] + words[:start])} for start in range(10)] * 60
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = [f"--data.files={path}", f"--data.document_masking={masking}", "--model.gpt.context_length=64"]
+    options = [f"--data.files={path}", "--data.document_masking=true", "--model.gpt.context_length=64"]
     assert train("--name=run", *options, "--trainer.max_steps=150", "--trainer.val_check_interval=150") == 0
     [recorded] = [one.loss["text"] for one in Recording.open(Path("runs/run/attention")).snapshots if one.loss]
-    [validated] = [float(row["val/loss"]) for row in csv_rows("runs/run/metrics.csv") if row["val/loss"]][-1:]
-    assert recorded == pytest.approx(validated, rel=0.25)
+    assert recorded == pytest.approx(column("runs/run", "val/loss")[150], rel=0.25)
 
 
-def test_a_leak_is_told_on_the_terminal_in_the_report_on_the_page_and_with_a_table(train, monkeypatch, caplog, capsys):
+def test_a_leak_is_reported_on_the_terminal_on_the_page_and_with_a_table(train, monkeypatch, caplog, capsys):
     monkeypatch.setattr(CausalSelfAttention, "attend", LEAK)
-    assert train("--name=run") == 0
-    told = [record.getMessage() for record in caplog.records if "into the future" in record.getMessage()]
-    assert len(told) == 2  # when first seen, and at the end
-    sentence = r"At step \d+ layers? 0.* into the future: changing a token moves .*; the loss means nothing."
-    assert re.fullmatch(sentence, told[-1])
-    assert told[-1] in Path("runs/run/report.html").read_text()
+    assert train("--name=run", "--trainer.max_steps=4") == 0
+    warnings = [record.getMessage() for record in caplog.records if "future" in record.getMessage()]
+    assert len(warnings) == 2  # at the first leak, and at the end
+    assert re.match(r".*step \d+ layers? 0", warnings[-1])
+    assert warnings[-1] in Path("runs/run/report.html").read_text()
     capsys.readouterr()
     assert inspect_attention(["--run", "runs/run", "--output", "maps.csv"]) == 0
-    assert told[-1].removeprefix("At ") in capsys.readouterr().err
+    assert warnings[-1].removeprefix("At ") in capsys.readouterr().err
     weights = csv_rows("maps.csv")
     assert any(int(row["key"]) > int(row["query"]) and float(row["weight"]) > 0 for row in weights)
-    assert inspect_attention(["--run", "runs/run", "--output", "maps.html"]) == 0
-    assert told[-1] in Path("maps.html").read_text()
 
 
-def test_losses_without_each_part_are_measured_where_weights_are_kept_and_at_the_end(train):
-    options = ["--trainer.max_steps=6", "--checkpoints.keep_steps=[3]"]
-    assert train("--name=run", *options) == 0
-    snapshots = Recording.open(Path("runs/run/attention")).snapshots
-    measured = {one.step: one.ablation is not None for one in snapshots}
-    assert measured == {0: False, 3: True, 4: False, 6: True}
-    for one in (one for one in snapshots if one.ablation):
-        errors = [change[1] for kind in one.ablation.values() for change in kind.values()]
-        assert one.ablation.keys() == one.loss.keys() == {"text", "repeated"} and all(error >= 0 for error in errors)
+@pytest.mark.parametrize(("options", "measured"), [([], {12}), (["--checkpoints.keep_steps=[4,8]"], {4, 8, 12})])
+def test_losses_without_each_part_are_measured_where_weights_are_kept_and_at_the_end(trained, options, measured):
+    snapshots = Recording.open(trained(*options) / "attention").snapshots
+    assert {snapshot.step for snapshot in snapshots if snapshot.ablation} == measured
+    assert all(snapshot.loss.keys() == {"text", "repeated"} for snapshot in snapshots if snapshot.ablation)

@@ -1,4 +1,4 @@
-"""Reads the files of a run, also unfinished or damaged ones, and writes its page."""
+"""Reading the files of a run, even unfinished or damaged ones, and writing its page and summary."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from model.runs.results import finish, read_metrics, write_report
+from tests.command_lines import tells
 from tests.html_pages import Page
 from tests.measurements import learned_recording, write_recording
 
@@ -36,7 +37,7 @@ def data_of(run: Path) -> dict:
     return Page(run / "report.html").data
 
 
-def test_rows_leave_out_their_empty_columns(run):
+def test_rows_of_metrics_have_only_columns_with_a_number(run):
     assert read_metrics(run / "metrics.csv")[:2] == [
         {"step": 0, "attention/sink/layer_0": 0.25},
         {"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0},
@@ -44,7 +45,7 @@ def test_rows_leave_out_their_empty_columns(run):
     assert read_metrics(run / "none.csv") == []
 
 
-def test_the_page_shows_whatever_the_run_has_also_when_that_is_nothing(run, tmp_path):
+def test_the_page_of_a_run_shows_what_its_folder_holds_even_when_it_has_just_begun(run, tmp_path):
     write_recording(HISTORY, run / "attention")
     data = data_of(run)
     learned = data["learning"]
@@ -59,7 +60,7 @@ def test_the_page_shows_whatever_the_run_has_also_when_that_is_nothing(run, tmp_
     assert 0 <= data_of(begun)["status"]["gap"] < 60
 
 
-def test_the_page_skips_a_diverged_loss_unfinished_last_lines_and_missing_files(run):
+def test_the_page_leaves_out_diverged_losses_unfinished_lines_and_missing_files(run):
     (run / "metrics.csv").write_text(METRICS + "30,3000,nan,inf,inf,0.0,100.0,,nan\n")
     assert data_of(run)["learning"]["charts"][0]["curves"][0]["points"][-1] == [20, 3.0]
     (run / "metrics.csv").write_text(METRICS)
@@ -74,40 +75,37 @@ def test_the_page_skips_a_diverged_loss_unfinished_last_lines_and_missing_files(
         assert not data_of(run)["learning"][field]
 
 
-def test_the_summary_has_the_last_and_best_loss_and_the_page_says_that_the_run_has_ended(run):
+def test_the_summary_has_the_last_and_the_best_loss_and_the_page_says_that_the_run_has_ended(run):
     (run / "metrics.csv").write_text(METRICS + "30,3000,2.9,3.6,2.6,0.1,100.0,,\n")
-    reached = "validation: 2.6000 bits per byte after 30 steps, best 2.5000 after 20"
-    assert f"{reached}\n" in finish(run)
+    assert tells(finish(run), "2.6000 30 2.5000 20")
     assert Page(run / "report.html").data["status"]["state"] == "ended"
 
 
-def test_the_commands_of_the_summary_can_be_pasted_even_if_nothing_was_trained(tmp_path):
+def test_the_command_in_the_summary_quotes_the_path_and_needs_a_checkpoint(tmp_path):
     run = tmp_path / "my runs" / "a"
-    summary = finish(run)
-    assert summary.startswith("nothing was trained") and "--resume" not in summary
+    assert "--resume" not in finish(run)
     (run / "checkpoints").mkdir(parents=True)
     summary = finish(run)
-    assert f"--resume '{run}' --trainer.max_steps" in summary and "not validated" in summary
-    assert f"everything is in {run}/\n" in summary
+    assert f"--resume '{run}' --trainer.max_steps" in summary and f"{run}/\n" in summary
 
 
 @pytest.fixture
 def kept(trained, tmp_path) -> Path:
-    """A run that has ended at step 12, with checkpoints of earlier steps."""
+    """A finished run of 12 steps with kept checkpoints."""
     return Path(shutil.copytree(trained("--checkpoints.keep_steps=[0,3,4,8,12,99]"), tmp_path / "kept"))
 
 
-def test_the_last_page_holds_the_weights_of_the_best_step_and_of_all_kept_steps(kept):
+def test_the_last_page_holds_the_weights_of_the_best_and_all_kept_steps(kept):
     (kept / "checkpoints/step_00000004.ckpt").replace(kept / "checkpoints/best.ckpt")
     finish(kept)
     page = Page(kept / "report.html")
     assert page.json("manifest")["steps"] == [0, 3, 4, 8, 12]
     assert [one["step"] for one in page.data["run"]["snapshots"] if "weights" in one] == [0, 3, 4, 8, 12]
-    assert "text" not in data_of(kept)  # the page has text only with weights
+    assert "text" not in data_of(kept)  # the page of a running run has no weights
 
 
 @pytest.mark.parametrize("file", ["samples.jsonl", "checkpoints/best.ckpt"])
 def test_a_page_that_fails_does_not_fail_the_run(file, kept, caplog):
     (kept / file).write_text("damaged\n")
     finish(kept)
-    assert re.search(f"page .*{file} is ", caplog.text)
+    assert re.search(rf"page.*{file}\b", caplog.text)

@@ -1,4 +1,4 @@
-"""Which run folder and which checkpoint a path means."""
+"""Which run folder and which checkpoint a path, a step or nothing means."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 def write(path: str, age: int = 0) -> Path:
-    """Writes a file that is `age` seconds old; torch.save writes a checkpoint."""
+    """Writes a file that is `age` seconds old: a checkpoint by torch.save, or a small config."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".ckpt":
@@ -63,7 +63,7 @@ def resume_point(path: Path) -> tuple[Path, Path]:
     return run.folder, run.resumed
 
 
-def test_a_run_is_resumed_from_its_last_checkpoint_or_the_named_one():
+def test_a_run_is_resumed_from_its_last_checkpoint_or_from_the_given_one():
     with pytest.raises(ValueError, match="runs/a"):
         resume_point(Path("runs/a"))
     write("runs/a/config.yaml")
@@ -76,7 +76,7 @@ def test_a_run_is_resumed_from_its_last_checkpoint_or_the_named_one():
     assert resume_point(best) == (Path("runs/a"), best)
 
 
-def test_only_checkpoints_may_be_a_link_and_only_in_a_named_run():
+def test_a_linked_checkpoints_folder_is_used_only_for_a_run_that_is_named():
     write("runs/a/config.yaml")
     elsewhere = write("elsewhere/last.ckpt").parent
     Path("runs/a/checkpoints").symlink_to(elsewhere.absolute())

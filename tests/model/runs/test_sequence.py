@@ -1,4 +1,4 @@
-"""The order in which a step ends; and what the first and the second Ctrl-C or SIGTERM do."""
+"""The order of what happens after a training step, and how Ctrl-C and SIGTERM are handled."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ PARTS = (
 
 @pytest.fixture
 def events(monkeypatch):
-    """Collects (step, name) of every part of the sequence that runs."""
+    """(step, name) of every part of the sequence that runs."""
     seen = []
 
     def note(name, part, trainer=None, *_, **__):
@@ -52,7 +52,7 @@ def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(tra
     assert events == [(step, name) for step, names in expected.items() for name in names]
 
 
-VALIDATES = {  # options: the steps that are validated
+VALIDATES = {  # options, and the steps at which they validate
     "--trainer.limit_val_batches=0": [],
     "--trainer.val_check_interval=null": [5],
     "--trainer.val_check_interval=null --trainer.overfit_batches=2": [2, 4, 5],
@@ -61,7 +61,7 @@ VALIDATES = {  # options: the steps that are validated
 
 
 @pytest.mark.parametrize("options", VALIDATES)
-def test_each_step_ends_once_whatever_decides_when_to_validate(train, monkeypatch, events, options):
+def test_each_step_ends_once_with_any_options_of_validation(train, monkeypatch, events, options):
     ended, owner = [], sequence.RunSequence
     before_call(monkeypatch.setattr, owner, "end_step", lambda _, trainer, *__: ended.append(trainer.global_step))
     assert train("--trainer.max_steps=5", *options.split()) == 0
@@ -80,7 +80,7 @@ def handlers():
 
 @pytest.fixture
 def signals():
-    """StopSignals, installed over two handlers of this test."""
+    """StopSignals, installed over handlers of this test's."""
     before = handlers()
     for signum, handler in zip(SIGNALS, HANDLERS, strict=True):
         signal.signal(signum, handler)
@@ -93,11 +93,11 @@ def signals():
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_the_first_signal_is_noted_and_the_second_goes_to_the_handler_from_before(signals, caplog, signum):
+def test_the_first_signal_is_noted_and_the_next_goes_to_the_earlier_handler(signals, caplog, signum):
     assert signals.received is None and not set(handlers()) & set(HANDLERS)
     os.kill(os.getpid(), signum)
-    assert signals.received == signum and "press Ctrl-C again" in caplog.text
-    assert str(TrainingInterrupted(signum)) == f"stopped by {signum.name}"
+    assert signals.received == signum and "Ctrl-C again" in caplog.text
+    assert signum.name in str(TrainingInterrupted(signum))
     assert handlers() == HANDLERS
     signals.remove()
     assert handlers() == HANDLERS

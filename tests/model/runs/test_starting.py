@@ -1,4 +1,4 @@
-"""The name of a new run's folder, and its lock."""
+"""The name of a new run's folder, and the lock of a run."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from jsonargparse import Namespace
 from model.runs.starting import RunFolder, new_run_dir
 
 
-def test_a_new_run_is_named_after_its_config_and_the_time_and_never_takes_an_existing_folder(tmp_path, monkeypatch):
+def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_existing_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda _: "now")
     options = {
         "config": ["other.yaml", "configs/own.yaml"],

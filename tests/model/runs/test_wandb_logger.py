@@ -1,4 +1,4 @@
-"""What is logged to Weights & Biases, when it is online or offline, and that its errors do not stop a run."""
+"""What is logged to Weights & Biases, when it is online, and that its errors do not stop a run."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from model.runs.wandb_logger import WandbLogger
 @pytest.fixture(autouse=True)
 def not_logged_in(monkeypatch, tmp_path):
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_PROJECT", "WANDB_ERROR_REPORTING"):
-        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.setenv(name, "")  # so that the test's end restores it
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -25,7 +25,7 @@ def not_logged_in(monkeypatch, tmp_path):
 
 @pytest.fixture
 def service(monkeypatch):
-    """Replaces Weights & Biases, and collects what it is asked to do."""
+    """Replaces Weights & Biases; the calls that it got."""
     import wandb
 
     asked = []
@@ -75,9 +75,7 @@ def test_a_run_logs_metrics_maps_and_samples_of_each_recorded_step(train, servic
         ("disabled", {"WANDB_API_KEY": "secret"}, None),
     ],
 )
-def test_it_starts_with_the_first_figure_and_is_online_if_the_user_is_logged_in(
-    service, tmp_path, monkeypatch, mode, variables, expected
-):
+def test_it_starts_with_the_first_figure_online_if_logged_in(service, tmp_path, monkeypatch, mode, variables, expected):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "a").mkdir()
@@ -101,7 +99,7 @@ def test_it_starts_with_the_first_figure_and_is_online_if_the_user_is_logged_in(
 
 
 @pytest.mark.parametrize("where", ["import", "init", "log", "finish"])
-def test_an_error_in_weights_and_biases_costs_one_warning(service, tmp_path, monkeypatch, caplog, where):
+def test_an_error_in_weights_and_biases_is_one_warning(service, tmp_path, monkeypatch, caplog, where):
     import wandb
 
     def fail(*_, **__):
@@ -119,8 +117,7 @@ def test_an_error_in_weights_and_biases_costs_one_warning(service, tmp_path, mon
     for logger.trainer.global_step in (2, 3):
         logger.log_metrics({"val/loss": 1.0})
     logger.finalize("success")
-    assert caplog.text.count("continues without it") == 1
-    assert where == "import" or "the run continues without it: no answer" in caplog.text
+    assert len(caplog.messages) == 1 and (where == "import" or "no answer" in caplog.text)
     assert logger.mode == "disabled"
 
 

@@ -1,4 +1,4 @@
-"""What is found out about the hardware: compilers, the fast precision, and the peak operations per second."""
+"""Detecting the hardware: compilers, the fast precision, and the peak operations per second."""
 
 from types import SimpleNamespace
 
@@ -8,9 +8,9 @@ import torch
 from model.training import hardware
 from model.training.hardware import compile_options, fast_precision, missing_compiler, peak_flops
 
-# From the whitepapers: multiprocessors, multiplications a clock that tensor cores and others make, and boost clocks.
+# From the whitepapers: multiprocessors, multiplications a clock of tensor cores and of other cores, and boost clocks.
 CHIPS = {
-    "NVIDIA GeForce RTX 4090": (128, 256, 128, 2.520e9),  # GeForce: half of 512 where sums are in float32
+    "NVIDIA GeForce RTX 4090": (128, 256, 128, 2.520e9),  # GeForce: half of 512 if sums are in float32
     "NVIDIA GeForce RTX 3090": (82, 256, 128, 1.695e9),
     "NVIDIA RTX A6000": (84, 512, 128, 1.800e9),
     "NVIDIA A40": (84, 512, 128, 1.740e9),
@@ -30,14 +30,14 @@ PEAKS = [
     [
         *(("cuda", *one) for one in PEAKS),
         ("cuda", "NVIDIA H200", "transformer-engine", None),
-        # Others, of a longer name, and unknown ones.
+        # Other chips with a longer name, and unknown ones.
         ("cuda", "NVIDIA GeForce RTX 4090 Laptop GPU", "bf16-mixed", None),
         ("cuda", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16-mixed", None),
         ("cuda", "NVIDIA GeForce GTX 1080", "bf16-mixed", None),
-        ("cpu", "NVIDIA H200", "bf16-mixed", None),  # unknown, also beside a GPU
+        ("cpu", "NVIDIA H200", "bf16-mixed", None),  # a CPU's peak is unknown, even beside a GPU
     ],
 )
-def test_the_peak_is_that_of_dense_matrices_on_all_devices_together(monkeypatch, device, name, precision, peak):
+def test_the_peak_is_that_of_dense_products_on_all_devices(monkeypatch, device, name, precision, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
     strategy = SimpleNamespace(root_device=torch.device(device))
     trainer = SimpleNamespace(strategy=strategy, precision=precision, world_size=8)
@@ -49,7 +49,7 @@ FOUND = [(name, there, there or "cpu") for name in ("auto", "gpu") for there in 
 
 
 @pytest.mark.parametrize(("accelerator", "there", "asked"), NAMED + FOUND)
-def test_the_fast_precision_is_that_of_the_accelerator_named_or_found(monkeypatch, accelerator, there, asked):
+def test_the_fast_precision_is_that_of_the_given_or_detected_accelerator(monkeypatch, accelerator, there, asked):
     device = there and torch.device(there)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: device)
     before_ampere = "16-mixed" if asked == "cuda" else "32-true"
@@ -61,7 +61,7 @@ def test_the_fast_precision_is_that_of_the_accelerator_named_or_found(monkeypatc
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang", "cl", "/opt/own", None])
-def test_any_compiler_will_do_and_python_h_is_needed(monkeypatch, tmp_path, compiler):
+def test_compiling_needs_any_compiler_and_python_h(monkeypatch, tmp_path, compiler):
     monkeypatch.setattr(hardware.shutil, "which", lambda name: name if name == compiler else None)
     monkeypatch.setattr(hardware.sysconfig, "get_path", lambda name: str(tmp_path / name))
     monkeypatch.setenv("CXX", "/opt/own")
@@ -75,7 +75,7 @@ def test_any_compiler_will_do_and_python_h_is_needed(monkeypatch, tmp_path, comp
     ("spec", "capability", "missing"),
     [(None, (7, 0), "triton"), ("a module", (6, 1), "7.0"), ("a module", (7, 0), "C++")],
 )
-def test_a_gpu_needs_triton_one_that_it_compiles_for_and_a_compiler(monkeypatch, spec, capability, missing):
+def test_compiling_for_a_gpu_needs_triton_a_capability_and_a_compiler(monkeypatch, spec, capability, missing):
     monkeypatch.setattr(hardware.shutil, "which", lambda name: None)
     monkeypatch.setattr(hardware, "find_spec", lambda name: spec)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -1,4 +1,4 @@
-"""The training step and the validation pass, compared with plain loops."""
+"""The training step and the validation pass against plain loops."""
 
 import math
 from pathlib import Path
@@ -13,16 +13,16 @@ from model.runs.monitoring import AttentionMonitor, Samples
 from model.training.module import GPTModule
 from model.training.optimizer import MuonAdamW, OptimizerConfig
 from model.training.schedule import ScheduleConfig, learning_rate_factor
-from tests.small_runs import csv_rows, metrics
+from tests.small_runs import column
 from tests.watching import before_call
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 
 
 def validation_nats(gpt, text, length, num_tokens=None):
-    """Of the last tenth of a text, every token predicted once, in float64 and without batches: per token, per byte.
+    """Nats per token and per byte of the last tenth of a text, each token predicted once, in float64, without batches.
 
-    A byte's share is of the predictions of bytes: end-of-text, which has none, is left out of both.
+    The nats per byte leave out end-of-text, which has no bytes.
     """
     validation = text.read_bytes()[int(0.9 * text.stat().st_size) :]
     tokens, nats = torch.tensor([256, *validation, 256][:num_tokens]), []
@@ -38,13 +38,12 @@ def validation_nats(gpt, text, length, num_tokens=None):
 @pytest.mark.parametrize(
     ("options", "num_tokens"), [([], None), (["--trainer.limit_val_batches=1"], 1 + 32 * 16)], ids=["all", "beginning"]
 )
-def test_validation_is_exact(trained, small_text, options, num_tokens):
+def test_validation_losses_are_those_of_a_plain_loop(trained, small_text, options, num_tokens):
     run = trained(*options)
     gpt, _ = load_gpt(run / "checkpoints" / "last.ckpt")
     per_token, per_byte = validation_nats(gpt, small_text, gpt.config.context_length, num_tokens)
-    row = [row for row in metrics(run) if row["val/loss"]][-1]
-    assert float(row["val/loss"]) == pytest.approx(per_token, rel=1e-6)
-    assert float(row["val/bits_per_byte"]) == pytest.approx(per_byte / math.log(2), rel=1e-6)
+    assert column(run, "val/loss")[12] == pytest.approx(per_token, rel=1e-6)
+    assert column(run, "val/bits_per_byte")[12] == pytest.approx(per_byte / math.log(2), rel=1e-6)
 
 
 def test_updates_have_the_schedules_learning_rates_and_clipped_gradients_and_float32_weights(train, monkeypatch):
@@ -71,19 +70,18 @@ def test_updates_have_the_schedules_learning_rates_and_clipped_gradients_and_flo
 
 
 def test_accumulating_batches_equals_one_large_batch(train):
-    """With as many sequences a step, the windows are the same, and so the losses are the same to rounding."""
+    """With equal numbers of sequences a step the windows are equal, and so are the losses up to rounding."""
     assert train("--name=one", "--data.batch_size=8", "--model.optimizer.algorithm=adamw") == 0
     accumulated = ["--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8"]
     assert train("--name=two", "--data.batch_size=4", "--model.optimizer.algorithm=adamw", *accumulated) == 0
-    one, two = ([float(r["train/loss"]) for r in metrics(f"runs/{n}") if r["train/loss"]] for n in ("one", "two"))
-    assert one == pytest.approx(two, abs=1e-4)
+    assert column("runs/one", "train/loss") == pytest.approx(column("runs/two", "train/loss"), abs=1e-4)
 
 
 def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
-    """Not validation, samples or recordings. The clock moves by half a second a batch, so the rate is exact."""
+    """Not validation, samples or recordings. A clock that moves half a second a batch makes the rate exact."""
     now = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: now[-1])
-    monkeypatch.setattr("model.runs.metrics.time", clock)  # not that of generation too
+    monkeypatch.setattr("model.runs.metrics.time", clock)  # not the clock of generation
     monkeypatch.setattr("model.runs.metrics.peak_flops", lambda trainer: 1e12)
 
     def slow_down(owner, name, seconds):
@@ -94,21 +92,21 @@ def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
     slow_down(AttentionMonitor, "record", 1000)
     slow_down(Samples, "write", 10000)
     assert train("--name=run", "--trainer.val_check_interval=6", "--trainer.accumulate_grad_batches=2") == 0
-    trained = [row for row in csv_rows("runs/run/metrics.csv") if row["train/loss"]]
-    assert [float(row["tokens_per_second"]) for row in trained] == [4 * 16 / 0.5] * 6
-    share = 4 * 16 / 0.5 * load_gpt("runs/run/checkpoints/last.ckpt")[0].flops_per_token() / 1e12
-    assert [float(row["mfu"]) for row in trained] == pytest.approx([share] * 6)
+    rate, steps = 4 * 16 / 0.5, (2, 4, 6, 8, 10, 12)
+    assert column("runs/run", "tokens_per_second") == dict.fromkeys(steps, rate)
+    share = rate * load_gpt("runs/run/checkpoints/last.ckpt")[0].flops_per_token() / 1e12
+    assert column("runs/run", "mfu") == pytest.approx(dict.fromkeys(steps, share))
 
 
 @pytest.mark.parametrize(
     ("config", "options", "message"),
     [
-        (OptimizerConfig, {"algorithm": "sgd"}, "model.optimizer.algorithm must be 'muon' or 'adamw', not 'sgd'"),
-        (OptimizerConfig, {"betas": (0.9, 1.0)}, r"betas\[1\] must be at least 0 and below 1, not 1.0"),
-        (ScheduleConfig, {"warmup_steps": -1}, "model.schedule.warmup_steps must be at least 0, not -1"),
-        (ScheduleConfig, {"decay": "step"}, "decay must be 'linear', 'cosine' or 'none', not 'step'"),
-        (ScheduleConfig, {"decay_fraction": 1.5}, "decay_fraction must be at least 0 and at most 1, not 1.5"),
-        (ScheduleConfig, {"final_factor": -0.1}, "final_factor must be at least 0 and at most 1, not -0.1"),
+        (OptimizerConfig, {"algorithm": "sgd"}, "model.optimizer.algorithm .*'muon' .*'adamw'.* 'sgd'"),
+        (OptimizerConfig, {"betas": (0.9, 1.0)}, r"betas\[1\] .* 0 .* 1, .* 1\.0"),
+        (ScheduleConfig, {"warmup_steps": -1}, "model.schedule.warmup_steps .* 0, .* -1"),
+        (ScheduleConfig, {"decay": "step"}, "decay .*'linear', 'cosine' .*'none', .*'step'"),
+        (ScheduleConfig, {"decay_fraction": 1.5}, r"decay_fraction .* 0 .* 1, .* 1\.5"),
+        (ScheduleConfig, {"final_factor": -0.1}, r"final_factor .* 0 .* 1, .* -0\.1"),
     ],
 )
 def test_values_out_of_range_are_refused(config, options, message):

@@ -1,4 +1,4 @@
-"""MuonAdamW updates matrices by Muon, tables by Adagrad, others as torch's AdamW does; only matrices are decayed."""
+"""MuonAdamW updates matrices by Muon, tables by Adagrad, others as PyTorch's AdamW does; only matrices decay."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("algorithm", ["muon", "adamw"])
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 16, 64), (2, 48, 48)])
 def test_orthogonalize_gives_the_polar_factor_of_any_scale(shape):
     u, _, vh = torch.linalg.svd(torch.randn(shape, dtype=torch.float64), full_matrices=False)
-    # Known singular values, within the range that is promised: the largest is below the Frobenius norm.
+    # Known singular values within the range that `orthogonalize` promises: the largest is below the Frobenius norm.
     values = torch.linspace(0.1, 1, shape[1], dtype=torch.float64)
     for scale in (1, 2**-20):
         result = orthogonalize(((u * values) @ vh).float() * scale)
@@ -29,7 +29,7 @@ def test_orthogonalize_gives_the_polar_factor_of_any_scale(shape):
 
 
 def test_polar_express_coefficients_are_the_minimax_polynomials():
-    """The polynomials are computed here from the interval, by the Remez algorithm in float64."""
+    """They are computed here from the interval, by the Remez algorithm in float64."""
     low, high = 0.003, 1.0
     for index, coefficients in enumerate(POLAR_EXPRESS):
         inner = [(3 * low + high) / 4, (low + 3 * high) / 4]
@@ -50,7 +50,7 @@ OTHERS: dict = {"weight_decay": 0.0, "parts": {}}
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
-def test_the_first_muon_step_moves_every_direction_by_the_same_amount_after_decay(shape):
+def test_the_first_muon_step_moves_all_directions_equally_after_decay(shape):
     start, gradient = torch.randn(shape), torch.randn(shape)
     for decay in (0.0, 0.5):
         weight = torch.nn.Parameter(start.clone())
@@ -61,14 +61,14 @@ def test_the_first_muon_step_moves_every_direction_by_the_same_amount_after_deca
         torch.testing.assert_close(moved, torch.full_like(moved, expected), rtol=0.03, atol=0)
 
 
-def test_queries_keys_and_values_of_one_weight_move_as_matrices_of_their_own():
-    """Otherwise the values, whose gradient is the largest at first, would leave nothing for the queries and keys."""
+def test_queries_keys_and_values_in_one_weight_move_as_separate_matrices():
+    """Otherwise the values, whose gradient is largest at first, would leave nothing for queries and keys."""
     gpt = GPT(replace(SMALL, num_heads=4, num_kv_heads=2, embed_dim=32))
     optimizer = build_optimizer(gpt, OptimizerConfig(matrix_learning_rate=0.1))
     weight = gpt.blocks[0].attention.qkv_proj.weight
     before = weight.detach().clone()
     weight.grad = torch.randn_like(weight)
-    weight.grad[-16:] *= 1000  # of the values
+    weight.grad[-16:] *= 1000  # the rows of the values
     optimizer.step()
     for moved in (before - weight.detach()).split([32, 16, 16]):
         size = torch.linalg.matrix_norm(moved) / 0.1
@@ -76,7 +76,7 @@ def test_queries_keys_and_values_of_one_weight_move_as_matrices_of_their_own():
 
 
 def take_steps(optimizers, weights, twins):
-    """With the same gradients for both."""
+    """Makes three steps with equal gradients for `weights` and `twins`."""
     for _ in range(3):
         for weight, twin in zip(weights, twins, strict=True):
             weight.grad = torch.randn_like(weight)
@@ -85,7 +85,7 @@ def take_steps(optimizers, weights, twins):
             optimizer.step()
 
 
-def test_matrices_updated_as_one_batch_move_as_each_does_alone():
+def test_matrices_in_one_batch_move_as_each_does_alone():
     shapes = [(6, 6), (6, 12), (12, 6), (6, 6), (12, 6)]
     weights = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     alone = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
@@ -107,13 +107,13 @@ def test_other_weights_move_as_with_torchs_adamw():
 
 
 @pytest.mark.parametrize("is_sparse", [True, False])
-def test_tables_move_by_the_gradient_over_the_root_of_its_mean_squares_and_unread_rows_do_not(is_sparse):
+def test_tables_move_by_adagrad_with_one_rate_a_row_and_unread_rows_do_not_move(is_sparse):
     table = torch.nn.Embedding(7, 3, sparse=is_sparse)
     weight, start = table.weight, table.weight.detach().clone()
     optimizer = MuonAdamW([{"params": [weight], "lr": 0.1, "rule": "adagrad"}], **ADAMW, **OTHERS)
     expected, squares = start.double(), torch.zeros(7, dtype=torch.double)
     for ids in ([1, 1, 4], [4, 2, 1], [4, 4, 4]):
-        for part in (ids[:2], ids[2:]):  # as accumulated over two batches
+        for part in (ids[:2], ids[2:]):  # accumulated over two batches
             (table(torch.tensor(part)) * torch.tensor([1.0, -2.0, 0.5])).square().sum().backward()
         gradient = weight.grad.to_dense().double()
         squares += gradient.square().mean(1)
@@ -125,7 +125,7 @@ def test_tables_move_by_the_gradient_over_the_root_of_its_mean_squares_and_unrea
 
 
 class Sink(CausalSelfAttention):
-    """An attention to which a person has added bare parameters with one, two and three axes."""
+    """An attention to which a user has added bare parameters with one, two and three axes."""
 
     def __init__(self, *sizes, **options):
         super().__init__(*sizes, **options)
@@ -147,7 +147,7 @@ def test_every_weight_is_in_one_group_with_the_rate_of_its_kind_and_only_matrice
     assert sorted(parameter for parameter, _ in grouped) == sorted(map(id, gpt.parameters()))
     for name, parameter in gpt.named_parameters():
         group, kind = dict(grouped)[id(parameter)], "matrix" if name.endswith("_proj.weight") else "vector"
-        if name == "head.weight":  # a tied one is listed as the embedding
+        if name == "head.weight":  # in the tied GPT-2 it is the embedding
             kind = "head"
         elif parameter.ndim == 2 and "embedding" in name:
             kind = "embedding"
@@ -157,7 +157,7 @@ def test_every_weight_is_in_one_group_with_the_rate_of_its_kind_and_only_matrice
 
 
 def updated(config, algorithm):
-    """A GPT after one update, and its optimizer."""
+    """A GPT and its optimizer after one update."""
     gpt = GPT(config)
     optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
     gpt.loss(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long)).backward()
@@ -166,8 +166,8 @@ def updated(config, algorithm):
 
 
 @BOTH
-def test_a_state_in_which_vectors_were_among_the_embeddings_is_that_of_each_weight(algorithm):
-    """As versions before this one saved it: one group in the order of the model's parameters."""
+def test_the_state_of_earlier_versions_is_restored_weight_by_weight(algorithm):
+    """Earlier versions saved vectors and embeddings in one group, in the order of the model's parameters."""
     gpt, optimizer = updated(DRESSED, algorithm)
     groups = {group["name"]: dict(group) for group in optimizer.param_groups}
     vectors = groups.pop("vectors")["params"]
@@ -182,8 +182,8 @@ def test_a_state_in_which_vectors_were_among_the_embeddings_is_that_of_each_weig
 
 
 @BOTH
-def test_the_step_counts_of_a_restored_optimizer_are_on_the_device_of_the_weights(algorithm):
-    """A checkpoint is read to the CPU. Lightning moves the optimizer's state to the device, except the step counts."""
+def test_a_restored_optimizer_moves_its_step_counts_to_the_weights_device(algorithm):
+    """A checkpoint is read to the CPU, and Lightning moves the optimizer's state to the device except step counts."""
     elsewhere = GPT(SMALL).to("meta")
     restored = build_optimizer(elsewhere, OptimizerConfig(algorithm=algorithm))
     restored.load_state_dict(updated(SMALL, algorithm)[1].state_dict())
@@ -196,7 +196,7 @@ def test_the_step_counts_of_a_restored_optimizer_are_on_the_device_of_the_weight
 
 
 @BOTH
-def test_a_state_of_other_parameters_is_refused_before_the_next_step(algorithm):
+def test_the_state_of_other_parameters_is_refused(algorithm):
     _, optimizer = updated(SMALL, algorithm)
     state = optimizer.state_dict()
     optimizer.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Properties of the learning-rate schedule over random configurations, and closed forms."""
+"""Properties of the learning-rate schedule for random configs, and its closed forms."""
 
 import math
 
@@ -22,7 +22,7 @@ def factors(config, max_steps):
 
 
 @given(configs, st.integers(1, 200))
-def test_the_factor_rises_then_stays_then_falls(config, max_steps):
+def test_the_factor_rises_stays_and_falls_within_its_limits(config, max_steps):
     assume(config.warmup_steps < max_steps)
     values = factors(config, max_steps)
     assert all(0 < value <= 1 for value in values)
@@ -35,7 +35,7 @@ def test_the_factor_rises_then_stays_then_falls(config, max_steps):
         assert learning_rate_factor(max_steps, max_steps, config) == pytest.approx(config.final_factor)
 
 
-def test_linear_decay_after_a_plateau_in_closed_form():
+def test_linear_decay_after_a_plateau_has_its_closed_form():
     config = ScheduleConfig(warmup_steps=4, decay="linear", decay_fraction=0.4, final_factor=0.1)
     expected = [0.25, 0.5, 0.75, 1] + [1] * 8 + [1 - 0.9 * i / 8 for i in range(8)]
     assert factors(config, 20) == pytest.approx(expected)
@@ -48,7 +48,7 @@ def test_cosine_decay_is_that_of_nanogpt():
     assert factors(config, 20)[5:] == pytest.approx(expected)
 
 
-def test_a_run_without_an_end_must_not_decay():
+def test_decay_without_max_steps_is_refused():
     assert learning_rate_factor(10**6, -1, ScheduleConfig(decay="none")) == 1
     with pytest.raises(ValueError, match=r"trainer\.max_steps"):
         learning_rate_factor(0, -1, ScheduleConfig(decay="cosine"))
