@@ -178,7 +178,10 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
 
 
 def reached(result: Row, target: float) -> Row:
-    """Adds when the loss was first evaluated as `target` or less. Raises Mistake if it never was, as ours may."""
+    """Adds the time and the step of the first evaluation whose loss is `target` or less.
+
+    Raises Mistake if there is none: ours may never get there.
+    """
     lowest = lowest_loss(result)
     if lowest > target:
         raise Mistake(f"ours did not reach nanoGPT's lowest loss, {target:.3f} nats: its own lowest is {lowest:.3f}")
@@ -236,8 +239,8 @@ def take_turns(names: Sequence[str], job: Job, options: argparse.Namespace) -> d
 def compare(work: str, results: Mapping[str, list[Row]]) -> list[Row]:
     """Makes a row for each contender of `work`: its result in the first round, with its median time over the rounds.
 
-    `times_faster` is its time divided by ours in each round, and of that the median: only the contenders of one round
-    met the same state of the machine.
+    `times_faster` is its time divided by ours, the median over the rounds: within a round both met the same state of
+    the machine.
     """
     unit = "seconds" if "seconds" in results["glassgpt"][0] else "milliseconds_per_step"
     times = {name: [result[unit] for result in rounds] for name, rounds in results.items()}

@@ -23,7 +23,7 @@ from scripts.parser import Parser, add_model_options, choose_device, prompt_text
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
 
-# A model can write any byte, and a terminal obeys control characters: it is shown pictures of them instead.
+# A model can write any byte. A terminal would obey control characters, so it gets their pictures instead.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 
 # The options of `model.generation.sample`, except temperature. A new option there needs one more line here.

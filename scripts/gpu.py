@@ -139,7 +139,7 @@ def compare_weights(left: str, right: str) -> None:
 
 
 def measure_maps(run_dir: str, device: str) -> None:
-    """Checks that a device's maps are the processor's, and times both devices: opening, maps and ablation of a run."""
+    """Checks that a device and the processor give the same maps, and times both: to open a run, read and ablate."""
     row: Row = {}
     maps = []
     for name in ("cpu", device):

@@ -28,7 +28,7 @@ from scripts.parser import Parser, prompt_text
 if TYPE_CHECKING:
     from model.inspection.recording import Recording
 
-    Shown = tuple[Recording, Callable[[], str], Path]  # the maps, what makes their page, and the page's default file
+    Shown = tuple[Recording, Callable[[], str], Path]  # maps, the function that makes their page, its file
 
 PAGE, TABLE = ".html", ".csv"
 PICTURES_AND_TABLE = (".png", ".svg", ".pdf", TABLE)

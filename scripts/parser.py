@@ -1,4 +1,4 @@
-"""What the scripts share on their command lines: the parser, the options that choose a model, and how to read them."""
+"""What the scripts share on their command lines: the parser, options for the model, and how to read their values."""
 
 from __future__ import annotations
 

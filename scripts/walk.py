@@ -104,7 +104,7 @@ def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
         raise Mistake("--prompt must be at least 2 tokens long, so that there is a next token; this one is 1")
     check_range("--layer", layer, 0, config.num_layers - 1)
     check_range("--head", head, 0, config.num_heads - 1)
-    token = min(2, len(ids) - 2)  # not the first, whose map is one key, nor the last, which no token follows
+    token = min(2, len(ids) - 2)  # in a longer prompt, a token with three visible keys; a next token always follows
     H, H_kv = config.num_heads, config.num_kv_heads
     introduction = (
         f"Shapes are written in letters: B = 1 text, T = S = {len(ids)} tokens (T as queries, S as keys), D = "
@@ -179,7 +179,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     label = partial(quoted, tokenizer)
     reading = read(gpt, Texts.of(ids, label), label=label)
     outputs: dict[nn.Module, Tensor] = {}
-    last_matrix = feed_forward.down_proj  # shown is its input, the hidden units
+    last_matrix = feed_forward.down_proj  # its input is shown: the hidden units
     others = [module for module in gpt.modules() if module is not last_matrix]
     with torch.no_grad(), undisturbed(gpt), hooked([last_matrix], others, outputs.__setitem__):
         surprise = gpt.loss(tokens, targets, reduction="none")
@@ -367,7 +367,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
 
 
 def quoted(tokenizer: Tokenizer, id: int) -> str:
-    """Returns a token as Python writes it: 'text', or b'bytes' if it is not whole characters. It is never wrapped."""
+    """Returns a token as Python writes it: 'text', or b'bytes' if it is not whole characters. It stays on one line."""
     content = tokenizer.token_bytes(id, unused=f"<{id}>")
     try:
         text = repr(content.decode())

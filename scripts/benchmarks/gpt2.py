@@ -236,7 +236,7 @@ class Curve:
 
 
 class LearningCurve(Callback):
-    """Measures the Curve of a run of train.py on the bytes of the file `data`, and leaves its row in `result`."""
+    """Measures the Curve of a run of train.py on the bytes of the file `data`, and stores its row in `result`."""
 
     result: ClassVar[Row]
 
