@@ -70,6 +70,7 @@ def measure(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(gpt2, "EVALUATIONS", 2)
     monkeypatch.setattr(gpt2, "SECONDS", 0.0)
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(benchmark.ROOT)  # as the processes of contenders
 
     def run(job):
         gpt2.main(json.dumps(job))

@@ -3,9 +3,11 @@
 nanoGPT's model.py is loaded from the user's checkout. Its train.py cannot be imported without training, so its loop is
 written again here, with nanoGPT's published settings. It also trains ours.
 
-scripts/benchmark.py starts a process for each contender and passes it a `job`. Every job has `function` (one of this
-file), `contender`, `device`, `size` (fields of GPTConfig), `checkout` (nanoGPT's folder), `seed` and `batch_size`; the
-other fields belong to its function. On a GPU, ours and nanoGPT's are compiled for training, as each project does.
+scripts/benchmark.py starts a process for each contender in the root of the repository, and passes it a `job`. Every job
+has `function` (one of this file), `contender`, `device`, `size` (fields of GPTConfig), `checkout` (nanoGPT's folder),
+`seed` and `batch_size`; its other fields belong to the function. On a GPU, ours and nanoGPT's are compiled to train, as
+each project does.
+
 Letters: B sequences in a batch, T tokens of context, N tokens of a text.
 """
 
@@ -37,7 +39,6 @@ from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from train import main as train_main
 
-ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 3  # first steps, in which PyTorch may compile
 SECONDS = 5.0  # least time of the steps that `measure_step` measures
 PROMPT_TOKENS = 16
@@ -121,7 +122,7 @@ def learn_characters(job: Namespace) -> Row:
 def train_by_recipe(job: Namespace) -> Row:
     """Runs train.py with configs/shakespeare_char.yaml and the job's sizes, and returns the learning curve."""
     options = [
-        f"--config={ROOT / 'configs' / 'shakespeare_char.yaml'}",
+        "--config=configs/shakespeare_char.yaml",
         *(f"--model.gpt.{name}={value}" for name, value in job.size.items() if name != "vocab_size"),
         f"--data.files={job.data}",
         f"--data.batch_size={job.batch_size}",
