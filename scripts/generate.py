@@ -47,8 +47,9 @@ def main(argv: list[str] | None = None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        remedies = "lower --max_new_tokens or --num_samples, or choose another --device"
-        raise Mistake(f"there is not enough memory: {remedies}") from error
+        raise Mistake(
+            "there is not enough memory: lower --max_new_tokens or --num_samples, or choose another --device"
+        ) from error
 
 
 def build_parser() -> argparse.ArgumentParser:
