@@ -150,8 +150,8 @@ def _looks(name: str, on_text: str | None) -> str:
 
 def _spreads(tokens: float) -> str:
     if tokens < 1.5:
-        return "puts its weight on about one token on average"
-    return f"spreads its weight over about {tokens:.0f} tokens on average"
+        return "reads about one token at a time"
+    return f"spreads its weight over {tokens:.0f} tokens on average"
 
 
 def _score(
@@ -159,7 +159,7 @@ def _score(
     name: str,
     at: Place,
 ) -> str:
-    """The score and its standard error, such as "0.71 ± 0.02 of its weight, measured on 16 windows of 128 tokens"."""
+    """The score and its standard error, such as "0.71 ± 0.02 of its weight on 16 windows of 128 tokens (...)"."""
     kind, uniform = SCORES[name].probe, snapshot.heads.uniform[name]
     total, length = snapshot.heads.windows[kind]
     count = snapshot.heads.counts[name]
@@ -169,9 +169,8 @@ def _score(
     if total == 1:
         windows = ""
     repeats = " that repeat" if kind == "repeated" else ""
-    limits = f"(uniform attention: {uniform:.2f}; the name needs over {threshold(uniform):.2f}, in each half as well)"
-    share = f"{snapshot.scores[name][at]:.2f}{error} of its weight"
-    return f"{share}, measured on {windows}{length} tokens{repeats} {limits}"
+    limits = f"(uniform attention: {uniform:.2f}; named above {threshold(uniform):.2f} in each half)"
+    return f"{snapshot.scores[name][at]:.2f}{error} of its weight on {windows}{length} tokens{repeats} {limits}"
 
 
 # ---- what a page opens with

@@ -54,24 +54,24 @@ const likeliestOnes = () => `the ${shown.sides[0].next.length} likeliest`;
 const rightGets = ({ trial: { right, answer } }) =>
   right.length > 1
     ? `those of ${likeliestOnes()} tokens that begin with ${quote(answer)} together get`
-    : `the right token, ${quote(answer)}, gets`;
+    : `${quote(answer)} gets`;
 const whenTried = () => `at step ${mapped[TRIED_AT].step}`;
 const usually = ({ usual, texts: [halved, right] }) =>
-  `${whenTried()} on ${halved} of the ${right} such texts that the model got right, this fell to half or less ` +
-  `(medians ${fromTo(usual)}; a token that is not among ${likeliestOnes()} counts as 0%)`;
+  `${whenTried()} on ${halved} of the ${right} texts that the model got right, it fell to half or less (medians ` +
+  `${fromTo(usual)}; a token that is not among ${likeliestOnes()} counts as 0%)`;
 
 function headOf({ head, weight, trial: { source }, texts: [, right] }) {
   if (!weight) return "";
   const [{ weights, labels }] = shown.sides;
   const number = headNumber(head);
   const here = percent(weightAt(ofHead(weights, number, labels.length), labels.length - 1, source));
-  return `Look at the last row of the map of ${headPart(number)}: it gives ${here} of its attention to ` +
-    `${quote(labels[source])}, which tells what comes next (on average over ${right} texts ${whenTried()}: ` +
-    `${percent(weight)}).`;
+  return `Look at the last row of its map: ${headPart(number)} gives ${here} of its attention to ` +
+    `${quote(labels[source])}, which tells what comes next (mean of ${right} texts: ${percent(weight)}).`;
 }
 
 const lookAt = (effect) => [
-  paragraph(`${effect.look} Now ${rightGets(effect)} ${percent(chosen.before[shown.at])}. `, headOf(effect)),
+  paragraph(`${effect.look} What should come next: ${rightGets(effect)} ${percent(chosen.before[shown.at])}. `,
+    headOf(effect)),
   paragraph(`Expected after the change: half of that or less; ${usually(effect)}. `,
     button(`▶ ${effect.change}`, () => show(effect, 1))),
 ];

@@ -88,7 +88,7 @@ async function startModel() {
   useEngine(await startEngine(model.manifest, model.texts, { onWaiting, onStop: () => tell(STOPPED) }));
   state.off = state.off.filter((part) => engine.parts.includes(part));
   const [all, last] = ["model", "next token"].map((part) => engine.parameters[part].toLocaleString("en"));
-  addFact(["parameters", all, `${last} of them in “→ next token”`]);
+  addFact(["parameters", all, `of which ${last} in “→ next token”`]);
   addView(drawParity);
   render();
 }

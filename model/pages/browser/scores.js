@@ -32,7 +32,7 @@ function rowOf({ name, snapshot, head }, score) {
 function measuredOn(score) {
   const { counts, windows } = shown.snapshot;
   const all = windows[SCORES[score].probe][0];
-  return counts[score] < all ? [`measured on the ${counts[score]} of ${all} windows that can show it`] : [];
+  return counts[score] < all ? [`${counts[score] || "none"} of ${all} windows can show it`] : [];
 }
 
 function formedIn(score) {
@@ -55,7 +55,7 @@ function tellPart(part) {
   $("part").replaceChildren(element("b", {}, part), [
     `: ${meaningOf(part) ?? ""}`,
     size && `${size.toLocaleString("en")} parameters.`,
-    losses.length && `Change of the loss without it at step ${step}, in nats per token: ${losses.join(", ")}.`,
+    losses.length && `Change of the loss without it, in nats per token, at step ${step}: ${losses.join(", ")}.`,
   ].filter(Boolean).join(" "));
 }
 const tellChosen = () => tellPart(shown.part ?? headPart(shown.head));

@@ -29,7 +29,7 @@ function drawReading() {
   }
   const rows = shown.sides.map((_, i) => weightsOf(shown.panes[i]));
   const square = { query: token, key: largestFirst(rows[0])[0] };
-  const why = shown.typing && token ? button("why does it look there?", () => change({ token, square })) : "";
+  const why = shown.typing && token ? button("why there?", () => change({ token, square })) : "";
   $("reading").replaceChildren(...shown.sides.map(({ label }, i) =>
     element("p", {}, `${label}${readsInWords(name, labels, token, rows[i])} `, i ? "" : why)));
 }

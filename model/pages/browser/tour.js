@@ -81,8 +81,8 @@ async function repeatedStops(calm) {
   }, {
     thing: "coming",
     patch: { ...word, off: [missing] },
-    sentence: `With ${missing} switched off, the probability of ${quote(answer)} falls from ${percent(intact)} ` +
-      `(the tick) to ${percent(without)} (the bar).`,
+    sentence: `With ${missing} switched off, ${quote(answer)} falls from ${percent(intact)} (the tick) to ` +
+      `${percent(without)} (the bar).`,
   }];
   return [...found, ...(await writerStops()), ...(await formedStops())];
 
@@ -99,10 +99,9 @@ async function repeatedStops(calm) {
     return [{
       thing: "square",
       patch: { ...word, square: { query: last, key: source } },
-      sentence: `An earlier head, which reads the token before, tells ${quote(labels[source])} that ` +
-        `${quote(labels[last])} came before, and ${headPart(finder)} looks for this: without ${headPart(writer)} ` +
-        `${quote(answer)} falls from ${percent(intact)} to ${listed([percent(writers[0].left), ...others])} ` +
-        "(“Score” shows each part’s share).",
+      sentence: `${headPart(writer).replace("h", "H")} tells ${quote(labels[source])} that ${quote(labels[last])} ` +
+        `came before it, and ${headPart(finder)} looks for this: without ${headPart(writer)} ${quote(answer)} falls ` +
+        `from ${percent(intact)} to ${listed([percent(writers[0].left), ...others])} (see “Score”).`,
     }];
   }
 
