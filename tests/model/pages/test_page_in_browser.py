@@ -338,10 +338,11 @@ def test_the_page_of_a_running_run_reloads_keeps_the_view_and_says_how_the_run_e
     assert page.inner_text("#slide-a output") == "step 16" and "head=1.1" in page.url
     write(6, "interrupted")
     assert "train.py --resume" in open_file(path).locator("#status").inner_text()
-    text = run_page("a run", HISTORY, state="running", gap=100)
-    early = float(re.search(r'"written":([\d.]+)', text)[1]) - 500
-    path.write_text(re.sub(r'"written":[\d.]+', f'"written":{early}', text))
-    assert "died" in open_file(path).locator("#status").inner_text()
+    for gap, has_died in ((100, True), (200, False)):  # it waits for four times the gap between two pages
+        text = run_page("a run", HISTORY, state="running", gap=gap)
+        early = float(re.search(r'"written":([\d.]+)', text)[1]) - 500
+        path.write_text(re.sub(r'"written":[\d.]+', f'"written":{early}', text))
+        assert ("died" in open_file(path).locator("#status").inner_text()) == has_died
 
 
 DRAWN_AT = """new MutationObserver((_, observer) => {

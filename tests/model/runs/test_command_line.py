@@ -2,7 +2,6 @@
 
 import logging
 import shlex
-import shutil
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -39,14 +38,6 @@ def test_options_that_are_left_out_get_their_defaults(options):
         saved = yaml.safe_load(read.saved)
         assert saved["model"]["gpt"]["num_layers"] == layers and read.checkpoint is None
         assert saved.keys() == read.config.as_dict().keys() - {"config", "print_config", "name", "resume"}
-
-
-def test_a_resumed_run_uses_its_own_config_and_typed_options_override_it(options, run_dir):
-    shutil.copytree(run_dir, "runs/first")
-    Path("runs/first/config.yaml").write_text(CONFIG)
-    read = options("--resume=runs/first", "--trainer.max_steps=6")
-    assert (read.config.model.gpt.num_layers, read.config.trainer.max_steps) == (3, 6)
-    assert read.checkpoint == Path("runs/first/checkpoints/best.ckpt") and read.config.resume == "runs/first"
 
 
 REFUSED = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model.runs.results import finish, read_metrics, write_report
+from model.runs.results import finish, write_report
 from tests.command_lines import tells
 from tests.html_pages import Page
 from tests.measurements import learned_recording, write_recording
@@ -35,14 +35,6 @@ def run(tmp_path) -> Path:
 def data_of(run: Path) -> dict:
     write_report(run, "running")
     return Page(run / "report.html").data
-
-
-def test_rows_of_metrics_have_only_columns_with_a_number(run):
-    assert read_metrics(run / "metrics.csv")[:2] == [
-        {"step": 0, "attention/sink/layer_0": 0.25},
-        {"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0},
-    ]
-    assert read_metrics(run / "none.csv") == []
 
 
 def test_the_page_of_a_run_shows_what_its_folder_holds_even_when_it_has_just_begun(run, tmp_path):
