@@ -29,7 +29,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from model.exchange.huggingface import GPT2_FAMILY
+from model.exchange.huggingface import GPT2_FAMILY, GPT2_OPTIONS
 from model.files import content_of
 from model.generation import generate
 from model.gpt import GPT, GPTConfig, in_eval_mode
@@ -50,13 +50,8 @@ BETAS = (0.9, 0.99)
 GRADIENT_CLIP = 1.0
 VALIDATION_FRACTION = 0.1
 SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # nanoGPT's warm-up is 1% slower
-# Fields of GPTConfig -> what nanoGPT calls them, where the names differ.
-NANOGPT_NAMES = {
-    "num_layers": "n_layer",
-    "num_heads": "n_head",
-    "embed_dim": "n_embd",
-    "context_length": "block_size",
-}
+# Fields of GPTConfig -> nanoGPT's names: with two exceptions, those of transformers.
+NANOGPT_NAMES = GPT2_OPTIONS | {"context_length": "block_size", "dropout": "dropout"}
 SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in nanoGPT's sample.py
 
 Row = dict[str, Any]
@@ -282,9 +277,8 @@ def build_writer(job: Namespace) -> Writer:
         return gpt, partial(gpt.generate, **SAMPLING)
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    names = NANOGPT_NAMES | {"context_length": "n_positions"}
     config = GPT2Config(
-        **{names.get(name, name): value for name, value in job.size.items()},
+        **{GPT2_OPTIONS[name]: value for name, value in job.size.items()},
         bos_token_id=None,  # so that no token ends a text early
         eos_token_id=None,
         activation_function="gelu",  # as the others have it; GPT-2's own takes more operations
@@ -299,7 +293,7 @@ def build_writer(job: Namespace) -> Writer:
 def build_nanogpt(job: Namespace, *, bias: bool) -> nn.Module:
     """Builds the GPT of the model.py in nanoGPT's checkout."""
     nanogpt = runpy.run_path(str(Path(job.checkout, "model.py")), run_name="nanogpt")
-    shape = {NANOGPT_NAMES.get(name, name): value for name, value in job.size.items()}
+    shape = {NANOGPT_NAMES[name]: value for name, value in job.size.items()}
     return nanogpt["GPT"](nanogpt["GPTConfig"](**{"dropout": 0.0} | shape, bias=bias))
 
 
