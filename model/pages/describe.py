@@ -98,16 +98,14 @@ def informs(
     name: str,
     at: Place,
 ) -> float:
-    """How much a pattern says about where a head looks, in nats; 0 for a score that is not a pattern."""
-    if not SCORES[name].is_pattern:
-        return 0.0
+    """How much a pattern says about where a head looks, in nats."""
     return information(snapshot.scores[name][at].item(), snapshot.heads.uniform[name])
 
 
 def first_formed(recording: Recording) -> list[dict[str, Any]]:
     """The first head of each pattern to form, sorted by step: {"score", "head", "step"}.
 
-    If several heads formed at that step, the one whose score was highest at that step.
+    If several heads formed at the same step, it is the one with the highest score at that step.
     """
     found = []
     for name, heads in recording.formation.items():

@@ -73,15 +73,8 @@ def write_csv(
         for query, key in np.ndindex(maps.shape[2:]):
             weight = maps[layer, head, query, key]
             if key <= query or weight:
-                of_query = (
-                    recording.name,
-                    step,
-                    layer,
-                    head,
-                    query,
-                    text.tokens[query],
-                )
                 number = f"{weight:.{DIGITS}g}" if np.isfinite(weight) else ""
-                writer.writerow((*of_query, key, text.tokens[key], number))
+                place = (layer, head, query, text.tokens[query], key, text.tokens[key])
+                writer.writerow((recording.name, step, *place, number))
     # A run folder's name may be invalid Unicode.
     write_atomically(path, content.getvalue().encode(errors="backslashreplace"))

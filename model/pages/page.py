@@ -53,7 +53,7 @@ def run_page(
     state: str | None = None,
     gap: float = 0.0,
 ) -> str:
-    """Writes the page from the parts that exist so far. At the start of a run, that is only the title.
+    """Returns the HTML of the page, made of the parts that exist so far: at the start of a run, only its title.
 
     Args:
         recording: the maps to show, and the windows on which experiments are tried.
@@ -189,6 +189,7 @@ def _step_blocks(recording: Recording, step: int) -> list[str]:
 
 
 def _triangles(maps: Tensor) -> bytes:
+    """Packs the lower triangles of maps (L, H, T, T), one byte 255 sqrt(p) for each weight p."""
     rows, columns = np.tril_indices(maps.shape[-1])
     weights = maps.numpy()[:, :, rows, columns]
     values = 255 * np.sqrt(np.nan_to_num(weights).clip(0, 1))
