@@ -2,7 +2,7 @@
 
 
 def __getattr__(name: str):
-    """Imports `open_run` and `check_attention` on first use: they need every package, `import model.gpt` only torch."""
+    """Imports `open_run` and `check_attention` on first use: they need all packages, `import model.gpt` only torch."""
     if name == "open_run":
         from model.glass import open_run
 

@@ -4,8 +4,8 @@
 
 Vaswani et al. 2017, "Attention Is All You Need", https://arxiv.org/abs/1706.03762, section 3.2.
 
-Training and generation run this file: the layer, and the fused kernel that it calls. model/multihead.py computes the
-formula step by step, and has a layer for any widths.
+This file holds the layer that training and generation run, and the fused kernel that the layer calls.
+model/multihead.py computes the formula step by step, and has a layer for any widths.
 
 Shapes: B batch, T query length, S key length, D model width, H heads, H_kv key and value heads, K head width.
 A mask is boolean; True means *may attend*. A query that may attend to nothing gets zeros.
@@ -70,12 +70,12 @@ class CausalSelfAttention(nn.Module):
             rotary: (cos, sin) from `rotary_angles`, each (T, K), for the positions of x.
             mask: boolean, (B or 1, 1, T, T). Causality and the window are added here, so a `document_mask` or
                 `padding_mask` alone is enough.
-            cache: this layer's part of a KVCache; the keys and values of x are appended. Not together with a mask.
+            cache: this layer's slice of a KVCache, to which the keys and values of x are appended. Needs mask=None.
             value_embedding: (B, T, H_kv * K), added to the values.
 
         Raises:
             TypeError: if the mask is not boolean.
-            RuntimeError: if it does not broadcast to the scores.
+            RuntimeError: if the mask does not broadcast to the scores.
         """
         q, k, v = self.project(x, rotary, value_embedding)
         if cache is not None:
@@ -117,11 +117,12 @@ class CausalSelfAttention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """q (B, H, T, K), k and v (B, H_kv, S, K) -> (B, H, T, K). Replace this function to try another attention.
 
-        Everything runs it: training, generation with a cache, and the recording of attention maps.
+        Training, generation with a cache, and the recording of attention maps all call it.
 
         Args:
-            mask: boolean, broadcastable to (B, H, T, S), True wherever a query may attend; no row is empty. None
-                means `causal_mask(T, S)`: the last query sees the last key, also with a cache, where T < S.
+            mask: boolean, broadcastable to (B, H, T, S), True wherever a query may attend; every query sees at least
+                one key. None means `causal_mask(T, S)`: the last query sees the last key, even if T < S as with a
+                cache.
         """
         T, S = q.shape[-2], k.shape[-2]
         is_causal = mask is None and T == S  # with T < S PyTorch's flag would align the first query and the first key
@@ -149,10 +150,10 @@ def fused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention`, but for bfloat16 on CPUs computed in a faster way."""
+    """Does what `torch.nn.functional.scaled_dot_product_attention` does, faster for bfloat16 on CPUs."""
     is_slow = q.is_cpu and q.dtype == torch.bfloat16
     if is_slow and mask is not None and mask.is_floating_point():
-        mask = mask.float()  # like q, k and v below: the kernel wants one dtype
+        mask = mask.float()  # q, k and v become float32 below, and the kernel needs one dtype
     attend = partial(
         F.scaled_dot_product_attention,
         attn_mask=mask,

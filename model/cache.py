@@ -18,7 +18,8 @@ from model.rotary import rotary_angles
 class KVCache:
     """Holds the tokens of a batch of texts, and their keys and values in every layer of a model.
 
-    A forward pass first appends its T new tokens here. Then each layer writes their keys and values into its own part.
+    A forward pass first appends its T new tokens here. Then each layer writes the keys and values of these tokens into
+    its own slice.
     No gradient flows through cached keys and values.
 
     Args:
@@ -49,7 +50,7 @@ class KVCache:
         self.keys, self.values = torch.empty((2, *shape), device=device, dtype=dtype)
 
     def append(self, tokens: Tensor) -> list[LayerCache]:
-        """Appends the ids (B, T) of new tokens. Returns each layer's part, into which the layer writes keys and values.
+        """Appends the ids (B, T) of new tokens. Returns each layer's slice, into which it writes their keys and values.
 
         Raises:
             ValueError: if the tokens do not fit; the cache is unchanged then.
@@ -69,12 +70,12 @@ class KVCache:
 
     @cached_property
     def rotary_angles(self) -> tuple[Tensor, Tensor]:
-        """`model.rotary.rotary_angles` of all positions, each (M, K)."""
+        """(cos, sin) from `model.rotary.rotary_angles` for all M positions, each (M, K)."""
         return rotary_angles(torch.arange(self.max_len, device=self.keys.device), self.keys.shape[-1])
 
 
 class LayerCache(NamedTuple):
-    """One layer's part of a cache: views of all S keys and values, and of the last T of them, which `append` writes."""
+    """One layer's slice of a cache: views of all S keys and values, and of the last T, into which `append` writes."""
 
     keys: Tensor
     values: Tensor
@@ -82,7 +83,7 @@ class LayerCache(NamedTuple):
     new_values: Tensor
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes the keys and values (B, H_kv, T, K) of the new tokens; returns those of all tokens (B, H_kv, S, K)."""
+        """Writes the keys and values (B, H_kv, T, K) of the new tokens; returns all, (B, H_kv, S, K)."""
         self.new_keys.copy_(k.detach())
         self.new_values.copy_(v.detach())
         return self.keys, self.values

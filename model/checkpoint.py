@@ -1,7 +1,7 @@
 """Reads a GPT from a checkpoint file. model/runs/saving.py writes the files.
 
-A checkpoint may come from a stranger. No code in it is run, and no memory is taken that its size does not account for:
-before a model is built, its config is compared with the weights in the file.
+A checkpoint may come from a stranger. So no code in it is run, and a small file cannot make this module fill the
+memory: a model is built only after its config has been compared with the weights in the file.
 """
 
 import pickletools
@@ -29,10 +29,10 @@ PLAIN_TYPES = re.compile(r"torch\._utils _rebuild_tensor_v2|torch \w+Storage|col
 
 
 def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, dict[str, Any]]:
-    """Returns the GPT in a checkpoint, and a description of it.
+    """Returns the GPT in a checkpoint, its tokenizer and its step.
 
     Args:
-        path: a checkpoint, or the folder of a run, of which the best checkpoint is read.
+        path: a checkpoint, or the folder of a run: then its best checkpoint is read, or its last one if it has no best.
 
     Returns:
         The model, on `device` and in evaluation mode.
@@ -54,7 +54,7 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
 def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
     """Builds the GPT of a checkpoint's config, with the checkpoint's tensors as its weights, in float32.
 
-    The model is built on the meta device: a config of a model too large for any machine costs no memory.
+    The model is built on the meta device, so that a config too large for any machine costs no memory.
 
     Raises a `Mistake` that names `path` if the weights do not fit the config.
     """
@@ -111,7 +111,7 @@ def without_weights(config: GPTConfig) -> GPT:
 
 
 class _NoDrawing(TorchFunctionMode):
-    """Skips the drawing of weights: on the meta device torch would import its compiler for it, which takes a second."""
+    """Skips the drawing of weights: on the meta device it makes torch import its compiler, which takes a second."""
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -123,8 +123,8 @@ class _NoDrawing(TorchFunctionMode):
 def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
     """Returns the content of a checkpoint, on the CPU, after checking every byte against its checksum.
 
-    With `on_disk` the tensors stay on the disk and their bytes are not checked: a quick look at shapes and plain data.
-    Raises as `load_gpt`.
+    With `on_disk` the tensors stay on the disk and no checksum is computed: a quick look at shapes and plain data.
+    Raises a `Mistake` if the file is missing, cut short, damaged or no checkpoint of GlassGPT.
     """
     if not path.is_file():
         raise Missing(f"there is no checkpoint {path}")
@@ -139,7 +139,7 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
             raise Mistake("it is compressed, and would be larger when unpacked")  # torch.save compresses nothing
         if not on_disk and (damaged := archive.testzip()):
             raise Mistake(f"{damaged} does not match its checksum")
-        # Read by record and not by name: several records can have the same name.
+        # Reads each record, not each name: several records can have one name, and torch may load any of them.
         pickles = [archive.read(record) for record in records if record.filename.lower().endswith("data.pkl")]
         for opcode, argument, _ in chain.from_iterable(map(pickletools.genops, pickles)):
             if opcode.name == "GLOBAL" and not PLAIN_TYPES.fullmatch(argument):

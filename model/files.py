@@ -1,4 +1,4 @@
-"""Writes files atomically: under another name, flushed to the disk and then renamed. Logs are appended to."""
+"""Writes files atomically: under a temporary name, then flushes them to the disk and renames them. Appends to logs."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from model.mistakes import file_errors
 
-# The checkpoint that a run's folder stands for: the first of these that exists.
+# If a run's folder is given in place of a checkpoint, the first of these that exists is opened.
 RUN_CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")
 
 
@@ -24,7 +24,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
     Creates the folder if necessary. Raises a `Mistake` if the system refuses.
     """
-    aside = path.with_name(f".{path.name}.aside")  # a fixed name: the next write replaces what a killed one left
+    aside = path.with_name(f".{path.name}.aside")  # a fixed name, so that the next write replaces a killed one's
     with file_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -34,7 +34,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
             aside.replace(path)
         finally:
-            with suppress(OSError):  # after a success it is gone; after an error, the first error must be raised
+            with suppress(OSError):  # after a success `aside` is gone; after an error, that error must be raised
                 aside.unlink()
         flush_folder(path.parent)
 

@@ -40,11 +40,11 @@ def stream(
 
     If a prompt is longer than the model's context_length, only its end is read. When the context is full, its last half
     is read again in one pass and generation continues from there: cached keys contain their positions, so the cache
-    cannot be shifted. This costs less than one extra token per token, and the model always sees at least half of its
-    context.
+    cannot be shifted. This costs less than one extra token for each new token, and the model always sees at least half
+    of its context.
 
     Args:
-        model: in eval mode until generation ends.
+        model: put into eval mode until generation ends.
         tokens: prompts (B, T), T >= 1, on the model's device.
         max_new_tokens: the largest number of tokens to generate, at least 1.
         temperature: divides the logits; 0 always takes the likeliest token.
@@ -54,7 +54,7 @@ def stream(
         min_p: draw only from tokens whose probability is at least min_p times the largest one, in [0, 1] (Nguyen et al.
             2024, https://arxiv.org/abs/2407.01082); applied after temperature, top_k and top_p.
         generator: source of randomness, on the model's device; PyTorch's default generator if None.
-        stop_token: ends its sequence, which is then padded with it; generation stops when all sequences have ended.
+        stop_token: a sequence that draws this token ends, and is padded with it; generation stops when all have ended.
         cache: the cache of an earlier call, to continue its texts: `tokens` follow the cached ones. The last token that
             the earlier call yielded is not cached yet, so `tokens` must begin with it. The first call takes
             `new_cache(model, B, context_length)`.
@@ -140,15 +140,15 @@ def sample(
         logits, token_ids = logits.topk(vocab_size if top_k is None else min(top_k, vocab_size))  # likeliest first
     if nucleus:
         probabilities = logits.softmax(dim=-1)
-        likelier = probabilities.cumsum(dim=-1) - probabilities  # the probability of all likelier tokens
+        likelier = probabilities.cumsum(dim=-1) - probabilities  # the probability of all tokens that are likelier
         logits = logits.masked_fill(likelier >= top_p, -torch.inf)
     if min_p:
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)  # the likeliest token's logit is 0
     # The largest of logit + Gumbel noise is a draw from the softmax (Gumbel 1954; Maddison et al. 2014,
     # https://arxiv.org/abs/1411.0030); the logarithm of an exponential variable is such noise, negated.
     # The noise is drawn for all tokens, in the order of their ids: the result must not depend on the order in which
-    # `topk` sorts almost equal logits. And not by empty_like: it keeps the memory order of logits, which some matrix
-    # products transpose, and would give each logit other noise then.
+    # `topk` sorts almost equal logits. `new_empty`, not `empty_like`: some matrix products return transposed memory,
+    # which `empty_like` would copy, and then each logit would get other noise.
     noise = logits.new_empty((len(logits), vocab_size)).exponential_(generator=generator).log_()
     if token_ids is None:
         return (logits - noise).argmax(dim=-1)

@@ -26,7 +26,7 @@ from model.mistakes import Mistake, check_choices, check_divides, check_range
 from model.rotary import rotary_angles
 
 # The hash of an n-gram: each id times a factor (the last id times the first factor), summed modulo a prime; then the
-# upper bits are mixed into the lower ones. The page of a run computes it in JavaScript, whose numbers are exact below
+# upper bits are mixed into the lower ones. A run's page computes the hash in JavaScript, whose numbers are exact below
 # 2^53. The sum is below that for ids below 2^20.
 NGRAM_FACTORS = (663608941, 1013904223, 987654361, 694847539, 841722311, 735632791, 899809343, 612345683)
 NGRAM_PRIME = 2**31 - 1
@@ -59,7 +59,7 @@ class GPTConfig:
             modded-nanogpt's form).
         ngram_sizes: for every n in this list, such as [2, 3, 4], add to each token's embedding a learned vector for the
             n-gram that ends with the token (n-gram embeddings, arXiv:2501.16975).
-        ngram_buckets: vectors in the table of each n. N-grams are hashed to vectors, so some share one.
+        ngram_buckets: vectors in the table of each n. N-grams are hashed to vectors, so some n-grams share a vector.
         logit_soft_cap: logits become cap * tanh(logits / cap) (Gemma 2, arXiv:2408.00118); null means no cap.
         dropout: probability, for attention weights, the output of each sub-layer, and the embeddings.
         init: how initial weights are drawn: "scaled" (for the modern family) or "gpt2"; see `GPT.init_weights`.
@@ -289,14 +289,15 @@ class GPT(nn.Module):
 
         A bare nn.Parameter that you add to a module is not drawn here: it keeps the values it was created with.
 
-        "gpt2": normal with standard deviation 0.02. In the last matrix of each sub-layer it is divided by
+        "gpt2": normal with standard deviation 0.02. In the last matrix of each sub-layer this is divided by
         sqrt(2 num_layers), since there are 2 num_layers additions to the residual stream (Radford et al. 2019,
         section 2.3).
 
         "scaled": like muP (Yang et al. 2022, arXiv:2203.03466) as in modded-nanogpt. Matrices are uniform with standard
-        deviation 1 / sqrt(fan-in). The head, the n-gram tables and the last matrix of each sub-layer are zero, so that
-        every block starts as the identity and the first logits are exactly uniform. A tied head cannot be zero: its
-        standard deviation is 1 / D, which keeps the logit that each token gives itself near 1.
+        deviation 1 / sqrt(fan-in), value embeddings with 1 / sqrt(D). The token embedding is normal with standard
+        deviation 1, learned positions with 0.02. The head, the n-gram tables and the last matrix of each sub-layer are
+        zero, so that every block starts as the identity and the first logits are exactly uniform. A tied head cannot be
+        zero: its standard deviation is 1 / D, which keeps the logit that each token gives itself near 1.
 
         All draws are from torch's global generator.
         """
@@ -368,7 +369,7 @@ class GPT(nn.Module):
             x = x + self.ngram_embedding(recent, T, document_ids)
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
-        if torch.is_autocast_enabled(x.device.type):  # autocast leaves embeddings, and so the stream, in float32
+        if torch.is_autocast_enabled(x.device.type):  # autocast leaves embeddings in float32, and so the whole stream
             x = x.to(torch.get_autocast_dtype(x.device.type))
         x = self.dropout(self.embedding_norm(x).to(x.dtype))  # on GPUs autocast makes norms return float32
 
@@ -435,7 +436,7 @@ class GPT(nn.Module):
         return tokens.to(self.token_embedding.weight.device)
 
     def num_parameters(self) -> int:
-        """Returns the number of weights; those of a tied head count once."""
+        """Returns the number of weights. The matrix of a tied head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self) -> int:
@@ -453,7 +454,7 @@ class GPT(nn.Module):
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Context manager that turns dropout off; on exit every module returns to the mode it was in."""
+    """Puts all modules into eval mode, without dropout, while the block runs; then restores the mode of each."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()

@@ -52,8 +52,8 @@ MAX_SHORT_LENGTH = 256
 def short_causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention, softmax(q @ k^T / sqrt(K)) @ v, for q, k and v (..., T, K) in bfloat16 on a CPU.
 
-    PyTorch's CPU kernel multiplies small matrices in float32, head by head. This multiplies in bfloat16, all heads at
-    once, which takes two thirds of the time for 64 to 256 positions. As in GPU kernels (Dao 2023,
+    PyTorch's CPU kernel multiplies small matrices in float32, head by head. This one multiplies in bfloat16, all heads
+    at once, which takes two thirds of the time for 64 to 256 positions. As in GPU kernels (Dao 2023,
     https://arxiv.org/abs/2307.08691), scores and softmax are in float32, and the weights are rounded to bfloat16 before
     they multiply the values.
     """
@@ -99,7 +99,7 @@ def has_slow_vector_products() -> bool:
     """Whether PyTorch multiplies a float32 matrix by a vector much more slowly than memory can deliver the matrix.
 
     True for AMD CPUs: there MKL, which PyTorch uses on x86, reaches a third of the memory bandwidth, and torch.bmm over
-    slices of the matrix nearly all of it. On Intel CPUs it is the reverse.
+    slices of the matrix reaches nearly all of it. On Intel CPUs torch.bmm is the slower one.
     """
     return torch.backends.mkl.is_available() and is_amd()
 
@@ -113,7 +113,7 @@ def products_by_slices(model: nn.Module) -> Iterator[None]:
     layers: list[nn.Linear] = []
     if has_slow_vector_products():
         linears = (module for module in model.modules() if type(module) is nn.Linear)
-        # If `forward` is replaced already, another generation is running: it restores the layer itself.
+        # Where `forward` is replaced already, another generation is running, which will restore it.
         layers = [layer for layer in linears if "forward" not in vars(layer)]
     try:
         for layer in layers:
@@ -125,7 +125,11 @@ def products_by_slices(model: nn.Module) -> Iterator[None]:
 
 
 def linear_by_slices(layer: nn.Linear, x: Tensor) -> Tensor:
-    """(..., I) -> (..., O) as `layer(x)`; up to FEW_ROWS rows of float32 without a gradient by slices of the matrix."""
+    """Returns layer(x), (..., I) -> (..., O).
+
+    Multiplies by slices of the matrix if x is float32 on a CPU, has at most FEW_ROWS rows and needs no gradient. Else
+    calls PyTorch's own operation.
+    """
     weight, bias, width = layer.weight, layer.bias, layer.in_features
     rows = x.numel() // width
     is_cpu_float32 = x.is_cpu and x.dtype == torch.float32

@@ -141,7 +141,8 @@ def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> Non
 def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
     """Decorator for a `main` function: makes it return the exit status, and show a `Mistake` without a traceback.
 
-    The status is what `main` returns, 0 for None; 2 after a `Mistake`, printed on standard error; 130 after Ctrl-C.
+    The status is what `main` returns, 0 for None; 2 after a `Mistake`, which is printed on standard error; 130 after
+    Ctrl-C; 0 if the reader of standard output has closed it.
     """
 
     def decorate(main: Callable[..., int | None]) -> Callable[..., int]:

@@ -164,7 +164,7 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             TypeError: if the mask is not boolean.
-            ValueError: if it has neither 2 nor 4 axes.
+            ValueError: if the mask has neither 2 nor 4 axes.
         """
         key = query if key is None else key
         value = key if value is None else value
