@@ -16,9 +16,9 @@ from model.kernels import has_fast_bfloat16
 
 log = logging.getLogger(__name__)
 TENSOR_CORES = (7, 0)  # NVIDIA GPUs of this compute capability or higher have tensor cores, and Triton supports them
-# Peak 10^12 operations per second of one GPU, by its name without "NVIDIA": for products of dense matrices in bfloat16
-# or float16 with sums in float32, and for float32 without tensor cores. From NVIDIA's data sheets, where the printed
-# figure is often that for sparse matrices, twice as high; for GeForce from the Ampere and Ada whitepapers.
+# Peak 10^12 operations per second of one GPU, by its name without "NVIDIA": first in bfloat16 or float16 with sums in
+# float32, for products of dense matrices; then in float32 without tensor cores. From NVIDIA's data sheets, which often
+# print the figure for sparse matrices, twice as high; for GeForce from the Ampere and Ada whitepapers.
 PEAK_TFLOPS = {
     r"B200": (2250, 75),
     r"H200": (989, 67),
@@ -58,7 +58,7 @@ def compile_options(mode: CompileMode, device: torch.device) -> dict[str, Any] |
 
 
 def missing_compiler(device: torch.device) -> str | None:
-    """Returns what torch.compile needs for `device` but this machine lacks, or None."""
+    """Returns something that torch.compile needs for `device` and this machine lacks; None if it lacks nothing."""
     if device.type == "cuda" and find_spec("triton") is None:
         return "triton"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < TENSOR_CORES:

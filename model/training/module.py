@@ -2,7 +2,7 @@
 
 A training step runs in this order:
 
-    training_step                   the loss of a batch
+    training_step                   the loss of a batch, which data/windows.py has cut from the tokenised corpus
     zero_grad, backward             with accumulated gradients, only the last batch of a step continues from here
     on_before_optimizer_step        sets the learning rates
     gradient clipping               if trainer.gradient_clip_val is set
@@ -32,8 +32,8 @@ from model.training.schedule import ScheduleConfig, learning_rate_factor
 
 
 class GPTModule(LightningModule):
-    """Trains a GPT. A batch is a dict of `tokens` and `targets` (B, T), and of `document_ids` (B, T) if documents must
-    not see each other.
+    """Trains a GPT. A batch is a dict of `tokens` and `targets` (B, T), and with data.document_masking also of
+    `document_ids` (B, T).
 
     `configure_model` builds the network, `gpt`, once the tokenizer is known.
     """
@@ -143,7 +143,7 @@ class GPTModule(LightningModule):
             group["lr"] = group["initial_lr"] * factor
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raises a `Mistake` unless the checkpoint is of this model and tokenizer."""
+        """Raises a `Mistake` unless the checkpoint has the same tokenizer and config (dropout and init may differ)."""
         saved = dataclasses.asdict(GPTConfig(**checkpoint["gpt_config"]))
         for name, value in dataclasses.asdict(self.gpt_config).items():
             if name not in ("dropout", "init") and saved[name] != value:  # these two fit any weights
@@ -170,6 +170,6 @@ class GPTModule(LightningModule):
         sums = self.trainer.strategy.reduce(torch.stack(self.validation_sums).sum(dim=0), reduce_op="sum")
         loss, bits = loss_and_bits(sums)
         self.validation_metrics = {"val/loss": loss, "val/bits_per_byte": bits}
-        # Only for the progress bar and callbacks that monitor a metric: RunSequence writes them to the loggers, in full
-        # precision.
+        # Only for the progress bar and callbacks that monitor a metric: RunSequence passes the metrics to the loggers,
+        # in full precision.
         self.log_dict(self.validation_metrics, prog_bar=True, logger=False, sync_dist=True)

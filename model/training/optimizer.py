@@ -98,14 +98,14 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         groups[group_of(gpt, name, parameter)]["params"].append(parameter)
     # The projections to queries, keys and values share one weight, but learn at very different speeds: Muon treats them
     # as three matrices.
-    parts = {}
+    stacked_rows = {}
     for layer in gpt.modules():
         if isinstance(layer, CausalSelfAttention):
             queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
-            parts[layer.qkv_proj.weight] = [queries, keys, keys]
+            stacked_rows[layer.qkv_proj.weight] = [queries, keys, keys]
     optimizer = MuonAdamW(
         [group for group in groups.values() if group["params"]],
-        parts,
+        stacked_rows,
         betas=config.betas,
         eps=config.epsilon,
         weight_decay=config.weight_decay,
@@ -115,7 +115,7 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
 
 
 def group_of(gpt: GPT, name: str, parameter: Tensor) -> str:
-    """Returns the name of the group of one of gpt.named_parameters(), which lists a tied head as the embedding."""
+    """Returns the name of a parameter's group. `gpt.named_parameters()` lists a tied head as the token embedding."""
     if name == "head.weight":
         return "head"
     if name == "ngram_embedding.weight":
@@ -159,7 +159,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     Args:
         groups: parameter groups; a group of Muon holds only matrices and has `momentum`.
-        parts: for each weight in which several matrices are stacked, the number of rows of each.
+        parts: for each weight in which several matrices are stacked, the number of rows of each matrix.
         defaults: AdamW's `betas` and `eps`, and the `weight_decay` of groups without their own.
     """
 
@@ -181,7 +181,7 @@ class MuonAdamW(torch.optim.Optimizer):
                     f"model.optimizer.algorithm is {options['rule']}, but the checkpoint was trained with "
                     f"{group['rule']}: set it to that, or start a new run"
                 )
-            # The learning rate remains that of the last update until the next update sets it.
+            # The learning rate of the last update stays until the next update sets its own.
             group |= options | {"lr": group["lr"]}
         for parameter, state in self.state.items():
             if any(value.shape != parameter.shape[: value.ndim] for value in state.values()):
@@ -200,7 +200,7 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
     def _muon(self, group: dict, parameters: list[Tensor]) -> None:
-        """Updates lists of tensors at once: on a GPU, one kernel launch serves all of them."""
+        """Works on lists of tensors: on a GPU, one kernel launch then serves all tensors of a list."""
         gradients = [parameter.grad for parameter in parameters]
         momenta = self._state("momentum", parameters)
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
@@ -268,7 +268,8 @@ class MuonAdamW(torch.optim.Optimizer):
     def _state(self, name: str, parameters: list[Tensor]) -> list[Tensor]:
         """Returns the state `name` of each parameter, zeros at first.
 
-        A state has the shape of its parameter, except "squares", one number per row, and "step", the number of updates.
+        The state has the parameter's shape, with two exceptions: "squares" has one number for each row, and "step", the
+        number of updates, has shape ().
         """
         for parameter in parameters:
             state = self.state[parameter]

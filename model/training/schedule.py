@@ -9,7 +9,7 @@ from model.mistakes import Mistake, check_choices, check_range
 
 @dataclass
 class ScheduleConfig:
-    """How the learning rates change over a run: each group's own rate is multiplied by one factor that they share.
+    """How the learning rates change over a run: each group's own rate is multiplied by the same factor.
 
     `decay: linear` with a decay_fraction below 1 is warmup-stable-decay (Hu et al. 2024, arXiv:2404.06395);
     `decay: cosine` with a decay_fraction of 1 is the schedule of GPT-2 and nanoGPT.
@@ -19,7 +19,7 @@ class ScheduleConfig:
         decay: shape of the decay; none: the factor stays at 1.
         decay_fraction: share of all steps, at the end of the run, over which the factor decays. The decay begins after
             the warm-up at the earliest.
-        final_factor: value that the factor decays towards; it would reach it one step after the last.
+        final_factor: value that the factor decays towards, and would reach one step after the last.
 
     Raises:
         Mistake: if a value is not allowed.
