@@ -1,9 +1,9 @@
 """Finds mistakes in an attention that a user has written: `check_attention`.
 
-It reports symptoms and causes. Symptoms are what can be observed: an output depends on a token that it must not see (by
-gradients), weights do not add up to 1, an input changes nothing. To find the cause, the formula of model/multihead.py
-is computed with each known mistake in turn; a cause is named only if the formula with this one mistake gives the same
-output.
+The check reports symptoms and causes. Symptoms are what can be observed: an output depends on a token that it must not
+see (by gradients), weights do not add up to 1, an input changes nothing. To find the cause, the formula of
+model/multihead.py is computed with each known mistake in turn; a cause is named only if the formula with this one
+mistake gives the same output.
 
 Shapes: B batch, T length, D model width, H heads, K head width.
 """
@@ -46,15 +46,15 @@ def check_attention(
 
     Args:
         attention: a function (q, k, v, mask=None) of tensors (B, H, T, K), or a module (x, mask=None) of (B, T, D). The
-            mask is boolean, and True means may attend. A module without a mask must be causal. Instead of a mask, a
-            module may take `valid_lens` (B, T), how many tokens each query sees; and instead of x, queries, keys and
-            values. If it returns a tuple, the first part is the output.
+            mask is boolean, and True means may attend. A module without a mask must be causal. A module may take
+            `valid_lens` (B, T), the number of tokens that each query sees, instead of a mask; and queries, keys and
+            values instead of x. If the attention returns a tuple, the first element is the output.
         width: D; by default the width of the module's first matrix.
     """
     problems = []
     with torch.random.fork_rng([]), torch.enable_grad():
         torch.manual_seed(0)
-        module = attention if isinstance(attention, nn.Module) else _LayerOf(attention)
+        module = attention if isinstance(attention, nn.Module) else _FunctionLayer(attention)
         layer = _copy_of(module)
         widths = (p.shape[-1] for p in layer.parameters() if p.ndim > 1)
         D = width or next(widths, H * K)
@@ -69,8 +69,8 @@ def check_attention(
 def influence(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Returns how much token s changes output t, as (T, S), for a function from x (S, D) to (T, D).
 
-    That is the largest absolute gradient of output[t].sum() with respect to the numbers of x[s]. For a batch (B, T, D)
-    the result is (B, T, B, T).
+    The measure is the largest absolute gradient of output[t].sum() with respect to the numbers of x[s]. For a batch
+    (B, T, D) the result is (B, T, B, T).
     """
     jacobian = torch.autograd.functional.jacobian(lambda x: function(x).sum(-1), x)
     return jacobian.abs().amax(-1)
@@ -79,8 +79,8 @@ def influence(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 # ---- calls an attention of any kind as a layer
 
 
-class _LayerOf(nn.Module):
-    """Makes a layer of a function of q, k and v."""
+class _FunctionLayer(nn.Module):
+    """A layer that projects x to q, k and v, and calls the user's function with them."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -91,28 +91,28 @@ class _LayerOf(nn.Module):
         heads = split_heads(self.qkv(x), 3 * H)
         q, k, v = heads.chunk(3, dim=1)
         output = self.function(q, k, v, mask)
-        return merge_heads(_of_shape(q.shape, output))
+        return merge_heads(_checked(q.shape, output))
 
 
 def _copy_of(module: nn.Module) -> nn.Module:
     """Returns a copy in float32 and eval mode, with other weights, so that the check does not change the module."""
-    shared = {}  # tensors that a forward pass has left on a module: those with gradients cannot be copied
-    for part in module.modules():
-        for value in vars(part).values():
+    shared = {}  # tensors that a forward pass has left on a module: deepcopy fails on those with gradients
+    for submodule in module.modules():
+        for value in vars(submodule).values():
             if isinstance(value, Tensor):
                 shared[id(value)] = value
     layer = copy.deepcopy(module, shared)
     layer.float().cpu().eval()
-    for part in layer.modules():
-        if isinstance(part, nn.Linear):
-            nn.init.xavier_normal_(part.weight)  # a matrix that is zero at first would hide every problem
+    for submodule in layer.modules():
+        if isinstance(submodule, nn.Linear):
+            nn.init.xavier_normal_(submodule.weight)  # a matrix that is zero at first would hide every problem
     if isinstance(layer, nn.MultiheadAttention):
         layer.batch_first = True
     return layer
 
 
 def _arguments(layer: nn.Module) -> tuple[list[str], str]:
-    """Returns the names of the arguments for tokens, and of the argument for the mask; "" if there is none."""
+    """Returns the names of the arguments for tokens, and of the argument for the mask, "" without one."""
     token_names = []
     mask_name = ""
     for name, parameter in inspect.signature(layer.forward).parameters.items():
@@ -126,7 +126,7 @@ def _arguments(layer: nn.Module) -> tuple[list[str], str]:
 def _call(layer: nn.Module, mask: Tensor, *inputs: Tensor) -> Tensor:
     """Returns the output (B, T, D). Raises `_Stop` if the layer fails or the output has another shape.
 
-    A single input is used for all arguments.
+    A single input is passed as each of the layer's arguments for tokens.
     """
     token_names, mask_name = _arguments(layer)
     if len(inputs) == 1:
@@ -138,7 +138,7 @@ def _call(layer: nn.Module, mask: Tensor, *inputs: Tensor) -> Tensor:
         mask = ~mask
     options = {mask_name: mask} if mask_name else {}
     try:
-        return _of_shape(shape, layer(*inputs, **options)).float()
+        return _checked(shape, layer(*inputs, **options)).float()
     except _Stop:
         raise
     except Exception as error:
@@ -146,8 +146,8 @@ def _call(layer: nn.Module, mask: Tensor, *inputs: Tensor) -> Tensor:
         raise _Stop(f"it fails with {type(error).__name__}: {error}{''.join(hints)}") from error
 
 
-def _of_shape(expected: torch.Size, output: Any) -> Tensor:
-    """Returns the output, or its first part if it is a tuple. Raises `_Stop` if the shape is not the expected one."""
+def _checked(expected: torch.Size, output: Any) -> Tensor:
+    """Returns the output, or its first element if it is a tuple. Raises `_Stop` for another shape than `expected`."""
     if isinstance(output, tuple):
         output = output[0]
     if output.shape != expected:
@@ -165,7 +165,7 @@ def _problems(layer: nn.Module, x: Tensor) -> Iterator[str]:
     output = call(x)
     for module in layer.modules():
         for name, value in vars(module).items():
-            # A tensor with a gradient was kept by a forward pass, to be looked at.
+            # A tensor with a gradient is a result that the forward pass has kept for its user.
             if isinstance(value, Tensor) and not value.requires_grad:
                 yield f"{name} is a tensor but no buffer, so `.to` does not move it to a GPU: use register_buffer"
     if not torch.allclose(output, call(x), equal_nan=True):
@@ -180,7 +180,8 @@ def _problems(layer: nn.Module, x: Tensor) -> Iterator[str]:
     layer.train()
     in_training = influence(call, x)[0, :, 0]
     layer.eval()
-    influences, by_others = influence(call, x)[0].unbind(1)  # of the tokens of the first text, and of the second
+    # How much the first text's outputs depend on its own tokens, and on those of the second text.
+    influences, by_others = influence(call, x)[0].unbind(1)
     depends = influences > EXACT
     hidden = (~mask).fill_diagonal_(False)  # the token itself makes the query, so the output always depends on it
     near = mask & sliding_window_mask(T, 2)  # farther tokens may be outside the attention's window
@@ -204,10 +205,11 @@ def _problems(layer: nn.Module, x: Tensor) -> Iterator[str]:
 
 
 def _causes(layer: nn.Module, x: Tensor) -> Iterator[str]:
-    """Yields the mistake with which the formula gives the output of the layer. For a function also the difference.
+    """Yields the mistake with which the formula gives the layer's output, if there is one.
 
-    It assumes that one or three linear layers make queries, keys and values, in any order, and that a further one, if
-    there is any, is the output matrix.
+    For a function, first yields how far its output is from the formula's, if rounding does not explain it. Assumes that
+    one or three linear layers make queries, keys and values, in any order, and that a further one, if any, is the
+    output matrix.
     """
     D = x.shape[-1]
     output = _call(layer, CAUSAL, x)
@@ -216,17 +218,17 @@ def _causes(layer: nn.Module, x: Tensor) -> Iterator[str]:
         if isinstance(module, nn.Linear) and module.in_features == D and module.out_features % D == 0:
             linear.append(module)
     last = linear.pop() if len(linear) in (2, 4) else nn.Identity()
-    parts = [part for module in linear for part in module(x).split(D, dim=-1)]
-    if len(parts) != 3:
+    projections = [projection for module in linear for projection in module(x).split(D, dim=-1)]
+    if len(projections) != 3:
         return
-    if isinstance(layer, _LayerOf):
-        difference = (_attempts(H, *parts)[""] - output).abs().max()
+    if isinstance(layer, _FunctionLayer):
+        difference = (_attempts(H, *projections)[""] - output).abs().max()
         if difference > ROUGH:
             yield f"differs from the formula by {difference:.2g}"
     matching = []
     for heads in range(1, D + 1):
         if D % heads == 0:
-            for order in permutations(parts):
+            for order in permutations(projections):
                 for mistake, values in _attempts(heads, *order).items():
                     # Skips the first query and the last: with a mistake in the mask, they may see nothing.
                     if (last(values) - output)[:, 1:-1].abs().max() < EXACT:
@@ -235,15 +237,15 @@ def _causes(layer: nn.Module, x: Tensor) -> Iterator[str]:
         yield from matching[:1]
 
 
-def _attempts(heads: int, *parts: Tensor) -> dict[str, Tensor]:
-    """Returns what the formula gives with each mistake, (B, T, D), by a sentence; "" is without any mistake.
+def _attempts(heads: int, *projections: Tensor) -> dict[str, Tensor]:
+    """Returns the formula's output (B, T, D) with each mistake, by a sentence that names it; "" for no mistake.
 
     Args:
         heads: H.
-        parts: queries, keys and values (B, T, D).
+        projections: queries, keys and values (B, T, D).
     """
-    q, k, v = (split_heads(x, heads) for x in parts)
-    by_view = (x.reshape_as(q) for x in parts)
+    q, k, v = (split_heads(x, heads) for x in projections)
+    by_view = (x.reshape_as(q) for x in projections)
     scores = q @ k.mT / q.shape[-1] ** 0.5
     masked = scores.masked_fill(~CAUSAL, -1e9)
 

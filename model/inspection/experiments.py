@@ -1,9 +1,9 @@
 """Experiments that hold for one model: a text, one change, and how the prediction of the next token changes with it.
 
 An experiment proposes texts, each with the tokens that should come next, and a change: another text, or a head that is
-switched off. The model is right on a text if it gives these tokens at least RIGHT of the probability. The experiment
-holds if the model is right on at least MIN_TEXTS texts, and the change takes at least half of that probability on at
-least MIN_SHARE of them.
+switched off, that is, ablated as in parts.py. The model is right on a text if it gives these tokens at least RIGHT of
+the probability. The experiment holds if the model is right on at least MIN_TEXTS texts, and the change takes at least
+half of that probability on at least MIN_SHARE of them.
 
 The head is chosen on the first CHOOSING texts, and all figures are measured on the others. No model passes by chance:
 an untrained model gives each of V tokens a probability of about 1 / V, so it is not right on any text; and a model that
@@ -33,18 +33,18 @@ from model.inspection.maps import Attend, observed, weights_of
 from model.inspection.parts import Vectors, replaced, undisturbed
 from model.inspection.texts import Texts
 
-LISTED = 20  # only so many likeliest next tokens count, as the page has no others
+LISTED = 20  # only the likeliest LISTED next tokens count: the page has no others
 RIGHT = 0.25
 MIN_TEXTS = 20
 MIN_SHARE = 0.75
 CHOOSING = 12  # texts on which a head is chosen
-MADE_UP = 72  # texts that an experiment makes of words
+MADE_UP = 72  # texts that an experiment makes from words
 MOST = 92  # texts that an experiment tries at most
-PIECE = (8, 18)  # fewest and most tokens in a piece of recorded text, which else is a sixth of the context
+PIECE = (8, 18)  # fewest and most tokens in a piece of recorded text; in between, a sixth of the context
 WORD = 8  # letters in a made-up word
 BEGINNING = 4  # tokens in a prompt from which the model writes a text of its own
 NGRAM = 5  # the model repeats itself once so many tokens in a row occur a second time
-OTHER_KIND = str.maketrans("'\"([", "\"'[(")  # of a quote or an opening bracket
+OTHER_KIND = str.maketrans("'\"([", "\"'[(")  # the other kind of a quote or an opening bracket
 CLOSING = str.maketrans("([", ")]")  # a quote is closed by the same quote
 
 
@@ -52,9 +52,9 @@ CLOSING = str.maketrans("([", ")]")  # a quote is closed by the same quote
 class Trial:
     """A text of an experiment.
 
-    right: the ids of the tokens that should come next. answer: how these tokens begin.
+    right: the ids of the tokens that should come next. answer: the text with which they begin.
     changed: the text after the change.
-    source: the place of the token that tells what comes next.
+    source: the place of the token that the model must look at to know what comes next.
     """
 
     text: str
@@ -68,15 +68,15 @@ class Trial:
 class Effect:
     """The result of an experiment that holds, with a text on which the change has its usual effect.
 
-    title, look, change, question, finding: the words of the experiment.
+    title, look, change, question, finding: the words of the experiment, see `Experiment`.
     trial: the text.
-    off: the parts that are switched off.
+    off: the parts that the change switches off.
     head: "LAYER.HEAD", the head without which the right tokens lose most (see `_chosen_head`); None if they lose none.
     weight: the mean weight that this head gives from the last token to the source; 0 if it is below RIGHT, which is too
         little to mention.
     shares: the probability of the right tokens of this text, before and after the change.
     usual: the medians of these two over the texts on which the model is right.
-    texts: on how many texts the change takes half or more, on how many the model is right, and how many were tried.
+    texts: the number of texts on which the change takes half or more, on which the model is right, and all tried.
     """
 
     title: str
@@ -120,7 +120,7 @@ class Material:
     means: the output of each part when it is switched off.
     context: how many tokens the model reads at once.
     recorded: the recorded text.
-    pieces: parts of the recorded text that do not overlap: the token ids of each, and of the token after it.
+    pieces: token ids of passages of the recorded text that do not overlap, each with the token after it.
     """
 
     def __init__(self, gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> None:
@@ -143,14 +143,14 @@ class Material:
                     self.pieces.append(piece)
 
     def words(self, count: int) -> Iterator[list[str]]:
-        """Draws `count` different words of the recorded text, MADE_UP times; never if the text has too few words."""
+        """Draws `count` different words from the recorded text, MADE_UP times. A text with too few yields nothing."""
         words = sorted(set(re.findall(r"\b[a-z]{3,9}\b", self.recorded)))
         draw = random.Random(0)
         for _ in range(MADE_UP if len(words) >= 10 * count else 0):
             yield draw.sample(words, count)
 
     def made_up(self) -> Iterator[tuple[list[int], list[int], int]]:
-        """Yields for each word of random letters its tokens, the first few of them, and the token after these."""
+        """Makes words of random letters. Yields a word's tokens, the first few of them, and the token that follows."""
         letters = [letter for letter in string.ascii_lowercase if letter in self.recorded]
         draw = random.Random(0)
         space = " " if " " in self.recorded else ""
@@ -191,7 +191,7 @@ class Material:
         changed: str,
         character: int,
     ) -> Trial:
-        """Makes a trial of a text. The tokens are right whose text begins with a match of the regular expression.
+        """Makes a trial of a text. A next token is right if its text begins with a match of the regular expression.
 
         character: the number of a character in the text. The source is the token that holds it.
         """
@@ -259,12 +259,12 @@ def _own_text(material: Material) -> Iterator[Trial]:
     for tokens in material.written():
         for end in range(2 * NGRAM, len(tokens)):
             last = tokens[end - NGRAM : end]
-            # Where earlier copies of the last tokens end: the token there is the one to repeat.
+            # The places just after earlier copies of the last tokens: the token there is the one to repeat.
             copies = [at for at in range(NGRAM, end - NGRAM + 1) if tokens[at - NGRAM : at] == last]
             if copies and tokens[copies[-1]] == tokens[end]:
-                read = tokens[:end]
-                if material.encode(material.tokenizer.decode(read)) == read:
-                    yield material.of_tokens(read, tokens[end], read, copies[-1])
+                prompt = tokens[:end]
+                if material.encode(material.tokenizer.decode(prompt)) == prompt:
+                    yield material.of_tokens(prompt, tokens[end], prompt, copies[-1])
                 break
 
 
@@ -334,9 +334,10 @@ EXPERIMENTS = [
 def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> tuple[list[Effect], dict[str, str]]:
     """Tries all experiments on a model.
 
-    windows: of the recorded text. means: the output of each part when it is switched off.
+    windows: the recorded text. means: the output of each part when it is switched off.
 
-    Returns the effects of the experiments that hold, strongest first, and for each other title why it does not hold.
+    Returns the effects of the experiments that hold, strongest first; and for each other experiment, by its title, why
+    it does not hold.
     """
     material = Material(gpt, tokenizer, windows, means)
     effects: list[Effect] = []
@@ -357,7 +358,7 @@ def _try(experiment: Experiment, material: Material) -> Effect | str:
     # The model reads only the end of a longer text, where `source` would be another token.
     trials = [trial for trial in proposed if trial.right and len(material.encode(trial.text)) <= material.context]
     if len(trials) < CHOOSING + MIN_TEXTS:
-        return "its tokens and its recorded text make no such texts"
+        return "too few such texts can be made from its tokens and its recorded text"
     measured = trials[CHOOSING:]
     shares, weights = _measure(material, measured)
     is_right = shares >= RIGHT
@@ -395,9 +396,9 @@ def _try(experiment: Experiment, material: Material) -> Effect | str:
 
 
 def _chosen_head(material: Material, trials: Sequence[Trial], switches_off: bool) -> str | None:
-    """Returns the head without which the right tokens lose most probability; None if they lose none without any head.
+    """Returns the head whose absence takes most probability from the right tokens; None if none takes any.
 
-    If the change switches the head off, all heads are tried. Else only those are tried that look at the source, because
+    If the change switches the head off, all heads are tried, else those that look at the source. To look is not enough:
     a head may look there and yet give nothing that the model needs.
     """
     before, weights = _measure(material, trials)
@@ -419,7 +420,8 @@ def _measure(
     trials: Sequence[Trial],
     changed: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Returns the probability of the right tokens, (N,), and by head the weight from last token to source, (N,).
+    """Returns the probability of the right tokens in each of N trials, (N,), and by head the last token's weight on the
+    source, (N,).
 
     changed: measure the texts after the change, without weights.
     """
@@ -431,21 +433,21 @@ def _measure(
     rows = torch.arange(len(tokens))
     last = torch.tensor([len(ids) - 1 for ids in tokens])
     source = torch.tensor([trial.source for trial in trials])
-    of_layers: list[Tensor] = []  # (N, H)
+    by_layer: list[Tensor] = []  # (N, H)
 
     def keep_weights(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
-        of_layers.append(weights_of(attend, q, k, v)[rows, :, last, source].float().cpu())
+        by_layer.append(weights_of(attend, q, k, v)[rows, :, last, source].float().cpu())
 
     with nullcontext() if changed else observed(gpt, keep_weights):
         # The padding after a text does not change the prediction at its end.
         batch = pad_sequence(tokens, batch_first=True).to(gpt.token_embedding.weight.device)
         features = gpt.features(batch)[rows, last]
     listed = gpt.unembed(features).softmax(-1).cpu().topk(min(LISTED, gpt.head.out_features))
-    is_right = []
+    right_places = []
     for ids, trial in zip(listed.indices, trials, strict=True):
-        is_right.append(torch.isin(ids, torch.tensor(trial.right)))
+        right_places.append(torch.isin(ids, torch.tensor(trial.right)))
     weights = {}
-    for layer, of_layer in enumerate(of_layers):
-        for head, of_head in enumerate(of_layer.T):
-            weights[f"head {layer}.{head}"] = of_head
-    return (listed.values * torch.stack(is_right)).sum(-1), weights
+    for layer, by_head in enumerate(by_layer):
+        for head, head_weights in enumerate(by_head.T):
+            weights[f"head {layer}.{head}"] = head_weights
+    return (listed.values * torch.stack(right_places)).sum(-1), weights

@@ -2,7 +2,8 @@
 
 A pattern is a boolean (N, T, T), queries by keys: the keys that each query would look at if the head did nothing else.
 The score of a head is the mean weight that queries give to the keys of the pattern. Queries that see no key of the
-pattern, or no other key, do not count. If no query counts, the score is 0.
+pattern, or no other key, do not count. A window can show a pattern if at least one of its queries counts; if no window
+can, the score is 0.
 
 A head may do one thing near the beginning of its context and another far from it, and one text may suit it by chance.
 So every score is a mean over windows as long as the context, with its standard error, and a head has formed only if its
@@ -34,9 +35,9 @@ from model.inspection.parts import features_of, undisturbed
 from model.inspection.texts import Kind, Texts
 
 RECENT = 8  # tokens
-MAX_WEIGHTS = 2**24  # attention weights in memory at a time: 64 MiB in one layer
+MAX_WEIGHTS = 2**24  # the weights of one layer's maps in memory at a time: 64 MiB in float32
 
-Figures = dict[str, Tensor]  # by score name, and "reach"
+Figures = dict[str, Tensor]  # the figures of some maps by score name, and "reach"
 
 
 # ---- the patterns: which keys a query looks at, broadcastable to (N, T, T)
@@ -56,9 +57,10 @@ def _duplicate(texts: Texts) -> Tensor:
 
 
 def _induction(texts: Texts) -> Tensor:
-    """The tokens that came after earlier copies of the query's token.
+    """The keys just after earlier copies of the query's token.
 
-    On repeated text that is the token to predict, so such a head can continue a text that it has seen once.
+    On repeated text they hold the token that comes next, so a head that looks at them can continue a text that it has
+    seen once.
     """
     followed = torch.zeros(len(texts), texts.length, texts.length, dtype=torch.bool)
     followed[:, :, 1:] = _duplicate(texts)[:, :, :-1]
@@ -206,7 +208,7 @@ def information(score: float, uniform: float) -> float:
     """Returns how much a score says about where a head looks: its KL divergence from uniform attention, in nats.
 
     This compares patterns: a head that looks at the token just before also looks at recent tokens, but the first
-    pattern says more. Returns 0 if the score is not above that of uniform attention.
+    pattern says more. Returns 0 if the score is not above `uniform`.
     """
     if not score > uniform > 0:
         return 0.0
@@ -226,7 +228,7 @@ class HeadTable:
 
     scores: (L, H) in [0, 1], means over windows; 0 if no window can show the pattern, NaN if the model diverged.
     errors: (L, H), the standard errors of these means; NaN if fewer than two windows can show the pattern.
-    formed: (L, H), whether the score exceeds the threshold, in the whole window and in each half that can show it.
+    formed: (L, H), whether the score exceeds the threshold in the window and in each half that can show the pattern.
     uniform: the score of uniform attention.
     counts: how many windows can show the pattern.
 
@@ -250,23 +252,23 @@ def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
     for kind, texts in windows.items():
         pieces = texts.pieces(MAX_WEIGHTS // (gpt.config.num_heads * texts.length))
         starts = range(0, len(texts), len(pieces[0]))
-        of_pieces = []
+        by_piece = []
         for piece, first in zip(pieces, starts, strict=True):
-            of_pieces.append(_figures_of_layers(gpt, piece, texts, first))
-        measured[kind] = {name: torch.cat([figures[name] for figures in of_pieces], dim=1) for name in of_pieces[0]}
+            by_piece.append(_figures_of_layers(gpt, piece, texts, first))
+        measured[kind] = {name: torch.cat([figures[name] for figures in by_piece], dim=1) for name in by_piece[0]}
     return table_of(windows, measured)
 
 
 def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figures:
-    """Returns the figures (L, N, 3, H) of a piece of `texts`, which begins at the text with the number `first`."""
-    of_layers: list[Figures] = []
+    """Returns the figures (L, N, 3, H) of `piece`, whose first text is number `first` of `texts`."""
+    by_layer: list[Figures] = []
 
     def measure(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
-        of_layers.append(figures_of(weights_of(attend, q, k, v).float(), texts, first))
+        by_layer.append(figures_of(weights_of(attend, q, k, v).float(), texts, first))
 
     with undisturbed(gpt), observed(gpt, measure):
         features_of(gpt, piece)
-    return {name: torch.stack([figures[name] for figures in of_layers]) for name in of_layers[0]}
+    return {name: torch.stack([figures[name] for figures in by_layer]) for name in by_layer[0]}
 
 
 def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
@@ -290,10 +292,10 @@ def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
         values["entropy"] = nats / num_visible.log().clamp(min=1e-9)
         values["reach"] = nats.exp()
     figures = {}
-    for name, of_queries in values.items():  # (N, H, T)
+    for name, by_query in values.items():  # (N, H, T)
         counted = queries[name][rows].to(device).float()
-        sums = torch.einsum("nhq,nsq->nsh", of_queries, counted)
-        figures[name] = (sums / counted.sum(-1, keepdim=True)).cpu()  # 0 / 0 where no query counts, which is NaN
+        sums = torch.einsum("nhq,nsq->nsh", by_query, counted)
+        figures[name] = (sums / counted.sum(-1, keepdim=True)).cpu()  # NaN, as 0 / 0, where no query counts
     return figures
 
 
@@ -331,16 +333,16 @@ def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> H
     table = HeadTable({}, {}, {}, {}, {}, reach, sizes)
     for name, score in SCORES.items():
         figures = measured[score.probe][name]
-        of_uniform = _uniform_figures(windows[score.probe])[name]
-        can_show = ~of_uniform.isnan()  # (N, 3, 1): the spans of each window in which a query counts
+        uniform_figures = _uniform_figures(windows[score.probe])[name]
+        can_show = ~uniform_figures.isnan()  # (N, 3, 1): the spans of each window in which a query counts
         spans = can_show.any(0)
         count = int(can_show[:, 0].sum())
-        uniform = of_uniform[:, 0].nanmean().nan_to_num().clamp(0, 1).item()
+        uniform = uniform_figures[:, 0].nanmean().nan_to_num().clamp(0, 1).item()
         means = figures.nanmean(1)  # (L, 3, H)
         variance = (figures[:, :, 0] - means[:, None, 0]).square().nanmean(1)
         exceeds = (means > threshold(uniform)) | ~spans
         table.scores[name] = means[:, 0].clamp(0, 1).where(spans[0], 0).numpy()
-        table.errors[name] = (variance / (count - 1)).sqrt().numpy()  # 0 / 0 for one window, which is NaN
+        table.errors[name] = (variance / (count - 1)).sqrt().numpy()  # NaN, as 0 / 0, for one window
         table.formed[name] = exceeds.all(1).numpy() & bool(spans.any() and score.is_pattern)
         table.uniform[name] = uniform
         table.counts[name] = count

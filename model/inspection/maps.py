@@ -1,8 +1,9 @@
 """The attention maps of one text, and whether they can be trusted.
 
-Every layer's call of `attend` is observed and then repeated with the identity matrix in place of the values. The result
-is the attention weights, whatever `attend` computes. `Checks` measure how far these maps are what the model does, and
-`Checks.problems` says in sentences what is out of bounds. The terminal and the pages show these sentences.
+Every layer's call of `attend` is observed and then repeated, in float32, with the identity matrix in place of the
+values. The result is the attention weights, whatever `attend` computes. `Checks` measure how well these maps describe
+what the model does, and `Checks.problems` says in sentences what is out of bounds. The terminal and the pages show
+these sentences.
 
 Shapes: N texts, L layers, H heads, H_kv key and value heads, T tokens, S keys, K head width.
 """
@@ -23,10 +24,10 @@ from model.inspection.parts import blocks_of, features_of, undisturbed
 from model.inspection.texts import Texts
 from model.mistakes import listed
 
-# What rounding explains, by the type in which attention was computed: for fidelity (see `Checks`), and for a change of
-# the logits, divided by the largest logit if that is above 1. A kernel that adds in another order moves logits by 2e-6
-# in float32, 4e-3 in float16 and 3e-2 in bfloat16 (random models of up to 12 layers, on a CPU). A leak of 0.001 of the
-# weight moves them by 2e-4 or more, and shows in the weights, which are always float32.
+# The largest differences that rounding explains, by the type in which attention was computed: in fidelity (see
+# `Checks`), and in the logits, divided by the largest logit if that is above 1. A kernel that adds in another order
+# moves logits by 2e-6 in float32, 4e-3 in float16 and 3e-2 in bfloat16 (random models of up to 12 layers, on a CPU). A
+# leak of 0.001 of the weight moves them by 2e-4 or more, and shows in the weights, which are always float32.
 FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
 LOGIT_LIMITS = {"float16": 1e-2, "bfloat16": 5e-2}
 EXACT = 1e-5  # the limit in any other type, and for a weight in all types
@@ -39,7 +40,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # a layer's `attend` of q, 
 class Checks:
     """Whether maps can be trusted, as numbers: 0 is best, NaN means that the model diverged. `problems` judges them.
 
-    precision: the type in which attention was computed, such as "bfloat16". It limits the fidelity to expect.
+    precision: the type in which attention was computed, such as "bfloat16". The limits of the checks depend on it.
     fidelity: the largest |weights @ values - result of `attend`| over all layers. If the largest value of a layer is
         above 1, its difference is divided by that value, because rounding errors grow with the values. The fidelity is
         large for an `attend` that is not linear in the values or mixes heads.
@@ -60,7 +61,7 @@ class Checks:
 
     @property
     def problems(self) -> dict[str, str]:
-        """What is out of bounds: for each check that fails a sentence, without its full stop.
+        """What is out of bounds: a sentence for each check that fails, without its full stop.
 
         The checks are "repeatable", "causal", "faithful" and "in_range". If the model is not repeatable, only that is
         returned: the other checks would judge noise.
@@ -126,7 +127,8 @@ def read_maps(
 ) -> tuple[list[Tensor], Checks]:
     """Reads the maps (L, H, T, T), queries, keys and values (L, H, T, K) of a single text, and checks the maps.
 
-    All are computed as the model runs, and returned in float32 on the CPU.
+    The model computes queries, keys and values under `autocast`, as it runs; the maps are made from these in float32 at
+    least. All are returned in float32 on the CPU.
     """
     T = text.length
     calls: list[tuple[Attend, Tensor, Tensor, Tensor, Tensor]] = []
@@ -135,7 +137,7 @@ def read_maps(
             logits = gpt.unembed(features_of(gpt, text))
         again = gpt.unembed(features_of(gpt, text))
         noise = [(again - logits).abs().max().item()]
-        # The logits of a new model do not show noise in its attention: nothing of that reaches them.
+        # In a new model the last matrices are zero, so noise in its attention does not reach the logits.
         for attend, q, k, v, attended in calls:
             noise.append(_difference(attend(q, k, v), attended, v))
         leaks = [0.0]
@@ -155,7 +157,7 @@ def read_maps(
             values = v.repeat_interleave(group, dim=1)
             errors.append(_difference(weights @ values.to(weights.dtype), attended, v))
             layers.append([x[0].float().cpu() for x in (weights, q, keys, values)])
-    maps, q, k, v = (torch.stack(of_layers) for of_layers in zip(*layers, strict=True))
+    maps, q, k, v = (torch.stack(tensors) for tensors in zip(*layers, strict=True))
     return [maps, q, k, v], Checks(
         precision=str(attended.dtype).removeprefix("torch."),
         fidelity=float(np.max(errors)),
@@ -171,7 +173,7 @@ def read_maps(
 
 
 def _difference(output: Tensor, attended: Tensor, v: Tensor) -> float:
-    """Returns the largest |output - attended|, divided by the largest value if that is above 1."""
+    """Returns the largest |output - attended|, divided by the largest number in the values `v` if that is above 1."""
     error = (output - attended).abs().max()
     largest = v.abs().max().clamp(min=1)
     return (error / largest).item()

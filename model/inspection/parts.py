@@ -117,7 +117,7 @@ def replaced(
     vectors: Vectors,
     position: int | None = None,
 ) -> Iterator[None]:
-    """Replaces the output of each of these parts by its vector, while the block runs.
+    """Replaces the output of each part that `vectors` names by its vector there, while the block runs.
 
     position: replace at this token only (counted from 0); None replaces at every token. A sequence too short to have
     that token is not changed.
@@ -155,7 +155,7 @@ def measure_losses(
     gpt: GPT,
     windows: Mapping[str, Texts],
 ) -> tuple[dict[str, float], dict[str, dict[str, Change]]]:
-    """Returns the mean loss on each kind of windows, in nats per token, and its change without each part, by name."""
+    """Returns by kind of windows the mean loss in nats per token, and by part name how it changes without the part."""
     loss = {}
     ablation = {}
     for kind, texts in windows.items():
@@ -183,7 +183,7 @@ def losses_without_each(
     texts: Texts,
     means: Vectors,
 ) -> dict[str, Tensor]:
-    """Returns the loss of each text without each part in turn, by the part's name: (N,) in float64, nats per token.
+    """Returns by part name the loss of each text without that part: (N,) in float64, in nats per token.
 
     The loss of the whole model has the name "nothing". A text in which no next token counts (see `Texts.predicted`) has
     the loss NaN.
@@ -199,7 +199,7 @@ def losses_without_each(
                 layer = parts[name].layer
                 with _started_at(gpt, layer, block_inputs), replaced(gpt, {name: mean}):
                     losses[name] += _losses(gpt, piece)
-    return {name: torch.stack(of_texts) for name, of_texts in losses.items()}
+    return {name: torch.stack(text_losses) for name, text_losses in losses.items()}
 
 
 def _losses(gpt: GPT, texts: Texts) -> list[Tensor]:

@@ -5,8 +5,8 @@ each feed-forward adds what it makes of the sum so far (Elhage et al. 2021, "A M
 Circuits"). The logits are computed from the last sum. A reading holds all these sums, all vectors that were added, and
 the attention maps.
 
-The maps, queries, keys and values come from `maps.read_maps`: they are as the model runs. All else is computed without
-autocast and at least in float32, so that rounding does not blur it.
+The maps, queries, keys and values come from `maps.read_maps`, which runs the model under autocast if training did. All
+else is computed in a second pass, without autocast and at least in float32, so that rounding does not blur it.
 
 Position t reads token t and predicts token t + 1.
 
@@ -45,7 +45,7 @@ DIGITS = ".4g"  # figures in a recording have 4 significant digits
 
 @dataclass(frozen=True, eq=False)
 class RecordedReading:
-    """The parts of a reading that a recording keeps and a page draws.
+    """What a recording keeps of a reading, for pages to draw.
 
     tokens: T texts. maps: (L, H, T, T). figures: see `Reading.figures`.
     """
@@ -214,9 +214,9 @@ class Reading:
         does through later layers. The biases of q, k, v and of a feed-forward's hidden layer act inside a head or a
         feed-forward and count as part of it.
 
-        The error is the largest difference between the sum of the parts and the model's own logit, without the last
-        token. It is divided by the largest of these logits if that is above 1, because rounding errors grow with them.
-        It is NaN for a text of a single token.
+        The error is the largest difference between the sum of the parts and the model's own logit, at all positions but
+        the last. If the largest of these logits is above 1, the error is divided by it, because rounding errors grow
+        with the logits. It is NaN for a text of a single token.
         """
         computed = self.computed
         gpt = computed.gpt
@@ -260,7 +260,7 @@ class Reading:
     def figures(self) -> dict[str, Any]:
         """What the model predicted at each position, and why, as JSON rounded to DIGITS.
 
-        At the last position the true next token is unknown, and all figures of it are None.
+        At the last position the true next token is unknown, and all figures about it are None.
 
         parts: the names of the P parts in `attribution`. sublayers: the names of the 2L + 1 rows in `lens`.
         tokens: the text of every id that occurs below.
@@ -268,15 +268,15 @@ class Reading:
         top, top_probability: (T, up to TOP), the likeliest next tokens.
         lens: token, probability and divergence of `Reading.lens`.
         attribution: (P, T), what each part adds to the logit of the true next token.
-        attribution_error: how far the sum of the parts is from that logit.
+        attribution_error: how far the sum of the parts is from that logit, at most.
         """
         lens = self.lens
         logits = self.computed.logits
         next_ids = self.computed.ids[1:]
         parts, error = self._attributed(F.pad(next_ids, (0, 1)))
         top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
-        wanted = logits[:-1].gather(-1, next_ids[:, None])
-        rank = (logits[:-1] > wanted).sum(-1)
+        next_logits = logits[:-1].gather(-1, next_ids[:, None])
+        rank = (logits[:-1] > next_logits).sum(-1)
         shown_ids = set(top.indices.flatten().tolist()).union(*lens["token"])
         figures = {
             "parts": list(parts),
@@ -317,9 +317,9 @@ def read(
     """Reads a single text in eval mode, without compiled code.
 
     Args:
-        replacing: vectors that replace the outputs of these parts.
+        replacing: by part name, the vector that replaces the part's output.
         position: replace at this token only, counted from 0; None replaces at every token.
-        autocast: compute the maps under autocast to this type, as mixed-precision training does.
+        autocast: for the maps, run the model under autocast to this type, as mixed-precision training does.
         label: returns the text of a token id.
 
     Raises ValueError for unknown ids, and if the text is longer than the model's context.
@@ -350,7 +350,7 @@ def _compute(
     replacing: Vectors,
     position: int | None,
 ) -> Computed:
-    """Runs one forward pass without autocast, with the outputs of parts replaced."""
+    """Runs one forward pass without autocast. replacing, position: see `read`."""
     blocks = blocks_of(gpt)
     tables = embedding_tables(gpt)
     sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
@@ -365,15 +365,15 @@ def _compute(
     ):
         logits = gpt.unembed(features_of(gpt, text))
 
-    def seen_of(modules: Iterable[nn.Module]) -> Tensor:
+    def joined(modules: Iterable[nn.Module]) -> Tensor:
         return torch.cat([seen[module] for module in modules]).cpu()
 
     return Computed(
         ids=text.tokens[0].clone(),
         tables={name: seen[table].flatten(0, -2).cpu() for name, table in tables.items()},  # (1, T, D) or (T, D)
-        residual=seen_of(inputs),
-        heads=seen_of(matrices).unflatten(-1, (gpt.config.num_heads, -1)).transpose(1, 2),
-        feed_forwards=seen_of(feed_forwards),
+        residual=joined(inputs),
+        heads=joined(matrices).unflatten(-1, (gpt.config.num_heads, -1)).transpose(1, 2),
+        feed_forwards=joined(feed_forwards),
         logits=logits[0].cpu(),
         gpt=gpt,
     )

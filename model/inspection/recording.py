@@ -49,7 +49,7 @@ class Snapshot:
     heads: what the heads do, measured on many windows.
     loss: nats per token on the "text" and "repeated" windows. None at most steps, as `ablation` is.
     ablation: for the same windows, how the loss changes without each part, by name: a `Change`, or its two numbers.
-    readings: what is recorded of each probe. None if it is still on disk, in the recording's folder.
+    readings: what is recorded of each probe. None if it is on disk only, in the recording's folder.
     """
 
     step: int
@@ -71,7 +71,10 @@ class Snapshot:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What is logged: attention/fidelity, attention/causality, and attention/SCORE/layer_N, the best head's."""
+        """The metrics to log: attention/fidelity, attention/causality and attention/SCORE/layer_N.
+
+        The last is the largest score of a head in layer N.
+        """
         metrics = {
             "attention/fidelity": self.checks.fidelity,
             "attention/causality": self.checks.causality,
@@ -194,12 +197,12 @@ class Recording:
 
     @property
     def mapped(self) -> list[int]:
-        """The steps whose maps exist. A user may have deleted the files of others."""
+        """The steps whose maps exist. A user may have deleted the files of other steps."""
         return [snapshot.step for snapshot in self.snapshots if snapshot.readings or self.path(snapshot.step).exists()]
 
     @property
     def formation(self) -> dict[str, dict[str, int]]:
-        """For each score the heads that have formed: "LAYER.HEAD" -> since which step they follow its pattern.
+        """By score, the heads that have formed: "LAYER.HEAD" -> since which step the head follows the score's pattern.
 
         A head that has formed follows the pattern at every later snapshot.
         """
@@ -255,9 +258,9 @@ class Recording:
         return readings
 
     def append(self, snapshot: Snapshot) -> None:
-        """Adds a snapshot, and removes those of the same or a later step, which a longer run has left.
+        """Adds a snapshot, and removes those of the same or a later step, which exist if a run was resumed before them.
 
-        A snapshot without readings keeps the files of its step, and only replaces its line.
+        If the snapshot has no readings, the files of its step stay, and only its line in scores.jsonl is replaced.
         """
         outdated = [step for step in self.steps if step > snapshot.step]
         self.snapshots = [earlier for earlier in self.snapshots if earlier.step < snapshot.step]
@@ -298,8 +301,8 @@ def take_snapshot(
     """Measures a model on the probes and windows of a recording.
 
     Args:
-        text: an existing reading of the probe "text"; None reads it now. Parts that it replaced are replaced in all
-            measurements. But a replacement at a single token applies to this reading only.
+        text: an existing reading of the probe "text"; None reads it now. Parts that were replaced in this reading are
+            replaced in all measurements, unless they were replaced at a single token only.
         with_losses: also measure how much the loss rises without each part. This takes many times as long as the rest.
         label, autocast: see `read`.
     """
@@ -325,11 +328,11 @@ def _as_bytes(value: Any) -> bytes:
 
 def _make(cls: Any, values: Mapping[str, Any]) -> Any:
     """Makes an instance of a dataclass. Values that are not among its fields are ignored."""
-    return cls(**{each.name: values[each.name] for each in fields(cls)})
+    return cls(**{item.name: values[item.name] for item in fields(cls)})
 
 
 def _numbers(value: Any) -> Any:
-    """The inverse of `as_json`: lists as arrays, None as NaN."""
+    """The inverse of `as_json`: lists become arrays, and None becomes NaN."""
     if isinstance(value, dict):
         return {name: _numbers(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -13,7 +13,8 @@ from model.masks import document_mask, sliding_window_mask
 
 TEXT_WINDOWS = 16
 REPEATED_WINDOWS = 8
-PERIODS = (8 / 128, 16 / 128, 31 / 128, 50 / 128)  # of repeated tokens, as shares of a window; none is half a window
+# As shares of a window. All are below half, so that the first half of a window repeats some tokens too.
+PERIODS = (8 / 128, 16 / 128, 31 / 128, 50 / 128)
 MAX_TOKENS = 8192  # in a recorded text: the map of a head takes 128 MiB at this length
 
 Label = Callable[[int], str]  # the text of a token
@@ -69,7 +70,7 @@ class Texts:
 
     @property
     def period(self) -> int | None:
-        """How many tokens a repeated probe repeats, see `repeated_tokens`; None for other texts."""
+        """After how many tokens a repeated probe repeats itself; None for other texts."""
         return self.length // 2 if self.kind == "repeated" else None
 
     @property
@@ -93,7 +94,7 @@ class Texts:
 
     @cached_property
     def predicted(self) -> Tensor:
-        """Which next tokens count for the loss, (N, T - 1): all; of repeated tokens only those that occurred before."""
+        """Which next tokens count for the loss, (N, T - 1): all; in repeated text, those after a repeated token."""
         if self.kind == "text":
             return torch.ones(len(self), self.length - 1, dtype=torch.bool)
         copies = (self.tokens[:, :, None] == self.tokens[:, None, :]).tril(-1)
@@ -151,10 +152,10 @@ def repeated_tokens(
 
     Args:
         candidates: the token ids to draw from.
-        period: how many to draw, or all candidates if these are fewer.
+        period: how many tokens to draw; all candidates if there are fewer.
         length: how many tokens to return; None returns the drawn tokens twice.
         first: an optional token that comes before the random tokens and is never drawn.
-        generator: of random numbers; None is a new one with the seed 0.
+        generator: draws the tokens; None is a new one with the seed 0.
     """
     sorted_candidates = sorted(set(candidates) - {first})
     order = torch.randperm(len(sorted_candidates), generator=generator or torch.Generator().manual_seed(0))
@@ -172,7 +173,7 @@ def repeated_windows(
     *,
     first: int | None = None,
 ) -> list[list[int]]:
-    """Returns REPEATED_WINDOWS windows of random tokens that repeat over and over, with the periods PERIODS.
+    """Returns REPEATED_WINDOWS windows of random tokens, which repeat over and over with PERIODS in turn.
 
     candidates, first: as in `repeated_tokens`.
     """

