@@ -35,7 +35,7 @@ from model.training.module import GPTModule
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
 TRAINER_DEFAULTS = {
     "trainer.default_root_dir": str(RUNS),
-    "trainer.max_epochs": -1,  # text is read without an end: trainer.max_steps ends the run
+    "trainer.max_epochs": -1,  # an epoch of training batches has no end: trainer.max_steps ends the run
     "trainer.check_val_every_n_epoch": None,  # trainer.val_check_interval counts batches, across epochs
     "trainer.num_sanity_val_steps": 0,
     "trainer.enable_model_summary": False,
@@ -44,7 +44,7 @@ TRAINER_DEFAULTS = {
 
 
 def build_parser() -> ArgumentParser:
-    """Defines every option: those of this program, then one group per class, read from the class's signature."""
+    """Defines every option: first those of train.py itself, then one group for each class, from its signature."""
     parser = ArgumentParser(usage=__doc__, exit_on_error=False, allow_abbrev=False, print_config=None)
     add = parser.add_argument
     add(
@@ -74,42 +74,43 @@ def build_parser() -> ArgumentParser:
     return parser
 
 
-def build_trainer(options: Options, run_dir: Path, parts: Namespace, sequence: RunSequence) -> Trainer:
-    """Builds Lightning's Trainer with our callbacks, loggers and plugins, and with the user's.
+def build_trainer(options: Options, run_dir: Path, built: Namespace, sequence: RunSequence) -> Trainer:
+    """Builds Lightning's Trainer with this project's callbacks, loggers and plugins, and with the user's.
 
-    parts: the objects that the parser made from the options.
+    built: the options, with an object in place of each option or group that describes one.
     """
     loggers = [CSVLogger(run_dir), WandbLogger(run_dir, options.config.wandb)]
     folder = RunFolder(options.saved, is_new=options.checkpoint is None)
-    # The user's callbacks run after ours, except RunSequence: Lightning runs Checkpoint callbacks last.
-    callbacks = [folder, sequence, *as_list(parts.trainer.callbacks)]
+    # The user's callbacks run after RunFolder and before RunSequence: Lightning runs Checkpoint callbacks last.
+    callbacks = [folder, sequence, *as_list(built.trainer.callbacks)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    if parts.trainer.enable_progress_bar is not False and not has_bar:
+    if built.trainer.enable_progress_bar is not False and not has_bar:
         callbacks.append(Progress())
     overrides = {
         "default_root_dir": run_dir,
         "callbacks": callbacks,
-        "logger": [*loggers, *as_list(parts.trainer.logger)],
-        "plugins": [AtomicCheckpointIO(), *as_list(parts.trainer.plugins)],
+        "logger": [*loggers, *as_list(built.trainer.logger)],
+        "plugins": [AtomicCheckpointIO(), *as_list(built.trainer.plugins)],
     }
     if options.trained:
         overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1, on the whole split
     try:
-        trainer = Trainer(**vars(parts.trainer) | overrides)
+        trainer = Trainer(**vars(built.trainer) | overrides)
     except (ValueError, ImportError) as error:  # a strategy or accelerator is unknown or not installed
         raise Mistake(str(error)) from error
     for logger in loggers:
         logger.trainer = trainer
-    if isinstance(parts.trainer.profiler, str):
-        trainer.profiler.filename = "profile"  # writes its table into the run's folder, not to the terminal
+    if isinstance(built.trainer.profiler, str):
+        trainer.profiler.filename = "profile"  # its table goes into the run's folder, not to the terminal
     return trainer
 
 
 @exit_status("train.py")
 def main(args: list[str] | None = None) -> int:
-    """Returns the exit status: 0; 2 after a `Mistake`; 128 + the number of the signal that stopped the run.
+    """Trains, and returns the exit status: 0, or 128 + the number of the signal that stopped the run.
 
-    Every other error is a bug in the code, and passes with its traceback.
+    Raises a `Mistake` also for errors that `explanation` explains; `exit_status` prints it and returns 2. Every other
+    error is a bug in the code, and passes with its traceback.
     """
     quiet()
     keep_freed_memory()
@@ -122,15 +123,15 @@ def main(args: list[str] | None = None) -> int:
     run = Run(Path(config.resume) if options.checkpoint else new_run_dir(config))
     seed_everything(config.seed_everything, workers=True)
     try:
-        parts = parser.instantiate(config)
-        module, sequence = parts.model, RunSequence(parts.attention, parts.samples, parts.checkpoints)
+        built = parser.instantiate(config)
+        module, sequence = built.model, RunSequence(built.attention, built.samples, built.checkpoints)
         module.trained = options.trained
         data = TextDataModule(
             **config.data.as_dict(),
             context_length=config.model.gpt.context_length,
             seed=config.seed_everything,
         )
-        trainer = build_trainer(options, run.folder, parts, sequence)
+        trainer = build_trainer(options, run.folder, built, sequence)
         trainer.fit(module, data, ckpt_path=options.checkpoint)
         if trainer.is_global_zero and not trainer.fast_dev_run:
             say("\n".join(filter(None, [finish(run.folder), ending(trainer)])))

@@ -1,4 +1,17 @@
-"""The command line of train.py: reads all options, fills in what is left open, and refuses what would do harm."""
+"""The command line of train.py: reads all options, fills in those that are unset, and refuses invalid ones.
+
+A wrong option is found in one of these places, in this order, and before anything in a run's folder is changed:
+
+    configs.parse            unknown names, wrong types
+    read_options             options that contradict each other, or the model of --model.init_from
+    constructors             invalid values: each config class, and TextDataModule, checks its own when it is built
+    train.build_trainer      strategies and accelerators that this machine lacks
+    hooks before training    what depends on text or devices, such as in GPTModule.configure_model
+
+Each raises a `Mistake`, which passes through train.py to `exit_status` (model/mistakes.py). There its sentence is
+printed on standard error, and the program ends with status 2. If Lightning raises its own exception, train.py makes it
+a `Mistake` with the help of `explanation`.
+"""
 
 import dataclasses
 import logging
@@ -26,13 +39,14 @@ REFUSED_CALLBACKS = {
     "LearningRateFinder": "would train on extra batches before the run: compare learning rates in short runs",
     "GradientAccumulationScheduler": "counts epochs, and no epoch ends: set trainer.accumulate_grad_batches",
 }
-NOT_SAVED = ("config", "print_config", "name", "resume")  # they belong to this call: a run like this one has others
+# Not in config.yaml, because they belong to this call: a run that is started from the file has others.
+NOT_SAVED = ("config", "print_config", "name", "resume")
 MAY_DIFFER = ("context_length", "dropout")  # options of a run that may differ from those of --model.init_from
 
 
 @dataclasses.dataclass
 class Options:
-    """All options of a run, and the checkpoint or model that it starts from."""
+    """All options of a run, and the checkpoint or model from which the run starts."""
 
     config: Namespace
     saved: str  # the run's config.yaml: `config` without NOT_SAVED
@@ -41,14 +55,14 @@ class Options:
 
 
 def read_options(parser: ArgumentParser, args: list[str], default_config: Path) -> Options:
-    """Reads all options. For each one the first of these that sets it counts:
+    """Reads all options. The value of an option comes from the first of these that sets it:
 
     1. what is typed;
     2. the files of --config, the last one first;
     3. the config of the run to resume; or `default_config`, if there is neither --resume nor --config;
     4. the default.
 
-    Options that are still null are filled in: the precision, the tokenizer and the network of --model.init_from.
+    Then fills in what is still unset: trainer.precision, and the network and tokenizer of --model.init_from.
 
     Raises a `Mistake` for options that contradict each other, and for runs and models that are missing or damaged.
     """
@@ -106,7 +120,7 @@ def parse_file(parser: ArgumentParser, path: Path) -> Namespace:
 def trained_model(config: Namespace, chosen: Namespace) -> Glass:
     """Opens the model of --model.init_from, and puts its network and its tokenizer into `config`.
 
-    Raises a `Mistake` if the user has `chosen` another value than the model has, or more positions than it has learned.
+    Raises a `Mistake` if the user has `chosen` another value than the model's, or more positions than it has learned.
     """
     network, glass = config.model.gpt, open_run(config.model.init_from)
     values = dataclasses.asdict(glass.gpt.config)
@@ -114,10 +128,10 @@ def trained_model(config: Namespace, chosen: Namespace) -> Glass:
         if f"model.gpt.{name}" not in chosen:
             continue
         value = network[name]
-        is_open = value is None and GPTConfig.__dataclass_fields__[name].default is None
+        is_unset = value is None and GPTConfig.__dataclass_fields__[name].default is None
         if name in MAY_DIFFER:
             values[name] = value
-        elif value != trained and not is_open:
+        elif value != trained and not is_unset:
             raise Mistake(
                 f"model.gpt.{name} is {value}, but the model of --model.init_from has {trained}: leave the option out, "
                 "as configs/finetune_gpt2.yaml does"
@@ -156,25 +170,25 @@ def check_trainer(options: Namespace) -> None:
 
 
 def as_list(value: Any) -> list:
-    """Returns the objects of a Trainer option: one, a list, or none (null, or a logger that is true or false)."""
+    """Returns a Trainer option as a list of objects. It may be one object, a list, null or (for a logger) a bool."""
     if isinstance(value, list):
         return value
     return [] if value is None or isinstance(value, bool) else [value]
 
 
 def explanation(error: Exception, run: Run) -> str | None:
-    """Returns a sentence for an error of another library that options or the machine caused; None for any other error.
+    """Returns a sentence for an error in another library that options or the machine caused; None for any other error.
 
-    So train.py shows a sentence for these errors and for a `Mistake`, which has its own. All others are errors in code,
-    and it shows their traceback.
+    train.py raises the sentence as a `Mistake`. It shows all other errors, but for those that are a `Mistake` already,
+    with their traceback, because they are errors in code.
     """
     cause = error.__cause__ or error  # jsonargparse wraps what the constructor of an option's class raises
     if isinstance(cause, MisconfigurationException):  # Lightning: options that do not go together
         return str(cause)
     if is_out_of_memory(error):
         message = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
-    elif isinstance(error, ConnectionResetError) or "DataLoader worker (pid" in str(error):  # a worker was killed
-        message = "a data loader process has ended, often because memory ran out: lower data.num_workers"
+    elif isinstance(error, ConnectionResetError) or "DataLoader worker (pid" in str(error):  # it was killed
+        message = "a worker process of the data loader has ended, often because memory ran out: lower data.num_workers"
     else:
         return None
     return f"{message}; {run.how_to_resume}"

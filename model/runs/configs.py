@@ -1,6 +1,6 @@
 """Options from the command line, from YAML files and from the config of a run.
 
-Each source is parsed into the options that it sets; `layered` then puts one over another, over the defaults.
+`parse` returns the options that one source sets; `layered` then lays all sources over each other and the defaults.
 """
 
 import argparse
@@ -17,26 +17,26 @@ from model.mistakes import Mistake, parsing, with_hint
 
 SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]  # groups of options
 SECTIONS += ["attention", "samples", "checkpoints"]
-# These options of the Trainer take classes, so a run's config may not set them to a text.
+# These options of the Trainer take classes, so a run's config may not set them to a string.
 CLASS_OPTIONS = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
-# The text of any other option of the Trainer: no dotted name of a class, path, URL or YAML.
+# Strings that the Trainer's other options may have: no dotted class name, no path, no URL, no YAML.
 PLAIN_TEXT = re.compile(r"[\w:,+ -]{0,100}")
 
 
-def parse(parser: ArgumentParser, given: list[str] | str, place: str = "") -> Namespace:
-    """Parses arguments or a YAML text. Returns only the options that it sets, without defaults.
+def parse(parser: ArgumentParser, source: list[str] | str, place: str = "") -> Namespace:
+    """Parses arguments or a YAML text. Returns only the options that the source sets, without defaults.
 
     Args:
         parser: made with exit_on_error=False.
-        place: where the text comes from; it begins the message of an error.
+        place: begins the message of an error; says where the source is from.
 
     Raises a `Mistake` with the parser's message, or if a group of options is set to something else ("model: 3").
     """
     try:
-        if isinstance(given, str):
-            options = parser.parse_string(given, defaults=False)
+        if isinstance(source, str):
+            options = parser.parse_string(source, defaults=False)
         else:
-            options = parser.parse_args(given, defaults=False)
+            options = parser.parse_args(source, defaults=False)
     except argparse.ArgumentError as error:
         raise Mistake(f"{place}{with_hint(error.message)}") from error
     for name, group in parser.get_defaults().items(branches=True):
@@ -71,12 +71,12 @@ def plain_config(path: Path, typed: Iterable[str]) -> str:
     """Returns a run's config as YAML, without the Trainer's options that are also `typed`: the typed value is used.
 
     The run may come from a stranger, and an option of the Trainer may name a class to import, or a file that names one.
-    So this raises a `Mistake` for every option left whose value is not plain.
+    So this raises a `Mistake` if a remaining option has a value that is not plain, see `_is_plain`.
     """
     settings = read_config(path)
-    if not all(isinstance(settings.get(part), dict) for part in ("model", "data", "trainer")):
+    if not all(isinstance(settings.get(group), dict) for group in ("model", "data", "trainer")):
         raise Mistake(f"{path} is damaged: restore the options that the run was started with")
-    if settings["data"].get("documents") == "file":  # what earlier versions called what every run does now
+    if settings["data"].get("documents") == "file":  # earlier versions had an option for what every run does now
         del settings["data"]["documents"]
     if isinstance(settings.get("attention"), dict):
         settings["attention"].pop("early_steps", None)  # an option of earlier versions

@@ -1,4 +1,4 @@
-"""The figures of the training, and the loggers that write all figures of a step as one row."""
+"""The training metrics, and the loggers that write all metrics of a step as one row."""
 
 import math
 import time
@@ -50,22 +50,22 @@ class TrainingMetrics:
         self.timed_tokens += num_tokens
 
     def take(self, trainer: Trainer) -> dict[str, float]:
-        """Returns the figures since the last call, and starts again. Raises a `Mistake` if the loss has diverged."""
+        """Returns the metrics since the last call, and starts new sums. Raises a `Mistake` if the loss has diverged."""
         loss = self.loss_sum * trainer.accumulate_grad_batches / self.num_batches
         loss = trainer.strategy.reduce(loss, reduce_op="mean").item()
         check_finite(loss, "the training loss")
-        figures = {
+        metrics = {
             "tokens": self.tokens,
             "train/loss": loss,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],
         }
         self.stop_clock()
         if self.seconds:
-            speed = figures["tokens_per_second"] = self.timed_tokens / self.seconds
+            speed = metrics["tokens_per_second"] = self.timed_tokens / self.seconds
             if peak := peak_flops(trainer):
-                figures["mfu"] = speed * trainer.lightning_module.gpt.flops_per_token() / peak
+                metrics["mfu"] = speed * trainer.lightning_module.gpt.flops_per_token() / peak
         self.loss_sum, self.num_batches, self.timed_tokens, self.seconds = 0.0, 0, 0, 0.0
-        return figures
+        return metrics
 
 
 def check_finite(figure: float, name: str) -> None:
@@ -84,14 +84,14 @@ def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
 
 
 def write_rows(trainer: Trainer) -> None:
-    """Writes the current step's row into metrics.csv, though it may still get more figures."""
+    """Writes the current step's row into metrics.csv, though it may still get more metrics."""
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):
             logger.finalize("running")
 
 
 class StepLogger(Logger):
-    """Collects all figures of a step in one row. A step is the number of updates that the weights have had.
+    """Collects all metrics of a step in one row. A step is the number of updates that the weights have had.
 
     The step that Lightning passes to a logger is not that number: `self.log` during an update passes the step before,
     and callbacks at the start of a batch pass their own. So this takes the step from the trainer instead.
@@ -119,8 +119,8 @@ class StepLogger(Logger):
             self.write(self.row)
             self.row = {}
         # Lightning adds the epoch, which is always 0 here. Other loggers get the same dict, so it must not be changed.
-        figures = {name: value for name, value in metrics.items() if name != "epoch"}
-        self.row = {"step": step, **self.row, **figures}
+        without_epoch = {name: value for name, value in metrics.items() if name != "epoch"}
+        self.row = {"step": step, **self.row, **without_epoch}
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -128,7 +128,7 @@ class StepLogger(Logger):
             self.write(self.row)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Writes a row. It is called again with the same step if the row has got more figures since."""
+        """Writes a row. It is called again with the same step if the row has got more metrics since."""
         raise NotImplementedError
 
 
@@ -147,7 +147,7 @@ class CSVLogger(StepLogger):
         if row["step"] != self.written.get("step") and row.keys() <= set(self.columns):
             append(self.path, csv_lines(self.columns, [row]))
         else:
-            by_step = {old["step"]: old for old in read_metrics(self.path)}
+            by_step = {earlier["step"]: earlier for earlier in read_metrics(self.path)}
             by_step[row["step"]] = by_step.get(row["step"], {}) | row
             self.columns = write_metrics(self.path, list(by_step.values()))
         self.written = row

@@ -24,19 +24,20 @@ log = logging.getLogger(__name__)
 
 AUTOCAST_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 MIN_PROBE_TOKENS = 5  # the shortest repeated probe: one token, then two that are repeated
-# Random probes are drawn from the tokens that occur in so many of the validation split: a model knows no rarer ones.
+# Repeated texts are drawn from the tokens that occur among the first KNOWN_TOKENS of the validation split: a model does
+# not know rarer tokens.
 KNOWN_TOKENS = 100_000
 
 
 @dataclass
 class AttentionMonitor:
-    """Records attention maps and measurements of a text: at step 0, at every validation, and at checkpoints.keep_steps.
+    """Records attention maps and measurements of fixed texts: at step 0, every validation and checkpoints.keep_steps.
 
     Args:
         enabled: whether anything is recorded.
-        probe_tokens: length of the text, at most context_length; a step's file holds layers x heads x probe_tokens x
-            probe_tokens numbers.
-        probe_text: your own text; null: the beginning of the validation split.
+        probe_tokens: length of the text whose maps are recorded, at most context_length; a step's file holds layers x
+            heads x probe_tokens x probe_tokens numbers for it.
+        probe_text: the text whose maps are recorded; null: the beginning of the validation split.
         every_n_steps: also record every so many steps.
     """
 
@@ -51,7 +52,7 @@ class AttentionMonitor:
         check_range("attention.every_n_steps", self.every_n_steps, 1)
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Opens the recording, with probes and windows from the validation split (see `Texts`).
+        """Opens the recording, with its probes, and with windows from the validation split (see `Texts`).
 
         Raises a `Mistake` if the probe is too short.
         """
@@ -71,14 +72,14 @@ class AttentionMonitor:
                 "attention.probe_tokens or model.gpt.context_length, lengthen attention.probe_text or the validation "
                 "split, or write --attention.enabled false"
             )
-        known = set(np.unique(validation.read(0, KNOWN_TOKENS)).tolist()) - {end_of_text}
-        candidates = known if len(known) > 1 else range(tokenizer.vocab_size)
+        frequent = set(np.unique(validation.read(0, KNOWN_TOKENS)).tolist()) - {end_of_text}
+        candidates = frequent if len(frequent) > 1 else range(tokenizer.vocab_size)
         period = (len(tokens) - 1) // 2  # so that the repeated probe is no longer than the text, which fits the context
         context = min(config.context_length, MAX_TOKENS)
         starts = spread_starts(validation.num_tokens, context)
         rows = np.stack([validation.read(start, context) for start in starts])
 
-        def texts_of(text: np.ndarray, repeated: list) -> dict[str, Texts]:
+        def both_kinds(text: np.ndarray, repeated: list) -> dict[str, Texts]:
             options: dict[str, Any] = {
                 "end_of_text": end_of_text if data.document_masking else None,
                 "attention_window": config.window,
@@ -88,8 +89,8 @@ class AttentionMonitor:
                 "repeated": Texts.of(repeated, tokenizer.label, kind="repeated", **options),
             }
 
-        probes = texts_of(tokens, repeated_tokens(candidates, period, first=end_of_text))
-        windows = texts_of(rows, repeated_windows(candidates, context, first=end_of_text))
+        probes = both_kinds(tokens, repeated_tokens(candidates, period, first=end_of_text))
+        windows = both_kinds(rows, repeated_windows(candidates, context, first=end_of_text))
         folder = Path(trainer.default_root_dir, ATTENTION)
         self.recording = Recording.resume(folder, probes, windows, tokenizer.fingerprint)
 
@@ -115,7 +116,7 @@ class AttentionMonitor:
                 logger.log_attention(recording)
 
     def finish(self, trainer: Trainer, module: LightningModule) -> None:
-        """Measures the losses of the last step if the run ended before max_steps, and repeats all warnings."""
+        """Measures the last step's losses if `record` did not know that it was the last, and repeats all warnings."""
         if self.recording is None or not self.recording.snapshots:
             return
         last = self.recording.snapshots[-1]

@@ -37,7 +37,7 @@ def tell(trainer: Trainer, text: str) -> None:
 
 
 def first_lines(trainer: Trainer) -> str:
-    """Returns what a run prints first: the model's size, device and precision; the corpus; where the page is. Such as
+    """Returns what a run prints first: the model's size, device and precision; the corpus; the page's path. Such as
 
     runs/first: 4,720,000 parameters, on cpu with 2 threads, precision bf16-mixed
     stdlib: 5,012,345 tokens to train on and 543,210 to validate, from a vocabulary of 4,096 (bpe)
@@ -61,21 +61,21 @@ def first_lines(trainer: Trainer) -> str:
 def validation_line(trainer: Trainer) -> str:
     """Returns such as "step 300 of 960: train/loss 2.345, tokens_per_second 51,340, val/bits_per_byte 1.897"."""
     steps = f"{trainer.global_step} of {trainer.max_steps}" if trainer.max_steps > 0 else f"{trainer.global_step}"
-    figures = [f"{name} {float(value):,.4g}" for name, value in trainer.progress_bar_metrics.items()]
-    return f"step {steps}: {', '.join(figures)}"
+    metrics = [f"{name} {float(value):,.4g}" for name, value in trainer.progress_bar_metrics.items()]
+    return f"step {steps}: {', '.join(metrics)}"
 
 
 def ending(trainer: Trainer) -> str:
     """Returns why a run ended before trainer.max_steps, "" if it did not."""
     if trainer.global_step == trainer.max_steps:
         return ""
-    reasons = [stopping.stopping_reason_message for stopping in trainer.early_stopping_callbacks]
+    reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
     reason = " ".join(filter(None, reasons)) or "trainer.max_time is over, or a callback stopped it"
     return f"ended after step {trainer.global_step}: {reason}"
 
 
 def say(text: str) -> None:
-    """Prints above the bar. If the reader of standard output is gone, such as `head`, all later output is dropped."""
+    """Prints above the bar. Discards all output once the reader of standard output, such as `head`, has closed it."""
     try:
         tqdm.write(text, file=sys.stdout)
         print(end="", flush=True)  # sys.stdout may be None, which has no flush()

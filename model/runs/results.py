@@ -19,14 +19,14 @@ from model.runs.configs import read_config
 from model.runs.run import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, Run
 
 log = logging.getLogger(__name__)
-# The first columns of every metrics.csv; whatever else is logged, such as head scores, comes after them.
+# The first columns of every metrics.csv. Other logged metrics, such as head scores, come after them.
 COLUMNS = ("step", "tokens", "train/loss", "val/loss", "val/bits_per_byte", "lr", "tokens_per_second", "mfu")
 
 
 def write_report(run_dir: Path, state: str, recording: Recording | None = None) -> None:
-    """Writes the page of `report_html` into a run's folder. An error in it costs a warning, not the run.
+    """Writes the page of `report_html` into a run's folder. An error there becomes a warning and does not end the run.
 
-    state: "running", "interrupted" or "ended". A browser that shows the page loads the newer one by itself.
+    state: "running", "interrupted" or "ended". A browser that shows the previous page loads the new one by itself.
     """
     path = run_dir / REPORT
     gap = time.time() - path.stat().st_mtime if path.exists() else 0.0
@@ -38,14 +38,14 @@ def write_report(run_dir: Path, state: str, recording: Recording | None = None) 
 
 
 def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recording: Recording | None = None) -> str:
-    """Returns the page of a run's folder as HTML, with whatever the folder has. The run may still be training.
+    """Returns the page of a run as HTML, made from the files that its folder has. The run may still be training.
 
     The page holds the weights of the best checkpoint and of all kept steps, if attention was recorded and the state is
     neither "running" nor "interrupted".
 
     Args:
         state, gap: see `run_page`.
-        recording: the folder's recording, if it is already open: then only steps that are new to it are packed.
+        recording: the folder's recording if it is open; then only the steps added since its last page are packed.
 
     Raises a `Mistake` if a file of the run is damaged.
     """
@@ -53,7 +53,7 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
     if recording is None and (run_dir / HEAD_SCORES).exists():
         recording = Recording.open(run_dir / ATTENTION, name)
     settings, config = read_config(run_dir / CONFIG), content_of(run_dir / CONFIG).decode()
-    shown = learning(read_metrics(run_dir / METRICS), read_samples(run_dir / SAMPLES), config, settings)
+    learning_data = learning(read_metrics(run_dir / METRICS), read_samples(run_dir / SAMPLES), config, settings)
     models: Models = ()
     tokenizer = None
     if recording and state in (None, "ended") and Run(run_dir).checkpoint:
@@ -61,9 +61,9 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
 
         glass = open_run(run_dir)
         by_step = {step: glass.at(step) for step in glass.steps if step != glass.step} | {glass.step or 0: glass}
-        models = [(step, kept.gpt) for step, kept in sorted(by_step.items()) if kept.gpt.config == glass.gpt.config]
+        models = [(step, other.gpt) for step, other in sorted(by_step.items()) if other.gpt.config == glass.gpt.config]
         tokenizer = glass.tokenizer
-    return run_page(name, recording, learning=shown, models=models, tokenizer=tokenizer, state=state, gap=gap)
+    return run_page(name, recording, learning=learning_data, models=models, tokenizer=tokenizer, state=state, gap=gap)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -2,8 +2,8 @@
 
 A run's folder holds:
 
-    config.yaml                all options; --config with this file starts a run like this one
-    metrics.csv                the figures of a step in one row, see metrics.py
+    config.yaml                all options; --config with this file repeats the run
+    metrics.csv                the metrics of each step in one row, see metrics.py
     samples.jsonl              the generated samples, one a line
     report.html                the run's page, which can be opened while it trains
     attention/                 maps and measurements by step, see model/inspection/recording.py
@@ -47,13 +47,13 @@ class Run:
     def open(cls, path: Path | None = None, *needed: str) -> "Run":
         """Finds the run of a path: a run's folder or anything in it. None: the newest run under runs/.
 
-        A file may also be a checkpoint that belongs to no run, unless `needed` is given.
+        Unless `needed` is given, `path` may also be a checkpoint that belongs to no run. Then nothing else is checked.
 
         Args:
             needed: files such as METRICS. The run must have at least one of them; by default, one of RUN_CHECKPOINTS.
 
-        Raises a `Mistake` if there is no such run, or if the run has a symbolic link. Only checkpoints/ may be one,
-        if `path` names the run.
+        Raises a `Mistake` if there is no such run, or if its folder holds a symbolic link. Only checkpoints/ may be
+        one, if `path` names the run.
         """
         if path is not None and not path.exists():
             raise Missing(f"{path} does not exist: give a run's folder such as runs/NAME, or a file in it")
@@ -121,7 +121,7 @@ class Run:
     def at(self, step: int) -> Path:
         """Returns the checkpoint of a step: a kept one, else the named, best or last one if it is of that step.
 
-        Raises a `Mistake` if no checkpoint is of that step, or if one of the last three is damaged and must be read.
+        Raises a `Mistake` if no checkpoint is of that step, or if a file that must be read to know its step is damaged.
         """
         from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
 

@@ -4,7 +4,7 @@ What --resume does, in this order:
 
 1. `read_options` picks the checkpoint (see `Run.resumed`) and lays the typed options over the run's config.yaml.
 2. `AtomicCheckpointIO.load_checkpoint` reads the checkpoint and refuses one that cannot be resumed. The model, the
-   data module and `RunSequence.on_load_checkpoint` take from it what they saved, and `start_loops_at` sets the step.
+   data module and `RunSequence.on_load_checkpoint` restore what they saved in it; `start_loops_at` sets the step.
 3. `RunFolder.on_train_start` locks the run's folder.
 4. `RunSequence.on_train_start` calls `rewind`, which deletes what the run recorded after that step, and restores the
    random states.
@@ -50,7 +50,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         # Plain data only, and onto the CPU, whatever the arguments say.
         checkpoint = read_checkpoint(Path(path))
-        if missing := [part for part in RESUMED if part not in checkpoint]:
+        if missing := [key for key in RESUMED if key not in checkpoint]:
             raise Mistake(
                 f"{path} has no {listed(missing)}: it has the weights only, or is of another version; start a new run "
                 "from its weights with --model.init_from"
@@ -81,7 +81,7 @@ class Checkpoints:
     def save(self, trainer: Trainer, is_best: bool = False) -> None:
         """Writes best.ckpt if `is_best`, then the step's own file if it is one of keep_steps, then last.ckpt.
 
-        last.ckpt comes last: a run killed in between resumes from the older one and writes the same files again.
+        last.ckpt comes last: a run killed in between resumes from the older last.ckpt and writes the same files again.
         """
         run_dir, step = Path(trainer.default_root_dir), trainer.global_step
         if is_best:
@@ -107,7 +107,7 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     with suppress(Mistake):  # best.ckpt is missing, or damaged: then its step is unknown, and it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
             later.append(best)
-    # The checkpoints first: a run killed in between resumes from this step, and deletes the rest then.
+    # Checkpoints first: a run that is killed in between resumes from this step and deletes the rest then.
     if resumed.resolve() != last.resolve():
         with resumed.open("rb") as content, atomic_file(last) as copy:
             shutil.copyfileobj(content, copy)
@@ -160,7 +160,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Inverse of `random_state`. If it was saved on another kind of device, this device's generator is not changed."""
+    """Inverse of `random_state`. If `state` is from another kind of device, this device's generator is not changed."""
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and state.get(device.type) is not None:
         torch.get_device_module(device).set_rng_state(state[device.type])

@@ -1,10 +1,10 @@
 """What happens around each training step, and in which order.
 
-A step ends so:
+A step ends like this:
 
-1. Log the training figures, every trainer.log_every_n_steps steps and at the last step.
+1. Log the training metrics, every trainer.log_every_n_steps steps and at the last step.
 2. Validate, if it is due. Lightning does this between `on_train_batch_end` and `on_validation_end`.
-3. Record attention maps; log the validation's figures, write a sample and print a line; write the page.
+3. Record attention maps; log the validation's metrics, write a sample and print a line; write the page.
 4. Save a checkpoint.
 5. Stop, if a signal has asked for it.
 
@@ -12,8 +12,8 @@ A step ends so:
 resumes from an older checkpoint and writes these records again (see `rewind`). A finished run could not write them
 later, because it does not train again when it is resumed. 5 follows 4, so that a stopped run loses no step.
 
-The user's callbacks, except a Checkpoint, come before all of this, so that what they log at a step is in its row, and
-what they change is saved.
+The user's callbacks, except a Checkpoint, come before all of this, so that what they log at a step is in the row of
+this step, and what they change is saved.
 """
 
 import dataclasses
@@ -75,17 +75,17 @@ class RunSequence(Checkpoint):
         self.metrics.add(outputs["loss"], batch["tokens"].numel() * trainer.world_size)
         step = trainer.global_step
         if step == self.step_before:
-            # Gradients are still being accumulated, and a checkpoint inside an accumulation window cannot be resumed.
+            # Gradients are still being accumulated, and a checkpoint in the middle of a step cannot be resumed.
             # So nothing stops here; trainer.max_time, if it has asked to stop, asks again after the next batch.
             trainer.should_stop = False
             return
         if step == trainer.max_steps:
             trainer.should_stop = True  # Lightning validates before it stops
         if trainer.should_stop or step % trainer.log_every_n_steps == 0:
-            figures = self.metrics.take(trainer)
-            log_metrics(trainer, figures)
-            shown = {name: figures[name] for name in ("train/loss", "tokens_per_second", "mfu") if name in figures}
-            module.log_dict(shown, prog_bar=True, logger=False)
+            metrics = self.metrics.take(trainer)
+            log_metrics(trainer, metrics)
+            on_bar = {name: metrics[name] for name in ("train/loss", "tokens_per_second", "mfu") if name in metrics}
+            module.log_dict(on_bar, prog_bar=True, logger=False)
         if not will_validate(trainer):
             self.end_step(trainer, module)
 
@@ -100,7 +100,7 @@ class RunSequence(Checkpoint):
     def end_step(self, trainer: Trainer, module: LightningModule, validation: dict[str, float] | None = None) -> None:
         """Does 3 to 5 of the list above. A new run calls it for step 0 too, before its first update.
 
-        validation: the figures of this step's validation, None without one.
+        validation: the metrics of this step's validation; None if there was none.
         """
         step, is_validated = trainer.global_step, validation is not None
         is_kept = step in self.checkpoints.keep_steps
@@ -118,20 +118,21 @@ class RunSequence(Checkpoint):
             self.show(trainer, "running")
         if is_best:
             self.best_loss = validation["val/loss"]
-        # All ranks must stop together. To ask them at every step would make each wait for the slowest.
-        asks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
-        stops = asks and trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
+        # All ranks must stop together, so each asks the others whether they received a signal. Not at every step, where
+        # each would wait for the slowest.
+        asks_ranks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
+        stop_now = asks_ranks and trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
         is_saved = is_validated or is_kept or is_due(step, self.checkpoints.every_n_steps)
-        if is_saved or stops or trainer.should_stop:
+        if is_saved or stop_now or trainer.should_stop:
             self.checkpoints.save(trainer, is_best)
-        if stops:
+        if stop_now:
             # If only another rank received a signal, this one does not know which.
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)
 
     def show(self, trainer: Trainer, state: str) -> None:
-        """Writes the run's page. A browser in which it is open loads the newer one by itself."""
+        """Writes the run's page. A browser that shows the previous page loads the new one by itself."""
         if trainer.is_global_zero:
-            write_rows(trainer)  # so that the page has the figures of this step too
+            write_rows(trainer)  # so that the page has the metrics of this step too
             write_report(Path(trainer.default_root_dir), state, self.attention.recording)
 
     # How training begins and ends.
@@ -169,10 +170,10 @@ class RunSequence(Checkpoint):
         """Ends the run's page and the loaders after an error: Lightning calls this in place of `teardown`."""
         if self.is_running and isinstance(exception, Exception):
             self.show(trainer, "interrupted")
-        trainer.fit_loop.teardown()  # ends all loaders; in a validation Lightning itself ends only those of validation
+        trainer.fit_loop.teardown()  # ends all loaders; in a validation, Lightning ends only the loaders of validation
         self.teardown(trainer, module, "fit")
 
-    # What this adds to a checkpoint, and takes from it.
+    # What this callback saves in a checkpoint, and restores from it.
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         write_rows(trainer)  # a run resumed from this checkpoint does not repeat the rows before it
@@ -193,7 +194,7 @@ class RunSequence(Checkpoint):
         start_loops_at(checkpoint["global_step"], trainer, checkpoint)
         self.metrics.num_batches, self.metrics.tokens, self.best_loss = checkpoint["counted"]
         sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank
-        # Each rank continues its own sum. With another number of ranks, each begins with the mean of the sums.
+        # Each rank continues its own loss sum. If their number has changed, each begins with the mean of the sums.
         self.metrics.loss_sum = sums[rank] if len(sums) == trainer.world_size else sum(sums) / len(sums)
         self.resumed_random_state = states[rank] if rank < len(states) else None
 
@@ -207,7 +208,7 @@ class TrainingInterrupted(Exception):
 
 
 class StopSignals:
-    """Notes the first Ctrl-C or SIGTERM. A second one is handled as if this had never been installed."""
+    """Notes the first Ctrl-C or SIGTERM, then restores the earlier handlers, which handle a second one."""
 
     def __init__(self) -> None:
         self.received: int | None = None

@@ -44,8 +44,8 @@ def new_run_dir(options: Namespace) -> Path:
 class RunFolder(callbacks.Callback):
     """The callback that creates the run's folder and its config.yaml, and locks the folder.
 
-    A new run gets both when training begins, so that a mistake found earlier leaves nothing behind. A resumed run has
-    both; its config.yaml is replaced once all on_train_start hooks have accepted the options.
+    A new run gets its folder when training begins, so that a mistake found earlier leaves nothing behind. A resumed run
+    has one; its config.yaml is replaced once all on_train_start hooks have accepted the options.
 
     The lock keeps two processes from training in one folder. It ends with the process, however that ends, and leaves no
     file. There is no lock on Windows and on file systems that cannot lock a folder.
@@ -55,7 +55,7 @@ class RunFolder(callbacks.Callback):
         self.config = config.encode()
         self.is_new = is_new
         self.locked: int | None = None
-        if os.name == "posix":  # a loader process that outlives a killed run must not keep the lock
+        if os.name == "posix":  # a worker process that outlives a killed run must not keep the lock
             os.register_at_fork(after_in_child=self.unlock)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:

@@ -24,7 +24,7 @@ STEP = "trainer/global_step"  # the name that Lightning's own logger gives it
 class WandbLogger(StepLogger):
     """Logs to Weights & Biases, whose files lie in the run's folder. After an error it warns once and stays off.
 
-    Weights & Biases is started when the first figure is logged.
+    Weights & Biases is started when the first metric is logged.
     """
 
     def __init__(self, run_dir: Path, mode: WandbMode = "auto"):
@@ -33,8 +33,8 @@ class WandbLogger(StepLogger):
         self.mode = os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
 
     def write(self, row: dict[str, Any]) -> None:
-        figures = {name: value for name, value in row.items() if name != "step"}
-        self._attempt(lambda wandb: self.run.log({STEP: row["step"], **figures}))
+        metrics = {name: value for name, value in row.items() if name != "step"}
+        self._attempt(lambda wandb: self.run.log({STEP: row["step"], **metrics}))
 
     def log_attention(self, recording: Recording) -> None:
         """Logs the newest maps of all heads as one picture."""
@@ -80,7 +80,8 @@ class WandbLogger(StepLogger):
             self.mode = "online" if wandb.login(prompt=False) else "offline"
         if self.mode == "offline":  # wandb sends reports of its own errors even when it is offline
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        # A resumed run keeps its id. Its folders are named run-TIME-ID; a second one in the same second ends in -1.
+        # A resumed run keeps the id in the names of its folders: run-TIME-ID, or run-TIME-ID-1 for a second folder of
+        # the same second.
         ids = [folder.name.partition("run-")[2].split("-")[1] for folder in self.run_dir.glob("wandb/*run-*-*")]
         self.run = wandb.init(
             name=self.run_dir.name,
