@@ -3,7 +3,7 @@
     glass = open_run("runs/NAME")
     reading = glass.read("def __init__(self", without=["head 5.2"])
 
-It returns what the scripts and pages show, from the same functions. Tensors are float32 on the CPU.
+Its answers come from the functions that the scripts and pages use too. Tensors are float32 on the CPU.
 
 Shapes: L layers, H heads, T tokens, D model width, K head width, V vocabulary.
 """
@@ -54,12 +54,13 @@ def open_run(
     """Opens the best checkpoint of a run's folder, a checkpoint, or a Hugging Face model in GPT-2's format.
 
     Args:
-        source: None is the newest run under runs/. A str that names no file or folder is a model on the Hub.
+        source: the path of one of these, or the name of a model on the Hugging Face Hub. None is the newest run under
+            runs/.
         step: open the checkpoint of this step instead of the best one.
         device: "cpu", "cuda" or "mps".
 
-    Raises a `Mistake` if there is no such run, model or step, the Hub cannot be reached, a file is damaged, or a GPT
-    cannot express the model.
+    Raises a `Mistake` if there is no such run, model or step, the Hub cannot be reached, a file is damaged, or the
+    model has something that our GPT lacks.
     """
     if is_huggingface(source):
         if step is not None:
@@ -111,7 +112,7 @@ class Glass:
     checkpoint: its checkpoint; None for a Hugging Face model.
     run: the folder of its run; None if it belongs to no run.
     step: the number of updates in its training; None if unknown.
-    document_masking: whether it was trained to attend within documents, as far as its files tell.
+    document_masking: whether the model was trained to attend within documents only, as far as its files say.
     """
 
     gpt: GPT
@@ -123,7 +124,7 @@ class Glass:
     document_masking: bool = False
 
     def __str__(self) -> str:
-        """Such as "runs/NAME/checkpoints/best.ckpt, step 800, on cpu"."""
+        """Returns such as "runs/NAME/checkpoints/best.ckpt, step 800, on cpu"."""
         step = "" if self.step is None else f"step {self.step}, "
         return f"{self.source}, {step}on {self.device}"
 
@@ -166,7 +167,7 @@ class Glass:
         return Recording.open(self.run / ATTENTION, self.name)
 
     def recorded_or_none(self) -> Recording | None:
-        """Returns `recorded`, or None if nothing was recorded. Only warns of damage: a text can be read without it."""
+        """Returns `recorded`, or None if there is none. For a damaged one it warns: a text can be read without it."""
         try:
             return self.recorded
         except Missing:
@@ -195,7 +196,7 @@ class Glass:
         """
         names = [without] if isinstance(without, str) else list(without)
         if is_several(text):
-            return [self.read(each, without=names) for each in text]  # type: ignore[misc, arg-type]
+            return [self.read(item, without=names) for item in text]  # type: ignore[misc, arg-type]
         tokens = self.encode(text)  # type: ignore[arg-type]
         means = self.means(tokens) if names else {}
         replacing = {self._part(name): means[name] for name in names}
@@ -210,10 +211,10 @@ class Glass:
         return name
 
     def encode(self, text: Text) -> Tensor:
-        """Returns the token ids (T,) that the model reads of a text. Pages and scripts use this too.
+        """Returns the token ids (T,) of a text, as the model reads it. Pages and scripts use this too.
 
-        If the text is longer than the model's context, these are its last tokens, as when the model writes, and a
-        warning says so.
+        If the text is longer than the model's context, warns and returns its last tokens only. Generation also reads
+        only these of a prompt.
         """
         try:
             ids = torch.as_tensor(self.tokenizer.encode(text) if isinstance(text, str) else text)
@@ -227,7 +228,7 @@ class Glass:
         return tokens[-context:]
 
     def texts(self, tokens: Tensor, kind: Kind = "text") -> Texts:
-        """Makes `Texts` of token ids (T,) or (N, T), with the documents and the window of this model."""
+        """Makes `Texts` of token ids (T,) or (N, T), with this model's document masking and attention window."""
         return Texts.of(
             tokens.cpu(),
             self.tokenizer.label,
@@ -240,8 +241,8 @@ class Glass:
         """Returns by part name how much the loss rises without each part in turn, the largest rise first.
 
         A rise is in nats per token, with its standard error over the texts. A rise of less than twice its error may be
-        chance. Parts are heads, feed-forwards and tables, with the names that `read` takes. The output of a part is
-        replaced by its mean.
+        chance. Parts are heads, feed-forwards and tables, with the names that `read` takes. To leave out a part, its
+        output is replaced by its mean, see `means`.
 
         texts: one text, as `read` takes it, or a list of texts; None is the recorded windows of text. For a single text
         the error is NaN.
@@ -249,15 +250,15 @@ class Glass:
         Raises a `Mistake` for a text of a single token, which leaves nothing to predict.
         """
         if texts is None:
-            measured = [self.recorded.windows["text"]]
+            batches = [self.recorded.windows["text"]]
         else:
-            several = texts if is_several(texts) else [texts]
-            measured = [self.texts(self.encode(text)) for text in several]  # type: ignore[arg-type]
+            items = texts if is_several(texts) else [texts]
+            batches = [self.texts(self.encode(item)) for item in items]  # type: ignore[arg-type]
         losses = []
-        for each in measured:
-            if each.length < 2:
+        for batch in batches:
+            if batch.length < 2:
                 raise Mistake("a loss needs texts of at least two tokens each")
-            losses.append(losses_without_each(self.gpt, each, self.means(each.tokens[0])))
+            losses.append(losses_without_each(self.gpt, batch, self.means(batch.tokens[0])))
         by_part = {name: torch.cat([loss[name] for loss in losses]) for name in losses[0]}
         return dict(sorted(changes(by_part).items(), key=lambda item: -item[1].rise))
 
@@ -270,7 +271,7 @@ class Glass:
         position: int,
         source: int | None = None,
     ) -> Reading:
-        """Reads a text while the output of a head at one token is replaced by its output at a token of another text.
+        """Reads a text with a head's output at one token replaced by the same head's output at a token of another text.
 
         This is activation patching (Meng et al. 2022, https://arxiv.org/abs/2202.05262). To patch other parts, put
         hooks on `gpt`.
@@ -278,7 +279,8 @@ class Glass:
         Args:
             head: (layer, number).
             position: the token of `text`, counted from 0, or from the end if negative.
-            source: the token of `other`. None is the same number as `position`, so that -1 is the last of each text.
+            source: the token of `other`, counted in the same way. None means the same number as `position`: with -1,
+                both are the last tokens of their texts.
 
         Raises a `Mistake` if there is no such head or token.
         """
@@ -300,7 +302,7 @@ class Glass:
     ) -> Reading:
         """Returns the reading of tokens (T,), with a title and a page.
 
-        replacing, position: see `read` in model/inspection/reading.py. edits: what the title says about these.
+        replacing, position: see `read` in model/inspection/reading.py. edits: what the title says of these changes.
         """
         reading = read(
             self.gpt,
@@ -326,9 +328,9 @@ class Glass:
         seed: int | None = None,
         **options: Any,
     ) -> Iterator[Tensor]:
-        """Continues a prompt `num_texts` times, and yields the next token of all texts, (num_texts,), as it is drawn.
+        """Continues a prompt `num_texts` times, and yields each next token of these texts, (num_texts,), once drawn.
 
-        An empty prompt begins a document. The same seed draws the same tokens; None draws with torch's own generator.
+        An empty prompt begins a document. The same seed draws the same tokens; None uses torch's own generator.
         For other options, such as temperature, see `model.generation.stream`.
         """
         tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
@@ -343,12 +345,12 @@ class Glass:
         return self.tokenizer.decode(written.tolist()).split(END_OF_TEXT)[0]
 
     def means(self, tokens: Tensor) -> dict[str, Tensor]:
-        """Returns the mean output of each part over the recorded windows of text, or else over `tokens` (T,)."""
+        """Returns each part's mean output over the recorded windows of text; if there are none, over `tokens` (T,)."""
         recorded = self.recorded_or_none()
         return part_means(self.gpt, recorded.windows["text"] if recorded else self.texts(tokens))
 
     def repeated_probe(self) -> Texts:
-        """Returns random tokens that repeat themselves: those recorded in the run if there are any, else new ones."""
+        """Returns random tokens that repeat themselves: the run's repeated probe if it recorded one, else a new one."""
         if recorded := self.recorded_or_none():
             return recorded.probes["repeated"]
         period = min(PERIOD, (self.gpt.config.context_length - 1) // 2)
@@ -363,9 +365,9 @@ class Glass:
         return run_page(self.name, self.recorded, models=[(self.step or 0, self.gpt)], tokenizer=self.tokenizer)
 
     def experiments(self) -> tuple[list[Effect], dict[str, str]]:
-        """Returns the experiments that hold for the model, strongest first, and by title why the others do not.
+        """Returns the experiments that hold for the model, strongest first; for the others, by title, why they do not.
 
-        They are tried on the recorded text. Raises a `Mistake` if nothing was recorded.
+        All are tried on the recorded text. Raises a `Mistake` if nothing was recorded.
         """
         windows = self.recorded.windows["text"]
         return try_all(self.gpt, self.tokenizer, windows, part_means(self.gpt, windows))
@@ -377,7 +379,8 @@ class Glass:
 def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
     """Makes a recording of one text, with a snapshot of each model that read it, in the order of their steps.
 
-    A snapshot has the losses without each part that training recorded at the model's step, on many other texts.
+    If training recorded losses without each part at a model's step, on many other texts, its snapshot has them too,
+    unless parts were replaced in the reading.
 
     Raises a `Mistake` if the weights of a model have changed since it read the text.
     """
@@ -402,7 +405,7 @@ def is_several(text: Text | Sequence[Text]) -> bool:
 
 
 def in_frame(page: Callable[[], str]) -> str:
-    """Returns HTML that shows a page in a notebook cell, apart from other cells and offline, or why there is none."""
+    """Returns HTML that shows a page in a notebook cell, apart from other cells and offline, or a `Mistake`."""
     try:
         source = html.escape(page())
     except Mistake as error:
