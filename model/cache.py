@@ -19,8 +19,7 @@ class KVCache:
     """Holds the tokens of a batch of texts, and their keys and values in every layer of a model.
 
     A forward pass first appends its T new tokens here. Then each layer writes the keys and values of these tokens into
-    its own slice.
-    No gradient flows through cached keys and values.
+    its own slice. No gradient flows through cached keys and values.
 
     Args:
         num_layers, batch_size, num_kv_heads, max_len, head_dim: sizes, each at least 1.

@@ -92,9 +92,9 @@ def stream(
             for _ in range(max_new_tokens):
                 if cache.length + unread.shape[1] > cache.max_len:
                     # The context is full: read its last half again, or all unread tokens if those are more.
-                    kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
+                    num_kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
                     text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
-                    unread = text[:, -kept:]
+                    unread = text[:, -num_kept:]
                     cache.length = 0
                 logits = model.unembed(model.features(unread, cache=cache)[:, -1])
                 token = draw(logits)
@@ -140,7 +140,7 @@ def sample(
         logits, token_ids = logits.topk(vocab_size if top_k is None else min(top_k, vocab_size))  # likeliest first
     if nucleus:
         probabilities = logits.softmax(dim=-1)
-        likelier = probabilities.cumsum(dim=-1) - probabilities  # the probability of all tokens that are likelier
+        likelier = probabilities.cumsum(dim=-1) - probabilities  # the total probability of the likelier tokens
         logits = logits.masked_fill(likelier >= top_p, -torch.inf)
     if min_p:
         logits = logits.masked_fill(logits < math.log(min_p), -torch.inf)  # the likeliest token's logit is 0

@@ -109,7 +109,7 @@ class Glass:
     gpt: a torch.nn.Module in eval mode.
     tokenizer: a `data.tokenizers.Tokenizer`, with encode(text) and decode(ids).
     source: the file or name from which the model was read.
-    checkpoint: its checkpoint; None for a Hugging Face model.
+    checkpoint: the path of its checkpoint; None for a Hugging Face model.
     run: the folder of its run; None if it belongs to no run.
     step: the number of updates in its training; None if unknown.
     document_masking: whether the model was trained to attend within documents only, as far as its files say.
@@ -173,7 +173,7 @@ class Glass:
         except Missing:
             return None
         except Mistake as error:
-            log.warning("The recording of the training is skipped: %s", error)
+            log.warning("The run's recording is ignored: %s", error)
             return None
 
     def read(
@@ -221,7 +221,7 @@ class Glass:
             (length,) = ids.shape
             tokens = self.gpt.known_ids(ids)
         except (ValueError, TypeError, RuntimeError) as error:  # torch raises various errors for what is no tensor
-            raise Mistake(f"{text!r:.80} is no text of at least one token, nor its ids (T,): {error}") from None
+            raise Mistake(f"{text!r:.80} is neither a text of at least one token nor token ids (T,): {error}") from None
         context = self.gpt.config.context_length
         if length > context:
             log.warning("The text has %s tokens; only the last %s, the model's context, are read.", length, context)
@@ -288,10 +288,10 @@ class Glass:
         other_tokens = self.encode(other)
         layer, number = head
         name = self._part(f"head {layer}.{number}")
-        at = place_in("position", position, len(tokens))
-        other_at = place_in("source", position if source is None else source, len(other_tokens))
-        output = self._reading(other_tokens).heads[layer, number, other_at]
-        return self._reading(tokens, {name: output}, at, f"{name} patched at token {at} (in this text only)")
+        place = place_in("position", position, len(tokens))
+        other_place = place_in("source", position if source is None else source, len(other_tokens))
+        output = self._reading(other_tokens).heads[layer, number, other_place]
+        return self._reading(tokens, {name: output}, place, f"{name} patched at token {place} (in this text only)")
 
     def _reading(
         self,

@@ -217,7 +217,7 @@ def _causes(layer: nn.Module, x: Tensor) -> Iterator[str]:
     for module in layer.modules():
         if isinstance(module, nn.Linear) and module.in_features == D and module.out_features % D == 0:
             linear.append(module)
-    last = linear.pop() if len(linear) in (2, 4) else nn.Identity()
+    output_matrix = linear.pop() if len(linear) in (2, 4) else nn.Identity()
     projections = [projection for module in linear for projection in module(x).split(D, dim=-1)]
     if len(projections) != 3:
         return
@@ -231,7 +231,7 @@ def _causes(layer: nn.Module, x: Tensor) -> Iterator[str]:
             for order in permutations(projections):
                 for mistake, values in _attempts(heads, *order).items():
                     # Skips the first query and the last: with a mistake in the mask, they may see nothing.
-                    if (last(values) - output)[:, 1:-1].abs().max() < EXACT:
+                    if (output_matrix(values) - output)[:, 1:-1].abs().max() < EXACT:
                         matching.append(mistake)
     if "" not in matching:
         yield from matching[:1]

@@ -102,7 +102,7 @@ class Experiment:
     look: what the text shows.
     change: what to do. If it names {head}, it switches that head off.
     question: what to ask then; the page shows the answer.
-    finding: what a head does that looks at the source.
+    finding: what a head that looks at the source does.
     """
 
     title: str

@@ -357,20 +357,20 @@ def _compute(
     inputs = [*sublayers, gpt.final_norm]  # the inputs of these modules are the residual stream
     matrices = [block.attention.output_proj for block in blocks]
     feed_forwards = [block.feed_forward for block in blocks]
-    seen: dict[nn.Module, Tensor] = {}
+    captured: dict[nn.Module, Tensor] = {}
     with (
         undisturbed(gpt),
         replaced(gpt, replacing, position),
-        hooked([*inputs, *matrices], [*tables.values(), *feed_forwards], seen.__setitem__),
+        hooked([*inputs, *matrices], [*tables.values(), *feed_forwards], captured.__setitem__),
     ):
         logits = gpt.unembed(features_of(gpt, text))
 
     def joined(modules: Iterable[nn.Module]) -> Tensor:
-        return torch.cat([seen[module] for module in modules]).cpu()
+        return torch.cat([captured[module] for module in modules]).cpu()
 
     return Computed(
         ids=text.tokens[0].clone(),
-        tables={name: seen[table].flatten(0, -2).cpu() for name, table in tables.items()},  # (1, T, D) or (T, D)
+        tables={name: captured[table].flatten(0, -2).cpu() for name, table in tables.items()},  # (1, T, D) or (T, D)
         residual=joined(inputs),
         heads=joined(matrices).unflatten(-1, (gpt.config.num_heads, -1)).transpose(1, 2),
         feed_forwards=joined(feed_forwards),

@@ -83,8 +83,8 @@ class Texts:
     @cached_property
     def visible(self) -> Tensor:
         """Which keys each query sees, (N, T, T): none that are later, beyond the window, or in another document."""
-        seen = sliding_window_mask(self.length, self.attention_window)
-        return seen & document_mask(self._documents)[:, 0]
+        in_window = sliding_window_mask(self.length, self.attention_window)
+        return in_window & document_mask(self._documents)[:, 0]
 
     @cached_property
     def begins(self) -> Tensor:

@@ -60,16 +60,16 @@ class Run:
         if path is not None and path.is_file() and not needed:
             return cls(_folder_of(path), path)
         needed = needed or RUN_CHECKPOINTS
-        wanted = " or ".join(needed)
+        names = " or ".join(needed)
         if path is None:
             runs = [run for run in map(cls, RUNS.glob("*")) if run.first(*needed)]
             if not runs:
-                raise Missing(f"no run under {RUNS}/ has {wanted} yet: train one with python train.py")
+                raise Missing(f"no run under {RUNS}/ has {names} yet: train one with python train.py")
             run = max(runs, key=lambda run: run.first(*needed).stat().st_mtime)
         else:
             run = cls(_folder_of(path), path if path.is_file() else None)
             if not run.first(*needed):
-                raise Missing(f"{path} is neither a run's folder with {wanted} nor inside one")
+                raise Missing(f"{path} is neither a run's folder with {names} nor inside one")
         run.refuse_links(may_link_checkpoints=path is not None)
         return run
 
@@ -125,7 +125,7 @@ class Run:
         """
         from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
 
-        by_step = {kept: self.kept(kept) for kept in self.kept_steps}
+        by_step = {kept_step: self.kept(kept_step) for kept_step in self.kept_steps}
         others = [self.named, *(self.folder / name for name in RUN_CHECKPOINTS if self.is_run)]
         for other in others if step not in by_step else ():
             if other is not None and other.is_file():

@@ -103,7 +103,7 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     best, last = run_dir / BEST, run_dir / LAST
     rows = [row for row in read_metrics(metrics) if row["step"] <= step]
     num_samples = sum(sample["step"] <= step for sample in read_samples(samples))
-    later = [run.kept(kept) for kept in run.kept_steps if kept > step]
+    later = [run.kept(kept_step) for kept_step in run.kept_steps if kept_step > step]
     with suppress(Mistake):  # best.ckpt is missing, or damaged: then its step is unknown, and it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
             later.append(best)

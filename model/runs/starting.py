@@ -86,7 +86,7 @@ class RunFolder(callbacks.Callback):
             fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
-            raise Mistake(f"{folder} is in use by another process that trains: wait until that has ended") from None
+            raise Mistake(f"another process is training in {folder}: wait until it has ended") from None
         except OSError:  # a file system that cannot lock a folder
             self.unlock()
 

@@ -185,7 +185,7 @@ class MuonAdamW(torch.optim.Optimizer):
             group |= options | {"lr": group["lr"]}
         for parameter, state in self.state.items():
             if any(value.shape != parameter.shape[: value.ndim] for value in state.values()):
-                raise Mistake("the checkpoint's optimizer state is of weights of other shapes")
+                raise Mistake("the checkpoint's optimizer state has other shapes than the model's weights")
 
     @torch.no_grad()
     def step(self, closure=None):
