@@ -93,7 +93,7 @@ def _repeats_in_words(data: Mapping) -> str:
     last = data.get("repeat_until")
     steps = f"from step {first} on" if last is None else f"in steps {first} to {last // windows}"
     if share := data.get("repeat_fraction"):
-        shares.append(f"{share:.0%} of the texts it reads repeat their beginning over and over {steps}")
+        shares.append(f"{share:.0%} of its texts repeat their beginning {steps}")
     if share := data.get("random_repeat_fraction"):
         shares.append(f"{share:.1%} repeat random tokens")
     return f" So that heads form early, {listed(shares)}." if shares else ""

@@ -57,8 +57,8 @@ const rightGets = ({ trial: { right, answer } }) =>
     : `${quote(answer)} gets`;
 const whenTried = () => `at step ${mapped[TRIED_AT].step}`;
 const usually = ({ usual, texts: [halved, right] }) =>
-  `${whenTried()} on ${halved} of the ${right} texts that the model got right, it fell to half or less (medians ` +
-  `${fromTo(usual)}; a token that is not among ${likeliestOnes()} counts as 0%)`;
+  `${whenTried()} on ${halved} of ${right} texts that the model got right, it fell to half or less (medians ` +
+  `${fromTo(usual)}; a token not among ${likeliestOnes()} counts as 0%)`;
 
 function headOf({ head, weight, trial: { source }, texts: [, right] }) {
   if (!weight) return "";

@@ -25,7 +25,7 @@ import { engine, useEngine } from "browser/typed-text.js";
 import { watch } from "browser/watching.js";
 import { decimal, scientific } from "browser/words.js";
 
-const LARGEST_ERROR = 1e-3; // of a logit
+const LARGEST_ERROR = 1e-3; // difference of a logit from PyTorch's that rounding may explain
 const STOPPED = "The model in this page has stopped. Reload the page to start it again.";
 const BROWSERS = $("browsers").textContent; // that can show this page
 

@@ -1,5 +1,5 @@
-// Activation patching (Meng et al. 2022, arXiv:2202.05262; Wang et al. 2022): for every head and token, the reading of
-// text A gets the head's output at that token of text B, and shows how this changes the prediction of the next token.
+// Activation patching (Meng et al. 2022, arXiv:2202.05262; Wang et al. 2022): puts one head's output at one token of
+// text B into the reading of text A, for every head and token, and shows how this changes the prediction.
 
 import { $, createCells, element } from "browser/elements.js";
 import { fillRamp } from "browser/large-map.js";

@@ -26,7 +26,7 @@ export class Reading {
     let same = 0;
     while (same < Math.min(tokens.length, cache.length) && tokens[same] === cache.tokens[same]) same++;
     cache.length = same;
-    // The last of the same positions is measured again: its next token is another now.
+    // The last position that is the same is measured again: its next token is another now.
     this.columns.length = Math.min(this.columns.length, Math.max(0, same - 1));
     while (cache.length < tokens.length) {
       network.read(tokens.slice(cache.length, cache.length + CHUNK), cache, { edits: this.edits, trace });
@@ -148,7 +148,7 @@ export class Reading {
     const { network, trace } = this;
     const { D, H, K, config } = network;
     const block = `blocks.${layer}.attention`;
-    const first = (H + network.groupOf(head)) * K; // of the key's rows in the projection
+    const first = (H + network.groupOf(head)) * K; // the first of the key's rows in the projection
     const [projection, bias] = [network.weight(`${block}.qkv_proj`), network.weights.get(`${block}.qkv_proj.bias`)];
     const matrix = projection.subarray(first * D, (first + K) * D);
     const stream = row(trace.residual[2 * layer], position, D);
@@ -228,7 +228,7 @@ export class Reading {
     text.lens = Object.fromEntries(["token", "probability", "divergence"].map((name) => [name, ofStages(name)]));
     const known = columns.slice(0, -1);
     text.attribution = details.parts.map((part) => [...known.map(({ parts }) => parts[part]), null]);
-    text.attribution_of_likeliest = details.parts.map((part) => columns.at(-1).parts[part]); // after the last position
+    text.attribution_of_likeliest = details.parts.map((part) => columns.at(-1).parts[part]); // after the last token
     const largestLogit = Math.max(1, ...columns.map(({ logit }) => Math.abs(logit)));
     text.attribution_error = Math.max(...columns.map(({ error }) => error)) / largestLogit;
     return details;

@@ -2,7 +2,7 @@
 export function recent(most, kept = new Map()) {
   return (key, make) => {
     const value = kept.has(key) ? kept.get(key) : make();
-    kept.delete(key); // and set again at the end: a Map keeps this order
+    kept.delete(key); // then set it again at the end: a Map keeps its order
     kept.set(key, value);
     if (kept.size > most) kept.delete(kept.keys().next().value);
     return value;
