@@ -34,7 +34,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
             aside.replace(path)
         finally:
-            with suppress(OSError):  # after a success `aside` is gone; after an error, that error must be raised
+            with suppress(OSError):  # it is gone after a success; else unlink must not hide the first error
                 aside.unlink()
         flush_folder(path.parent)
 

@@ -167,7 +167,10 @@ class Glass:
         return Recording.open(self.run / ATTENTION, self.name)
 
     def recorded_or_none(self) -> Recording | None:
-        """Returns `recorded`, or None if there is none. For a damaged one it warns: a text can be read without it."""
+        """Returns `recorded`, or None if nothing was recorded.
+
+        For a damaged recording warns and returns None, because a text can be read without it.
+        """
         try:
             return self.recorded
         except Missing:

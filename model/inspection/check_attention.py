@@ -184,7 +184,7 @@ def _problems(layer: nn.Module, x: Tensor) -> Iterator[str]:
     influences, by_others = influence(call, x)[0].unbind(1)
     depends = influences > EXACT
     hidden = (~mask).fill_diagonal_(False)  # the token itself makes the query, so the output always depends on it
-    near = mask & sliding_window_mask(T, 2)  # farther tokens may be outside the attention's window
+    near = mask & sliding_window_mask(T, 2)  # farther tokens may be outside the attention window
     means = call(x[:, :1].expand_as(x))[0]  # all tokens alike: each output is the same mean
     symptoms = {
         "output {} is NaN, or does not depend on token {}, to which it may attend": near & ~(influences > 0),

@@ -43,7 +43,7 @@ MOST = 92  # texts that an experiment tries at most
 PIECE = (8, 18)  # fewest and most tokens in a piece of recorded text; in between, a sixth of the context
 WORD = 8  # letters in a made-up word
 BEGINNING = 4  # tokens in a prompt from which the model writes a text of its own
-NGRAM = 5  # the model repeats itself once so many tokens in a row occur a second time
+NGRAM = 5  # the model repeats itself if its last NGRAM tokens also occur earlier
 OTHER_KIND = str.maketrans("'\"([", "\"'[(")  # the other kind of a quote or an opening bracket
 CLOSING = str.maketrans("([", ")]")  # a quote is closed by the same quote
 

@@ -27,7 +27,7 @@ from model.gpt import GPT, Block, in_eval_mode
 from model.inspection.texts import Texts
 
 TOKENS_AT_ONCE = 8192  # in one forward pass, over all texts
-ERRORS = 2  # a change within so many standard errors of 0 may be chance
+ERRORS = 2  # a change of less than ERRORS standard errors may be chance
 
 Vectors = Mapping[str, Tensor]  # one output for each part name: (K,) for a head, else as wide as the module's output
 Hook = Callable[[nn.Module, Tensor], Tensor | None]  # gets a module and its input or output, may return a replacement

@@ -379,7 +379,7 @@ def _compute(
     )
 
 
-# The last copy of each model, as long as a reading holds it. The key also names the device and type of the weights.
+# The newest copy of each model, while a reading holds that copy. The key names the weights' device and type too.
 _copies: weakref.WeakValueDictionary[tuple, GPT] = weakref.WeakValueDictionary()
 
 

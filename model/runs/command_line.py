@@ -62,7 +62,8 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     3. the config of the run to resume; or `default_config`, if there is neither --resume nor --config;
     4. the default.
 
-    Then fills in what is still unset: trainer.precision, and the network and tokenizer of --model.init_from.
+    Then fills in what the machine or a model decides: trainer.precision if it is unset, the network of
+    --model.init_from, and the tokenizer if it is a model's.
 
     Raises a `Mistake` for options that contradict each other, and for runs and models that are missing or damaged.
     """

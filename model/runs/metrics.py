@@ -94,7 +94,7 @@ class StepLogger(Logger):
     """Collects all metrics of a step in one row. A step is the number of updates that the weights have had.
 
     The step that Lightning passes to a logger is not that number: `self.log` during an update passes the step before,
-    and callbacks at the start of a batch pass their own. So this takes the step from the trainer instead.
+    and callbacks at the start of a batch choose one themselves. So this takes the step from the trainer.
     """
 
     name = version = ""  # so that ModelCheckpoint's save_dir/name/version/checkpoints is the run's checkpoints/

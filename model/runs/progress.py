@@ -23,7 +23,7 @@ class Progress(TQDMProgressBar):
 
     @property
     def total_train_batches(self) -> int | float:
-        """The length of the bar, in batches, which the bar counts. Lightning's own length is in steps."""
+        """The length of the bar. The bar counts batches, but the length that Lightning computes is in steps."""
         return super().total_train_batches * self.trainer.accumulate_grad_batches
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:

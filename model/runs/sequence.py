@@ -126,7 +126,7 @@ class RunSequence(Checkpoint):
         if is_saved or stop_now or trainer.should_stop:
             self.checkpoints.save(trainer, is_best)
         if stop_now:
-            # If only another rank received a signal, this one does not know which.
+            # If only another rank received a signal, this rank does not know which signal it was.
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)
 
     def show(self, trainer: Trainer, state: str) -> None:

@@ -56,7 +56,8 @@ class GPTModule(LightningModule):
                 compiler the network is not compiled.
             init_from: start from this model's weights instead of random ones. A run, a checkpoint, a folder in Hugging
                 Face's format, or a name on the Hub such as gpt2. The model also sets the tokenizer and the options of
-                the network, except dropout and context_length, which may be shorter.
+                the network, except dropout and context_length; if its positions are learned, context_length can only
+                be shortened.
         """
         super().__init__()
         self.gpt_config, self.optimizer_config, self.schedule_config = gpt, optimizer, schedule
@@ -157,7 +158,7 @@ class GPTModule(LightningModule):
             )
 
     def on_validation_epoch_start(self) -> None:
-        self.zero_grad()  # frees the memory of the gradients, which with CUDA graphs validation would overwrite
+        self.zero_grad()  # frees the gradients' memory; with CUDA graphs, validation would overwrite it
         self.validation_sums = []
         self.token_lengths = torch.from_numpy(self.trainer.datamodule.tokenizer.lengths).to(self.device)
 

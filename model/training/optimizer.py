@@ -279,7 +279,7 @@ class MuonAdamW(torch.optim.Optimizer):
                 shape = parameter.shape[:1] if name == "squares" else parameter.shape
                 state[name] = parameter.new_zeros(shape)
             elif name == "step":
-                # `adamw` increments it on the device; Lightning leaves it on the CPU when it loads a checkpoint.
+                # `adamw` increments the step on the device; Lightning leaves it on the CPU when it loads a checkpoint.
                 state[name] = state[name].to(parameter.device)
         return [self.state[parameter][name] for parameter in parameters]
 
