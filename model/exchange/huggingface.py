@@ -95,7 +95,9 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
     """
     if isinstance(source, nn.Module):
         their_config: Any = source.config
-        name, options, weights = type(source).__name__, their_config.to_dict(), source.state_dict()
+        name, options = type(source).__name__, their_config.to_dict()
+        # Copies: otherwise the two models would share biases and embeddings, and training one would change the other.
+        weights = {name: weight.clone() for name, weight in source.state_dict().items()}
     else:
         folder = local_folder(source)
         name, options, weights = str(folder), read_json(folder / CONFIG_JSON), read_weights(folder)

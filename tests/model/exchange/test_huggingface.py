@@ -126,6 +126,17 @@ def test_a_model_that_transformers_has_saved_again_comes_back(config, transforme
         assert Tokenizer.from_folder(second).to_dict() == tokenizer.to_dict()
 
 
+@EXPORTED
+def test_a_gpt_shares_no_weight_with_the_transformers_model_that_it_was_made_of(config, exported, loaded):
+    gpt, folder = exported(config)
+    peer = loaded(folder)
+    imported = from_huggingface(peer)
+    with torch.no_grad():
+        for weight in imported.parameters():
+            weight.zero_()
+    assert same_weights(from_huggingface(peer), gpt)
+
+
 @pytest.mark.parametrize("name", GPT2_ACTIVATIONS)
 def test_each_activation_is_the_function_that_transformers_has_under_its_name(name, transformers):
     x = torch.linspace(-20, 20, 1001, dtype=torch.float64)
