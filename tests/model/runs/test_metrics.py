@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from model.mistakes import Mistake
 from model.runs.metrics import CSVLogger, TrainingMetrics
-from model.runs.results import COLUMNS
+from model.runs.results import COLUMNS, read_metrics
 from model.runs.saving import rewind
 from tests.small_runs import csv_rows, metrics
 
@@ -51,6 +52,15 @@ def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_be
         ("20", str(1.0 / 3), "", "0.2", "0.5"),
         ("30", "", "", "3.0", ""),
     ]
+
+
+def test_a_callback_may_log_tensors_but_nothing_that_makes_the_file_unreadable(tmp_path):
+    logger = csv_logger(tmp_path)
+    log(logger, 1, norm=torch.tensor(0.5), is_large=True, count=np.int64(3), lr=0.1)
+    with pytest.raises(ValueError, match="words"):
+        log(logger, 2, note="words")
+    logger.finalize("success")
+    assert read_metrics(tmp_path / "metrics.csv") == [{"step": 1, "lr": 0.1, "norm": 0.5, "is_large": 1, "count": 3}]
 
 
 @settings(max_examples=50)
