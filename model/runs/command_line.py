@@ -183,8 +183,13 @@ def explanation(error: Exception, run: Run) -> str | None:
     train.py raises the sentence as a `Mistake`. It shows all other errors, but for those that are a `Mistake` already,
     with their traceback, because they are errors in code.
     """
-    cause = error.__cause__ or error  # jsonargparse wraps what the constructor of an option's class raises
-    if isinstance(cause, MisconfigurationException):  # Lightning: options that do not go together
+    cause: BaseException = error
+    while cause.__cause__:  # jsonargparse wraps what the constructor of an option's class raises, perhaps twice
+        cause = cause.__cause__
+    # Lightning: options that do not go together, or a package that is not installed. Python names the module that an
+    # import lacks, Lightning does not.
+    is_missing = isinstance(cause, ModuleNotFoundError) and cause.name is None
+    if is_missing or isinstance(cause, MisconfigurationException):
         return str(cause)
     if is_out_of_memory(error):
         message = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
