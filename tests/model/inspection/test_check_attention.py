@@ -211,6 +211,7 @@ RIGHT = {
     "computed in bfloat16": lambda: lambda q, k, v, m: written()(q.bfloat16(), k.bfloat16(), v.bfloat16(), m),
     "grouped heads": lambda: CausalSelfAttention(64, 4, num_kv_heads=2).bfloat16(),
     "the GPT's with a norm and a window": lambda: CausalSelfAttention(64, 4, qk_norm=True, window=3),
+    "the GPT's with a narrow window": lambda: CausalSelfAttention(64, 4, window=2),
     "the general layer": lambda: MultiHeadAttention(64, 4),
     "by hand": written,
     "a module that is causal": lambda: Layer().train(),
