@@ -222,6 +222,8 @@ class Glass:
         try:
             ids = torch.as_tensor(self.tokenizer.encode(text) if isinstance(text, str) else text)
             (length,) = ids.shape
+            if not length:
+                raise ValueError("it is empty")
             tokens = self.gpt.known_ids(ids)
         except (ValueError, TypeError, RuntimeError) as error:  # torch raises various errors for what is no tensor
             raise Mistake(f"{text!r:.80} is neither a text of at least one token nor token ids (T,): {error}") from None

@@ -33,7 +33,7 @@ from model.inspection.maps import Checks
 from model.inspection.parts import Vectors, in_float32, measure_losses, replaced
 from model.inspection.reading import Reading, RecordedReading, as_json, read
 from model.inspection.texts import Label, Texts
-from model.mistakes import Missing, Mistake, file_errors, parsing
+from model.mistakes import Missing, Mistake, file_errors, listed, parsing
 
 VERSION = 3  # of the folder's file format
 SCORE_DIGITS = ".5f"  # five decimals in scores.jsonl
@@ -223,7 +223,11 @@ class Recording:
         return problems
 
     def at(self, step: int) -> Snapshot:
-        return next(snapshot for snapshot in self.snapshots if snapshot.step == step)
+        """Raises a `Mistake` if the step is not recorded."""
+        for snapshot in self.snapshots:
+            if snapshot.step == step:
+                return snapshot
+        raise Missing(f"step {step} is not recorded: the steps are {listed([*map(str, self.steps)])}")
 
     def path(self, step: int, suffix: str = ".npz") -> Path:
         """Returns the path of a step's maps, or with ".json" of its figures. The file need not exist."""

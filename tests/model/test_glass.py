@@ -165,7 +165,9 @@ def test_the_title_of_a_reading_names_what_was_changed(glass):
     ("ask", "names"),
     [
         (lambda glass: glass.at(5), "5"),
-        (lambda glass: glass.read(""), "one"),
+        (lambda glass: glass.read(""), "one empty"),
+        (lambda glass: glass.recorded.at(5), "5 0 12"),
+        (lambda glass: glass.recorded.maps(5), "5"),
         (lambda glass: glass.read([300]), "300"),
         (lambda glass: glass.read([0.5]), "[0.5] (T,)"),
         (lambda glass: glass.read("the").attribution(of=-5), "of 0 256 -5"),
