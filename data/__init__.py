@@ -1,1 +1,1 @@
-"""From text to batches: corpora, tokenizers, token files, the order of samples."""
+"""Turns text into batches: corpora, tokenizers, files of tokens, and the order in which windows are read."""

@@ -29,16 +29,17 @@ from model.mistakes import Mistake, check_range
 
 _log = logging.getLogger(__name__)
 
-# Worker processes of all loaders. Weak: a strong reference would keep the open files of every process that has ended.
+# Worker processes of all loaders. Weak: a strong reference to a process that has ended would keep its files open.
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 class TextDataModule(lightning.LightningDataModule):
-    """Reads text and yields batches {"tokens": (B, T), "targets": (B, T)}, int64; a target is the token that follows.
+    """Reads a corpus, tokenises it, and yields batches for training and validation.
 
-    Training batches never end, and the order of their windows depends on the seed alone. A pass over the validation
-    split predicts each of its tokens exactly once, in adjacent windows; what is left over in the last batch has the
-    target `windows.IGNORED`.
+    A batch is {"tokens": (B, T), "targets": (B, T)}, int64. The target of a token is the token that follows it.
+    Training never runs out of batches, and the seed alone decides their order. A pass over the validation split
+    predicts each of its tokens but the first exactly once, in adjacent windows; where the last batch has no more text,
+    its targets are `windows.IGNORED`.
 
     Args:
         corpus: text to train on: stdlib (the source code of Python's standard library), files (your own, see
@@ -46,7 +47,7 @@ class TextDataModule(lightning.LightningDataModule):
         max_tokens: train on at most this many tokens, from the beginning of the corpus, and validate on at most
             validation_fraction of this number (null: no limit).
         tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or the path
-            of a model whose tokenizer to use: a run, a checkpoint or a Hugging Face folder, written with a / in it
+            of a model to take the tokenizer from: a run, a checkpoint or a Hugging Face folder; the path must have a /
             (null: the tokenizer of --model.init_from). In Python, a dict from `Tokenizer.to_dict` instead of a path.
         vocab_size: number of tokens in the bpe tokenizer, end-of-text included (null: 2048). The size of every other
             tokenizer is fixed.
@@ -54,16 +55,16 @@ class TextDataModule(lightning.LightningDataModule):
         batch_size: sequences in a training batch (B), over all devices.
         validation_batch_size: sequences in a validation batch, over all devices (null: batch_size).
         repeat_fraction: share of the training windows, 0 to 1, that repeat their own first tokens over and over. The
-            period is random, from 8 tokens to half of the context length, so a model must look back for the same token
-            to predict the next one, which makes induction heads form early. Not allowed with document_masking.
+            period is random, from 8 tokens to half of the context length. So a model has to look back for the same
+            token to predict the next one, and induction heads form early. Not allowed with document_masking.
         repeat_from: number of windows to read before repeat_fraction applies. A batch has batch_size windows.
-        repeat_until: number of windows after which repeat_fraction no longer applies (null: it always applies). A
-            model that reads repetitions until the end of training also writes them.
+        repeat_until: number of windows after which repeat_fraction no longer applies (null: it applies until the
+            end). A model that reads repetitions until the end of training also writes them.
         random_repeat_fraction: share of the training windows, 0 to 1, that repeat random tokens instead of text,
             throughout training. A small share keeps induction heads alive, and since random tokens are not text, it
             hardly changes what a model writes.
-        document_masking: keep attention within a document: batches also have "document_ids" (B, T).
-        seed: determines the order of the training windows.
+        document_masking: let each token attend only to its own document. Batches then also have "document_ids" (B, T).
+        seed: decides the order of the training windows and how they repeat themselves.
         num_workers: processes that load batches; 0 (no extra process) is right unless a profile shows otherwise.
         num_threads: threads that tokenise at once (null: one per core).
         cache_dir: folder for tokenised text (null: $GLASSGPT_CACHE, or else .cache in a checkout, or else the user's
@@ -109,12 +110,12 @@ class TextDataModule(lightning.LightningDataModule):
         if repeat_fraction and document_masking:
             raise Mistake(
                 "data.repeat_fraction repeats text across the boundaries of documents, but data.document_masking hides "
-                "what is beyond them: set --data.repeat_fraction 0 or --data.document_masking false"
+                "earlier documents: set --data.repeat_fraction 0 or --data.document_masking false"
             )
         if options.streaming and max_tokens is None:
             raise Mistake("data.streaming needs a limit: set --data.max_tokens to the number of tokens to train on")
         if tokenizer is None:
-            raise Mistake("data.tokenizer is null, which means that of --model.init_from: set one of these two options")
+            raise Mistake("data.tokenizer is null, the tokenizer of --model.init_from: set one of these two options")
         if isinstance(tokenizer, str):
             tokenizers.check_name(tokenizer)
 
@@ -144,7 +145,7 @@ class TextDataModule(lightning.LightningDataModule):
         return self.tokenized.tokenizer
 
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
-        """Counts the windows of each training batch. The loaders cannot count them: they read ahead of the model."""
+        """Counts the windows of each training batch, here because the loaders read ahead of the model."""
         if self.trainer.training:
             self.windows_read += self.batch_size
         return batch
@@ -164,10 +165,10 @@ class TextDataModule(lightning.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader:
         """Returns a loader of endless batches, beginning with the first window that the run has not read."""
-        if self.windows_read is None:  # a checkpoint of an earlier version, which read as many windows in every step
+        if self.windows_read is None:  # a checkpoint of an earlier version, in which a run kept its batch size
             batches = self.trainer.global_step * self.trainer.accumulate_grad_batches
             self.windows_read = batches * self.batch_size
-        if self.windows_read and self.trainer.overfit_batches:  # it would repeat other batches than before
+        if self.windows_read and self.trainer.overfit_batches:  # resumed, it would repeat other batches
             raise Mistake("a run with trainer.overfit_batches cannot be resumed: start a new one")
         return self._loader(
             TrainingWindows(
@@ -183,7 +184,7 @@ class TextDataModule(lightning.LightningDataModule):
         )
 
     def val_dataloader(self) -> DataLoader:
-        """Returns a loader of every window of the validation split, once, divided among the devices."""
+        """Returns a loader that yields every window of the validation split once, divided among the devices."""
         validation, rows = self.tokenized.validation, self._rows("validation_batch_size")
         return self._loader(ValidationWindows(validation, self.context_length, self.validation_batch_size, rows))
 
@@ -206,15 +207,15 @@ class TextDataModule(lightning.LightningDataModule):
             collate_fn=partial(as_batch, end_of_text=self.tokenizer.end_of_text, with_documents=self.document_masking),
             num_workers=self.num_workers,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
-            generator=torch.Generator(),  # otherwise each new iterator would advance the global one
+            generator=torch.Generator(),  # otherwise each new iterator would advance the global generator
         )
 
 
 class Loader(DataLoader):
-    """A DataLoader whose worker processes start with signals blocked, so that no signal reaches them.
+    """A DataLoader whose worker processes block SIGINT and SIGTERM.
 
-    Ctrl-C goes to every process of a terminal, but the main process still needs batches to finish its step. Then it
-    ends the workers itself.
+    Ctrl-C reaches every process of a terminal, but the main process still needs batches to finish its step. After that
+    it ends the workers itself.
     """
 
     def __iter__(self) -> Any:
@@ -231,6 +232,6 @@ class Loader(DataLoader):
 
 @atexit.register
 def _kill_workers() -> None:
-    """Kills the workers that are still alive. Python would end them by SIGTERM, which they block, and wait forever."""
+    """Kills the workers that are still alive. Python would send them SIGTERM, which they block, and wait forever."""
     for process in _workers & set(multiprocessing.active_children()):
         process.kill()

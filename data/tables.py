@@ -14,8 +14,8 @@ from typing import Any
 
 from model.mistakes import Mistake, parsing
 
-BATCH_ROWS = 1000  # rows to read at once; by default `datasets` takes the size of the first row group, which may be 0
-# Arguments of `datasets.load_dataset`, by the ending of the file's name. A file with another ending is plain text.
+BATCH_ROWS = 1000  # rows that `datasets` reads at once; its default, the size of the first row group, may be 0
+# Arguments of `datasets.load_dataset`, by the ending of a file's name. A file with any other ending is plain text.
 _CSV = {"path": "csv", "encoding": "utf-8-sig", "na_filter": False, "index_col": False, "chunksize": BATCH_ROWS}
 TABLES: dict[str, dict[str, Any]] = {
     ".csv": _CSV,
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def table_ending(path: Path) -> str | None:
-    """Returns the ending of a table's name, such as ".csv" for "a.csv.gz"; None if `path` is plain text."""
+    """Returns the ending of a table, a key of TABLES: ".csv" for "a.csv.gz". Returns None if `path` is plain text."""
     endings = [ending.lower() for ending in path.suffixes if ending.lower() not in COMPRESSIONS]
     return endings[-1] if endings and endings[-1] in TABLES else None
 
@@ -46,7 +46,7 @@ def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
     options = TABLES[ending]
     load = partial(datasets.load_dataset, **options, data_files=[glob.escape(str(path))], split="train", streaming=True)
     with parsing(path):
-        if path.suffix.lower() == ".zst":  # `datasets` would take a truncated file for a whole one
+        if path.suffix.lower() == ".zst":  # `datasets` does not notice that a file is truncated
             _read_all(path)
         if options["path"] == "csv":
             load = partial(load, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE)
@@ -56,7 +56,7 @@ def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
         rows = load()
     is_warned = ending != ".tsv" or not quotes
     for text in column_texts(tables_of(rows, parsing(path)), column, str(path)):
-        if not is_warned and "\n" in text and "\t" in text:  # a quote mark may have swallowed the rows after it
+        if not is_warned and "\n" in text and "\t" in text:  # after a stray quote mark, rows are read as one field
             message = "%s: field %r has line breaks and tabs; if quote marks are text here, set --data.quotes false"
             _log.warning(message, path, text[:40])
             is_warned = True
@@ -72,16 +72,19 @@ def _read_all(path: Path) -> None:
             pass
 
 
-def tables_of(rows: Any, reads: AbstractContextManager) -> Iterator[Any]:
-    """Yields the rows of a `datasets.Dataset` or `IterableDataset` as pyarrow tables; reading is done in `reads`."""
-    with reads:
+def tables_of(rows: Any, errors: AbstractContextManager) -> Iterator[Any]:
+    """Yields the rows of a `datasets.Dataset` or `IterableDataset` as pyarrow tables.
+
+    errors: a context manager; rows are read inside it, so that it can turn errors of reading into a Mistake.
+    """
+    with errors:
         yield from rows.with_format("arrow").iter(batch_size=256)
 
 
 def column_texts(tables: Iterator[Any], column: str, label: str) -> Iterator[str]:
     """Yields the text in `column` of each row, "" where it is empty.
 
-    label: names the source of the tables in messages.
+    label: what messages call the source of the tables.
 
     Raises Mistake if `column` does not exist or does not hold text.
     """
@@ -104,8 +107,8 @@ def column_texts(tables: Iterator[Any], column: str, label: str) -> Iterator[str
 def _values(column: Any) -> list:
     """Returns the values of a pyarrow column.
 
-    If rows differ in type, `datasets` turns every value of the column, strings included, into JSON source,
-    which is parsed here.
+    If the rows of a column differ in type, `datasets` turns all of its values, even strings, into JSON source, which is
+    parsed here.
     """
     import pyarrow
 
@@ -116,12 +119,12 @@ def _values(column: Any) -> list:
 
 
 def import_datasets() -> ModuleType:
-    """Imports `datasets`, which takes seconds, and silences its log: errors that it logs are also raised."""
+    """Imports `datasets`, which takes seconds. Silences its log, since it also raises every error that it logs."""
     import datasets
     import huggingface_hub
 
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # it reports each table, even a local one, to the Hub
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # otherwise it tells the Hub of every table, even a local one
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     huggingface_hub.logging.set_verbosity(huggingface_hub.logging.CRITICAL)
-    warnings.filterwarnings("error", message="Length of header or names")  # otherwise pandas drops cells
+    warnings.filterwarnings("error", message="Length of header or names")  # raised, because pandas then drops cells
     return datasets

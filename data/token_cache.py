@@ -1,12 +1,12 @@
 """Caches tokenised corpora: one folder for each combination of corpus, tokenizer and limits.
 
-The folder's name ends in a digest of everything that decides its content, including sizes and dates of the files. So a
-changed file or option leads to another folder, and an unchanged one is opened without reading any text. The cache may
-be deleted at any time.
+The name of a folder ends in a digest of everything that decides its content, such as sizes and dates of the text files.
+So a changed file or option leads to another folder, and without a change no text is read again. The cache may be
+deleted at any time.
 
 train.bin and validation.bin hold the tokens of the two splits as plain uint16 or uint32, depending on the size of the
-vocabulary. tokens.json holds the tokenizer and the size of each split, and is written last. If it is missing, or if a
-split has another size than it says or is newer than it, the folder counts as empty and the corpus is tokenised again.
+vocabulary. tokens.json holds the tokenizer and the size of each split, and is written last. The corpus is tokenised
+again if tokens.json is missing, or if one of the other two is newer or does not have the size that tokens.json gives.
 """
 
 import hashlib
@@ -40,20 +40,20 @@ FORMAT = "GlassGPT tokens 4"
 INDEX = "tokens.json"
 BATCH_CHARS = 2**19  # characters that a thread encodes at once
 OTHER_PLACE = ": free some space for the tokens, or set --data.cache_dir to another folder"
-LARGE = 2**25  # tokens; most of a larger split is not in memory
+LARGE = 2**25  # tokens; a larger split is assumed not to be in memory as a whole
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TokenStore:
-    """The tokens of one split, in a file that is memory-mapped."""
+    """The tokens of one split, in a memory-mapped file."""
 
     path: Path
     dtype: str
     num_tokens: int
     num_bytes: int  # of the text in UTF-8
-    checksum: int  # CRC-32 of the file, by which a resumed run recognises its text
+    checksum: int  # CRC-32 of the file; a resumed run compares it to notice that its text has changed
 
     def is_whole(self, index: Path) -> bool:
         """Whether the file has the right size and is no newer than `index`. Raises OSError if either is missing."""
@@ -64,16 +64,16 @@ class TokenStore:
     def _tokens(self) -> np.ndarray:
         tokens = np.memmap(self.path, self.dtype, mode="r")
         if len(tokens) > LARGE and hasattr(mmap, "MADV_RANDOM"):
-            # Windows lie far apart in a large split, so reading ahead of each would be wasted.
+            # The next window lies far away in a large split, so reading ahead would be wasted.
             tokens.base.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
         return np.asarray(tokens)  # indexing a np.memmap is slower
 
     def __reduce__(self):
-        # Loader processes open the file again: a pickled memory map would carry its whole content.
+        # Worker processes open the file themselves: a pickled memory map would contain all tokens.
         return TokenStore, astuple(self)
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """Returns windows of `length` tokens from `starts` (B,) on, as int64 (B, length): faster than one by one."""
+        """Returns the windows of `length` tokens that begin at `starts` (B,), all at once, as int64 (B, length)."""
         return self._tokens[starts[:, None] + np.arange(length)].astype(np.int64)
 
     def read(self, start: int, length: int) -> np.ndarray:
@@ -94,8 +94,8 @@ class CorpusCache:
 
     corpus: Corpus
     tokenizer: str | Tokenizer  # a name that `tokenizers.check_name` accepts, or a tokenizer
-    vocab_size: int  # of the bpe tokenizer; that of the others is fixed
-    max_tokens: dict[str, int | None]  # for each split; None: all
+    vocab_size: int  # of the bpe tokenizer; the other tokenizers have a fixed size
+    max_tokens: dict[str, int | None]  # for each split; None: no limit
     cache_dir: str | Path | None = None  # None: `default_cache_dir()`
 
     def __post_init__(self):
@@ -111,7 +111,7 @@ class CorpusCache:
         self.paths = {split: self.folder / f"{split}.bin" for split in SPLITS}
 
     def open(self) -> TokenizedCorpus | None:
-        """Returns the tokenised corpus, or None if it is missing, incomplete or changed."""
+        """Returns the cached corpus, or None if files of it are missing, incomplete or changed."""
         with suppress(OSError, ValueError):  # a missing or a truncated file
             path = self.folder / INDEX
             index = json.loads(path.read_bytes())
@@ -121,7 +121,7 @@ class CorpusCache:
         return None
 
     def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
-        """Opens the tokenised corpus, or tokenises it. If several runs need it at once, one tokenises and others wait.
+        """Opens the cached corpus, or tokenises it. If several runs need it at once, one tokenises and the others wait.
 
         Raises Mistake if the text cannot be read or the tokens cannot be written.
         """
@@ -172,17 +172,17 @@ def default_cache_dir() -> Path:
 
 
 def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, total: int | None = None) -> TokenStore:
-    """Writes a stream of tokens to a file, with a progress bar up to `total` tokens, if that is known.
+    """Writes a stream of tokens to a file. Shows a progress bar, up to `total` tokens if their number is known.
 
     Raises Mistake if there is no text.
     """
     num_tokens = num_bytes = checksum = 0
     with file_errors(path.parent, OTHER_PLACE):
-        path.unlink(missing_ok=True)  # a run that has the old file open keeps reading it
+        path.unlink(missing_ok=True)  # not overwritten: a run may still be reading the old file
         file = path.open("wb")
     with file, tqdm(desc=f"tokenising {path.stem}", total=total, unit=" tokens", unit_scale=True) as bar:
         for tokens in stream:
-            with file_errors(path.parent, OTHER_PLACE):  # only around this: an OSError of a corpus is an error in code
+            with file_errors(path.parent, OTHER_PLACE):  # only here: an OSError of `stream` is a bug
                 file.write(tokens.data)
             checksum = zlib.crc32(tokens.data, checksum)
             num_tokens += len(tokens)
@@ -218,11 +218,11 @@ def token_stream(
 def _encoded(tokenizer: Tokenizer, passages: Iterable[Passage], num_threads: int) -> Iterator[np.ndarray]:
     """Yields the tokens (N,) of each batch of `passages`, in order. Threads suffice: tiktoken releases the GIL.
 
-    Batches take turns with one copy of the tokenizer for each thread. With a shared tokenizer, the threads wait for
-    each other at every piece, which took 15 to 30% more processor time on 2 cores (AMD EPYC).
+    There is one copy of the tokenizer for each thread, and batches use the copies in turn. When threads share one
+    tokenizer they wait for each other at every piece, which took 15 to 30% more processor time on 2 cores (AMD EPYC).
     """
     fields = tokenizer.name, tokenizer.pattern, tokenizer.ranks, tokenizer.special_tokens
-    copies = itertools.cycle(Tokenizer(*fields) for _ in range(num_threads))  # lazy: a short text makes only the first
+    copies = itertools.cycle(Tokenizer(*fields) for _ in range(num_threads))  # lazy: a short text needs only the first
     end = np.array([tokenizer.end_of_text])
 
     def encode(copy: Tokenizer, batch: list[Passage]) -> np.ndarray:

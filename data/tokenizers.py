@@ -1,7 +1,7 @@
 """Tokenizers: text <-> token ids, always through a `tiktoken.Encoding`.
 
-Three kinds: a published encoding by name ("gpt2", "o200k_base", ...), "bytes" (one token per byte), and "bpe", a
-byte-pair encoding trained on the training split. V is the vocabulary size; ids run from 0 to V - 1.
+There are three kinds: a published encoding by its name ("gpt2", "o200k_base", ...), "bytes" (one token per byte), and
+"bpe", a byte-pair encoding trained on the training split. V is the vocabulary size; ids run from 0 to V - 1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # file 
 # GPT-2's pattern as tiktoken writes it, and the `Tokenizer.fingerprint` of the published encoding "gpt2".
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 GPT2_FINGERPRINT = "648dedb86513872cc826279d044c6ddfd43cd7fd4430662e21e2a73c0e7c55d8"
-# As in GPT-4's pattern, a word keeps the space or punctuation mark before it. Unlike there, a line break and the
-# indentation after it are one piece: in code, a line break mostly tells how deep the next line is indented.
+# As in GPT-4's pattern, a word keeps the space or punctuation mark before it. Unlike in GPT-4's, a line break and the
+# indentation after it are one piece: in code, nearly every line break is followed by some indentation.
 SPLIT_PATTERN = "|".join(
     [
         r"'(?i:[sdmt]|ll|ve|re)",
@@ -40,12 +40,12 @@ SPLIT_PATTERN = "|".join(
     ]
 )
 
-# With more text than this the merges hardly change; the limit bounds the memory for the table of distinct pieces.
+# More text than this hardly changes the merges; the limit bounds the memory of the table of distinct pieces.
 TRAINING_BYTES = 128 * 2**20
 
 
 class Tokenizer:
-    """A `tiktoken.Encoding` with an end-of-text token, which can be stored as plain data.
+    """A `tiktoken.Encoding` that has an end-of-text token and can be stored as plain data.
 
     If a text contains the name of a special token ("<|endoftext|>"), the name is encoded as ordinary text.
 
@@ -54,13 +54,13 @@ class Tokenizer:
         ranks: id of each token, by its bytes; a lower id is merged earlier.
         special_tokens: id of each special token, by its name.
 
-    Raises ValueError if a byte has no token or two tokens have the same id. An error of tiktoken, such as for a wrong
-    pattern, passes through.
+    Raises ValueError if a byte has no token or two tokens have the same id. Errors of tiktoken, for example about a
+    wrong pattern, pass through.
     """
 
     def __init__(self, name: str, pattern: str, ranks: dict[bytes, int], special_tokens: dict[str, int]):
         self.name, self.pattern, self.ranks, self.special_tokens = name, pattern, ranks, special_tokens
-        # tiktoken would panic over these two, and its panic is not an Exception.
+        # Either of these two faults would make tiktoken panic, and its panic is not an Exception.
         for value in range(256):
             if bytes([value]) not in ranks:
                 raise ValueError(f"it has no token for the byte 0x{value:02x}")
@@ -77,7 +77,7 @@ class Tokenizer:
         return self.encoding.encode_ordinary(text)
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Returns `encode` as a uint32 array (N,), with no Python integer per token. A lone surrogate is an error."""
+        """Like `encode`, but returns a uint32 array (N,), without an int for each token. Raises on a lone surrogate."""
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -85,18 +85,18 @@ class Tokenizer:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int, unused: str = "\N{REPLACEMENT CHARACTER}") -> bytes:
-        """Returns the UTF-8 bytes of a token, or of `unused` for an unused id, as a rounded-up vocabulary has."""
+        """Returns the UTF-8 bytes of a token; for an unused id, as in a rounded-up vocabulary, those of `unused`."""
         try:
             return self.encoding.decode_single_token_bytes(token)
         except KeyError:
             return unused.encode()
 
     def label(self, token: int) -> str:
-        """Returns a token for display: part of a character is escaped, such as \\xe2, and an unused id becomes <id>."""
+        """Returns a token for display. Part of a character is escaped, such as \\xe2, and an unused id becomes <id>."""
         return self.token_bytes(token, unused=f"<{token}>").decode("utf-8", errors="backslashreplace")
 
     def num_bytes(self, tokens: np.ndarray) -> int:
-        """Returns the length in UTF-8 bytes of the text of `tokens` (N,), without end-of-text."""
+        """Returns the length of the text of `tokens` (N,), in UTF-8 bytes. An end-of-text counts 0."""
         return int(self.lengths[tokens].sum())
 
     @cached_property
@@ -108,7 +108,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest that is equal for two tokenizers exactly if they encode every text alike."""
+        """Hex digest of pattern, tokens and special tokens. Tokenizers with equal digests encode every text alike."""
         digest = hashlib.sha256()
         for part in (self.pattern, json.dumps(self.special_tokens, sort_keys=True)):
             digest.update(part.encode() + b"\0")
@@ -119,8 +119,8 @@ class Tokenizer:
     def to_dict(self) -> dict:
         """Returns all that `from_dict` needs to build the tokenizer again, offline, as str, int and bytes.
 
-        The tokens are one bytes object, in order of id, each after its length (2 bytes, little-endian; 0 for an unused
-        id). A hundred thousand separate objects would make every checkpoint slow to read.
+        All tokens are in one bytes object, in order of id. Before each token stands its length (2 bytes, little-endian;
+        0 for an unused id). A hundred thousand separate objects would make every checkpoint slow to read.
         """
         by_id = {rank: token for token, rank in self.ranks.items()}
         tokens = (by_id.get(rank, b"") for rank in range(max(by_id) + 1))
@@ -132,20 +132,20 @@ class Tokenizer:
         }
 
     def to_json(self) -> dict:
-        """Returns `to_dict` with the tokens in base64, as JSON has no bytes."""
+        """Returns the same as `to_dict`, but with the tokens in base64, since JSON has no bytes."""
         state = self.to_dict()
         return state | {"tokens": base64.b64encode(state["tokens"]).decode()}
 
     def huggingface_files(self, max_length: int | None = None) -> dict[str, dict]:
-        """Returns files, as name -> content, with which Hugging Face's AutoTokenizer encodes every text like this one.
+        """Returns files, as name -> content, with which Hugging Face's AutoTokenizer encodes any text like this one.
 
-        There, too, the name of a special token inside a text is ordinary text, unless split_special_tokens=False.
+        It, too, encodes the name of a special token inside a text as ordinary text, unless split_special_tokens=False.
 
         Args:
-            max_length: number of tokens that the model can read at once, for programs that truncate a text to it.
+            max_length: number of tokens that the model can read at once; other programs truncate texts to this length.
         """
         plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        # In Hugging Face's syntax, {1,3}+ would be repeated instead of possessive; an atomic group says the same.
+        # In Hugging Face's syntax, {1,3}+ is repeated instead of possessive. An atomic group, (?>...), is equivalent.
         their_pattern = re.sub(r"(\\p\{\w+\}\{[\d,]+\})\+", r"(?>\1)", self.pattern)
         split = {"type": "Split", "pattern": {"Regex": their_pattern}, "behavior": "Isolated", "invert": False}
         bytewise = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -158,9 +158,9 @@ class Tokenizer:
             "decoder": bytewise,
             "model": {
                 "type": "BPE",
-                "ignore_merges": True,  # as in tiktoken, a piece that is a token is not built by merges
+                "ignore_merges": True,  # as in tiktoken, a piece that is itself a token needs no merges
                 "vocab": {bytes_to_unicode(token): rank for token, rank in self.ranks.items()},
-                # Instead of ranks: every pair of tokens that makes a token, in the order in which tiktoken merges.
+                # Instead of ranks: every pair of tokens that forms a token, in the order in which tiktoken merges.
                 "merges": [
                     [bytes_to_unicode(token[:cut]), bytes_to_unicode(token[cut:])]
                     for token in sorted(self.ranks, key=self.ranks.__getitem__)
@@ -184,8 +184,8 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """Reads the tokenizer in a Hugging Face folder: GPT-2's, or one that this project has exported.
 
-        Raises Missing if there is none. Raises Mistake for any other tokenizer: a `Tokenizer` cannot do all that such a
-        file may ask for.
+        Raises Missing if there is none, and Mistake for any other tokenizer, since a `Tokenizer` cannot do everything
+        that a tokenizer.json may ask for.
         """
         path = folder / TOKENIZER
         if not path.is_file():
@@ -203,7 +203,7 @@ class Tokenizer:
             content = json.loads(content)
             special = {token["content"]: token["id"] for token in content["added_tokens"]}
             vocab = content["model"]["vocab"].items()
-            ranks = {token.translate(_READ).encode("latin-1"): rank for token, rank in vocab if token not in special}
+            ranks = {token.translate(_TO_BYTE).encode("latin-1"): rank for token, rank in vocab if token not in special}
             steps = content["pre_tokenizer"].get("pretokenizers")
             pattern = steps[0]["pattern"]["Regex"] if steps else GPT2_PATTERN
             tokenizer = cls("bpe" if content["model"]["merges"] else "bytes", pattern, ranks, special)
@@ -216,7 +216,7 @@ class Tokenizer:
 
     @classmethod
     def from_dict(cls, state: dict) -> Tokenizer:
-        """Inverse of `to_dict` and of `to_json`. Raises Mistake if `state` comes from neither."""
+        """Builds the tokenizer that `to_dict` or `to_json` stored. Raises Mistake if `state` comes from neither."""
         with parsing("the stored tokenizer"):
             ranks: dict[bytes, int] = {}
             tokens, start, rank = state["tokens"], 0, 0
@@ -241,7 +241,7 @@ def check_name(name: str) -> None:
 
 
 def published(name: str) -> Tokenizer:
-    """Returns the tokenizer "bytes", or a published encoding, read from TIKTOKEN_CACHE_DIR or else downloaded once.
+    """Returns the tokenizer "bytes" or a published encoding, which is downloaded unless TIKTOKEN_CACHE_DIR holds it.
 
     Raises Mistake if the name is unknown or the download fails.
     """
@@ -250,7 +250,7 @@ def published(name: str) -> Tokenizer:
     check_name(name)
     try:
         arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
-    except OSError as error:  # `requests`, which downloads, raises nothing else
+    except OSError as error:  # tiktoken downloads with `requests`, which raises nothing else
         raise Mistake(
             f"cannot download the encoding {name!r}: on a machine without network, set TIKTOKEN_CACHE_DIR to a folder "
             "in which another machine has stored it, or set --data.tokenizer bpe"
@@ -259,15 +259,15 @@ def published(name: str) -> Tokenizer:
 
 
 def byte_level() -> Tokenizer:
-    """Returns the tokenizer with one token per byte, and end-of-text: V = 257."""
+    """Returns the tokenizer with one token per byte, and with end-of-text: V = 257."""
     return Tokenizer("bytes", r"[\s\S]", {bytes([value]): value for value in range(256)}, {END_OF_TEXT: 256})
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learns a byte-pair encoding (Sennrich et al. 2016, over bytes as in GPT-2) from `texts`.
 
-    Stops reading after TRAINING_BYTES. V = `vocab_size` is at least 257: the bytes, end-of-text, and what is learned.
-    Raises Mistake if the texts are too short for V tokens.
+    Stops reading after TRAINING_BYTES. The `vocab_size` tokens are the 256 bytes, end-of-text, and the learned ones.
+    Raises Mistake if the texts are too short to learn so many.
     """
     import rustbpe
 
@@ -293,8 +293,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def _encoding_rules(content: dict) -> dict:
     """Returns the content of a tokenizer.json without the entries that do not affect how text is encoded.
 
-    Such entries are defaults that Hugging Face's libraries write out, how they last truncated and padded a batch, and a
-    template of what to add around a text, if it adds nothing.
+    Such entries are: defaults that Hugging Face's libraries write out, the truncation and padding that they last used,
+    and a template of what to add around a text, if this template adds nothing.
     """
     rules = {name: value for name, value in content.items() if value and name not in ("truncation", "padding")}
     template = rules.get("post_processor", {})
@@ -304,11 +304,11 @@ def _encoding_rules(content: dict) -> dict:
     return rules
 
 
-# GPT-2 writes bytes as Latin-1 characters, but those that cannot be printed as the characters from U+0100 on.
-_WRITTEN = {byte: 256 + number for number, byte in enumerate([*range(33), *range(127, 161), 173])}
-_READ = {character: byte for byte, character in _WRITTEN.items()}
+# GPT-2 writes each byte as its Latin-1 character. If this cannot be printed, it writes a character from U+0100 on.
+_FROM_BYTE = {byte: 256 + number for number, byte in enumerate([*range(33), *range(127, 161), 173])}
+_TO_BYTE = {character: byte for byte, character in _FROM_BYTE.items()}
 
 
 def bytes_to_unicode(token: bytes) -> str:
-    """Returns a token as it is written in Hugging Face's vocabularies."""
-    return token.decode("latin-1").translate(_WRITTEN)
+    """Returns a token as Hugging Face's vocabularies write it."""
+    return token.decode("latin-1").translate(_FROM_BYTE)

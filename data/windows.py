@@ -1,7 +1,7 @@
-"""Cuts a token file into windows and yields them as batches: shuffled without end for training, once for validation.
+"""Cuts a token file into windows and yields them in batches: shuffled and endless for training, once for validation.
 
-Training window n, and whether it repeats itself, are pure functions of (seed, n). So a run stores its place in the text
-as one number, the windows read so far, and the windows after it do not depend on the batch size.
+For a given text, training window n and whether it repeats itself are pure functions of (seed, n). So a run stores its
+place in the text as one number, the windows read so far, and which windows come next does not depend on the batch size.
 
 Letters: B windows in a batch over all devices, B' of them on this device, T tokens in a window, N windows in an epoch.
 """
@@ -20,18 +20,18 @@ from torch.utils.data import IterableDataset, get_worker_info
 from data.token_cache import TokenStore
 from model.mistakes import Mistake
 
-IGNORED = -100  # a target that the loss leaves out: PyTorch's ignore_index
-SHORTEST_PERIOD = 8  # tokens; with a shorter period, the few tokens just before are enough to predict the next one
+IGNORED = -100  # a target that the loss skips: PyTorch's ignore_index
+SHORTEST_PERIOD = 8  # tokens; with a shorter period, the last few tokens are enough to predict the next one
 
-_ROUNDS = 8  # of the Feistel network in `permute`
+_ROUNDS = 8  # in the Feistel network of `permute`
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Selects the training windows that repeat their own first tokens over and over.
+    """Says which training windows repeat their own first tokens over and over.
 
-    fraction: share of the windows numbered `begin` to `end` - 1 that repeat their own text.
-    random_fraction: share of all windows that repeat random tokens, including windows that `fraction` selects too.
+    fraction: share of the windows from number `begin` up to, but not including, `end` that repeat their text.
+    random_fraction: share of all windows that repeat random tokens. A window that both shares select repeats these.
     """
 
     fraction: float = 0.0
@@ -41,7 +41,7 @@ class Repeats:
 
 
 class WindowSampler:
-    """Chooses the windows of T inputs and their targets: every epoch has a new random order and a new offset.
+    """Chooses where windows of T inputs and T targets begin. Every epoch has a new random order and a new offset.
 
     An epoch consists of N adjacent windows and reads each exactly once, in random order. The first window begins at a
     random offset below T, so the cuts between windows differ from epoch to epoch. Memory does not grow with the corpus.
@@ -56,7 +56,7 @@ class WindowSampler:
             )
         self.context_length = context_length
         self.seed = seed
-        # As many as fit after the largest offset, so that all epochs have the same length.
+        # As many windows as fit after the largest offset, so that all epochs have the same length.
         self.windows_per_epoch = max((num_tokens - context_length) // context_length, 1)
         self._offsets = min(context_length, num_tokens - self.windows_per_epoch * context_length)
 
@@ -77,8 +77,8 @@ class WindowSampler:
     def periods(self, numbers: np.ndarray) -> np.ndarray:
         """Returns after how many tokens each window starts over if it repeats itself: int64, shaped like `numbers`.
 
-        A period is log-uniform in 8..T/2 (or T/2 where that is less). It varies because a model that often meets the
-        same few distances learns those distances, instead of looking for the same token.
+        A period is log-uniform in 8..T/2; it is T/2 if T is below 16. Periods vary because a model that often meets the
+        same few distances learns these distances, instead of looking for the same token.
         """
         uniform = _mix_array(numbers.astype(np.uint64) ^ np.uint64(_mix(~self.seed))) / 2.0**64
         longest = max(self.context_length // 2, 1)
@@ -86,7 +86,7 @@ class WindowSampler:
         return np.minimum(periods.astype(np.int64), longest)
 
     def draw(self, number: int, vocab_size: int, end_of_text: int) -> np.ndarray:
-        """Returns random tokens for the window of this number: T different ones, or all but end-of-text."""
+        """Returns random tokens for window `number`: T distinct ones without end-of-text, or all if there are fewer."""
         key, size = _mix(_mix(self.seed + 1) ^ int(number)), vocab_size - 1
         tokens = permute(np.arange(min(self.context_length, size)), size, key)
         return tokens + (tokens >= end_of_text)
@@ -96,10 +96,10 @@ class WindowSampler:
 class TrainingWindows(IterableDataset):
     """Yields the windows (B', T + 1) of each batch, from window number `first_window` on, without end.
 
-    A window that `repeats` selects becomes its own first p tokens over and over, with p from `WindowSampler.periods`.
+    A window that `repeats` selects holds its own first p tokens over and over, with p from `WindowSampler.periods`.
 
-    vocab_size, end_of_text: of the tokenizer; random tokens are drawn from its ids, without end-of-text.
-    rows: which B' of the B windows in a batch this device reads.
+    vocab_size, end_of_text: describe the tokenizer; random tokens are drawn from all its ids except end-of-text.
+    rows: the B' rows of each batch that this device reads, out of B.
     """
 
     tokens: TokenStore
@@ -127,7 +127,7 @@ class TrainingWindows(IterableDataset):
 
 
 def evenly_spread(numbers: np.ndarray, fraction: float) -> np.ndarray:
-    """Selects this fraction of all whole numbers, evenly spaced: bool, shaped like `numbers`."""
+    """Returns which `numbers` belong to an evenly spaced `fraction` of all integers: bool, shaped like `numbers`."""
     return np.floor((numbers + 1) * fraction) > np.floor(numbers * fraction)
 
 
@@ -155,7 +155,7 @@ class ValidationWindows(IterableDataset):
 
 def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dict[str, Tensor]:
     """Splits windows (B, T + 1) into inputs and targets (B, T); `with_documents` adds `document_ids` (B, T)."""
-    tokens = np.maximum(windows[:, :-1], 0)  # IGNORED is no token; any token will do where nothing is predicted
+    tokens = np.maximum(windows[:, :-1], 0)  # IGNORED is no token: 0 takes its place, and no loss counts it
     batch = {"tokens": tokens, "targets": windows[:, 1:].copy()}
     if with_documents:
         batch["document_ids"] = document_ids(tokens, end_of_text)
@@ -163,18 +163,18 @@ def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dic
 
 
 def document_ids(tokens: np.ndarray, end_of_text: int) -> np.ndarray:
-    """Numbers the document of each token, (..., T); an end-of-text begins a new one. Needed for `document_masking`."""
+    """Returns the number of each token's document, (..., T), for document_masking. End-of-text begins a document."""
     return np.cumsum(tokens == end_of_text, axis=-1)
 
 
 def _own_turns(batches: Iterable[int]) -> Iterator[int]:
-    """Yields the batches that this worker process has to load: the workers take turns."""
+    """Yields the batches that this worker process loads: with n workers, every n-th. Without workers, yields all."""
     worker = get_worker_info()
     return itertools.islice(batches, worker.id, None, worker.num_workers) if worker else iter(batches)
 
 
 def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
-    """Returns the images of `positions` (each in [0, size)) under the random permutation of range(size) given by `key`.
+    """Returns where the random permutation of range(size) that belongs to `key` takes `positions`, each in [0, size).
 
     A Feistel network (Luby and Rackoff 1988) permutes all numbers of 2 k bits, with the smallest k that covers `size`.
     An image outside [0, size) is permuted again until it falls inside ("cycle walking", Black and Rogaway 2002).
@@ -195,14 +195,14 @@ def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:
 
 
 def _mix_array(values: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser (Steele, Lea and Flood 2014): turns each uint64 into a well-mixed uint64."""
+    """Turns each uint64 into a well-mixed uint64: the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
-@lru_cache  # all batches of an epoch ask for the same values
+@lru_cache  # all batches of an epoch need the same few keys
 def _mix(value: int) -> int:
-    """Returns the next output of SplitMix64 in state `value`."""
+    """Returns the output of SplitMix64 that follows the state `value`."""
     golden_gamma = 0x9E3779B97F4A7C15
     return int(_mix_array(np.array([(value + golden_gamma) % 2**64], dtype=np.uint64))[0])

@@ -15,14 +15,14 @@ from data.corpora.stdlib import stdlib_corpus
 from data.text import Corpus
 from model.mistakes import Mistake
 
-# Builds each corpus. The names of its parameters say which CorpusOptions it receives.
+# The name of each corpus, and what builds it: a function or class that takes some of the fields of CorpusOptions.
 CORPORA: dict[str, Callable[..., Corpus]] = {
     "stdlib": stdlib_corpus,
     "files": file_corpus,
     "hub": HubCorpus,
     "repetitions": RepetitionCorpus,
 }
-# Setting one of these options selects its corpus.
+# Setting one of these options selects the corpus after it.
 SELECTED_BY = {"files": "files", "dataset": "hub"}
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class CorpusOptions:
-    """The options of all corpora, --data.NAME. A corpus receives those that its builder in CORPORA has as parameters.
+    """The options of all corpora, --data.NAME. Each corpus gets those that its builder in CORPORA has as parameters.
 
     Args:
         files: files to train on, as glob patterns: json, jsonl, csv, tsv, parquet, arrow, or plain text with any other
@@ -45,7 +45,7 @@ class CorpusOptions:
         dataset_validation_split: name of the split to validate on (null: the data set's validation split if it has
             one, or else validation_fraction of dataset_split).
         dataset_revision: commit or tag of the data set on the Hub; set it to read the same text in later runs.
-        streaming: read the data set over the network without storing it; needs max_tokens.
+        streaming: read the data set over the network without storing its text on disk; needs max_tokens.
         validation_fraction: share of the corpus to validate on, above 0 and below 1. Ignored if there are
             validation_files or the data set has a validation split.
     """
@@ -64,12 +64,12 @@ class CorpusOptions:
 
 
 def build(name: str, options: CorpusOptions) -> Corpus:
-    """Builds the corpus `name`, or the one that an option selects (see SELECTED_BY), with the options that it reads.
+    """Builds the corpus `name`, or the corpus that an option selects instead (see SELECTED_BY).
 
-    Warns about every option that is set but not read by this corpus. That is no mistake: a user may choose another
-    corpus than the one a config was written for.
+    Warns about every option that is set but not read by this corpus. This is not a Mistake: a user may combine a config
+    with another corpus than it was written for.
 
-    Raises Mistake if options contradict each other, or if one is empty or names an unknown corpus.
+    Raises Mistake if options contradict each other, if an option is empty, or if `name` is unknown.
     """
     if name not in CORPORA:
         raise Mistake(f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}")

@@ -9,11 +9,11 @@ from data.tables import table_ending, table_texts
 from data.text import WHOLE, Corpus, Passage, Share, file_stamp, row_passages, text_passages, uniform_hash
 from model.mistakes import Mistake
 
-Shares = dict[Path, Share]  # the files of a split in order, and the part of each that it reads
+Shares = dict[Path, Share]  # the files of a split, in order, and which part of each file belongs to the split
 
 
 class FileCorpus(Corpus):
-    """Text files and tables on this machine; `column` holds the text of a table."""
+    """Text files and tables on this machine. Of a table, only the texts in `column` are read."""
 
     def __init__(self, name: str, train: Shares, validation: Shares, column: str = "text", quotes: bool = True):
         self.name, self.column, self.quotes = name, column, quotes
@@ -29,7 +29,7 @@ class FileCorpus(Corpus):
             yield from self._read(path, share)
 
     def all_passages(self) -> Iterator[Passage]:
-        for path in self.files["train"] | self.files["validation"]:  # once, even if both splits read a part of the file
+        for path in self.files["train"] | self.files["validation"]:  # each file once, even if the splits share it
             yield from self._read(path, WHOLE)
 
     def _read(self, path: Path, share: Share) -> Iterator[Passage]:
@@ -45,7 +45,7 @@ def file_corpus(
     quotes: bool,
     validation_fraction: float,
 ) -> FileCorpus:
-    """Builds a corpus of the files that match glob patterns ("texts/**/*.txt"): plain text of any ending, or tables.
+    """Builds a corpus of the files that match glob patterns ("texts/**/*.txt"): tables, and plain text of any ending.
 
     Without `validation_files`, a single text file is split by position (the last `validation_fraction` of its bytes
     are for validation), a single table by row, and several files by file.
@@ -69,9 +69,9 @@ def file_corpus(
 
 
 def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Shares, Shares]:
-    """Returns the files to train on, and about `fraction` of them to validate on: at least one, but not all.
+    """Splits `paths` into files to train on and files to validate on, about `fraction` of all: at least one of each.
 
-    A hash of each file's own name decides, so adding a file does not move others between the splits.
+    A hash of each path below `root` decides, so a file added below `root` hardly ever moves another to the other split.
     """
     places = {path: uniform_hash(path.relative_to(root).as_posix()) for path in paths}
     count = sum(place < fraction for place in places.values())
@@ -81,7 +81,7 @@ def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Share
 
 
 def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
-    """Returns the files that match the patterns, by resolved path: each once, however many links lead to it."""
+    """Returns the files that match the patterns, by resolved path: each file once, even if several links lead to it."""
     files: dict[Path, Path] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         name = os.path.abspath(Path(pattern).expanduser())  # noqa: PTH100 (absolute() keeps a/../b)

@@ -12,7 +12,7 @@ from model.mistakes import Mistake
 
 # Usual names of a validation split. "test" is left out: that split is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
-_SAVED = ("state.json", "dataset_dict.json")  # `save_to_disk` of `datasets` leaves one of these files in the folder
+_SAVED = ("state.json", "dataset_dict.json")  # in every folder that `save_to_disk` of `datasets` wrote
 
 
 @dataclass
@@ -20,7 +20,9 @@ class HubCorpus(Corpus):
     """A data set by its name on the Hub ("roneneldan/TinyStories"), or a folder of parquet, jsonl or arrow files.
 
     Each row is one document. The validation split is `dataset_validation_split`, or else the data set's own validation
-    split, or else `validation_fraction` of the rows of `dataset_split`. With `streaming`, rows are never stored.
+    split, or else `validation_fraction` of the rows of `dataset_split`. With `streaming`, their text is not stored.
+
+    Cached tokens stay in use when the data set changes on the Hub, unless `dataset_revision` names another commit.
     """
 
     dataset: str | None
@@ -66,7 +68,7 @@ class HubCorpus(Corpus):
     def _reading(self) -> Iterator[None]:
         """Turns any error raised in the block into a Mistake that says what to do. The block must only use `datasets`.
 
-        It catches every exception: those of the network clients under `datasets` differ from version to version.
+        It catches every exception: the network clients that `datasets` uses raise other ones in every version.
         """
         try:
             yield

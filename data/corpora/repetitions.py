@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 from data.text import Corpus, Passage
 
-NUM_DOCUMENTS = 24_000  # of both splits together
+NUM_DOCUMENTS = 24_000  # in both splits together
 LETTERS = string.ascii_letters + string.digits
 SHORTEST_ROW, LONGEST_ROW = 2, 30  # letters
-DOCUMENT_LENGTH = 40  # letters, approximately; a row always appears at least twice
+DOCUMENT_LENGTH = 40  # letters, approximately; longer if the row would not appear twice
 SEED = 0  # determines all letters and lengths
 
 
 class RepetitionCorpus(Corpus):
     """Documents such as "f3Kf3Kf3K...": a row of random letters, over and over.
 
-    The length of a row is log-uniform. In a short row, the few letters just before almost determine the next one, and
-    what a model learns from short rows carries over to long ones. Trained on long rows alone, a small model still
-    guesses after thousands of steps.
+    The length of a row is log-uniform. In a short row, the last few letters almost determine the next one, and what a
+    model learns from short rows carries over to long ones. Trained on long rows alone, a small model still guesses
+    after thousands of steps.
     """
 
     name = "repetitions"

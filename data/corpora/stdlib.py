@@ -7,12 +7,12 @@ from pathlib import Path
 from data.corpora.files import FileCorpus, split_by_name
 from model.mistakes import Mistake
 
-# Tests are long and repetitive. Installed packages and build products differ from machine to machine.
+# Tests are long and repetitive. Installed packages and compiled files differ from machine to machine.
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 def stdlib_corpus(validation_fraction: float) -> FileCorpus:
-    """Builds a corpus of the running Python's standard library, without its tests; each file is one document."""
+    """Builds a corpus of the running Python's standard library, without its tests. Each file is one document."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = []
     for folder, subfolders, names in os.walk(root):
