@@ -62,7 +62,7 @@ def build_parser() -> ArgumentParser:
         type=str | None,
         help="Run or checkpoint to resume. Whatever the run recorded after that checkpoint is deleted.",
     )
-    add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if you are logged in.")
+    add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if logged in, else offline.")
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
     parser.set_defaults(TRAINER_DEFAULTS)
     parser.add_class_arguments(GPTModule, "model")

@@ -38,7 +38,7 @@ class AttentionMonitor:
         probe_tokens: length of the text whose maps are recorded, at most context_length; a step's file holds layers x
             heads x probe_tokens x probe_tokens numbers for it.
         probe_text: the text whose maps are recorded; null: the beginning of the validation split.
-        every_n_steps: also record every so many steps.
+        every_n_steps: steps from one further recording to the next; null: no further recordings.
     """
 
     enabled: bool = True

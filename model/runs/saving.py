@@ -65,7 +65,7 @@ class Checkpoints:
     """Saves last.ckpt at every validation, at the end and when stopped, and best.ckpt when val/loss is the lowest yet.
 
     Args:
-        every_n_steps: also save last.ckpt every so many steps.
+        every_n_steps: steps from one further save of last.ckpt to the next; null: no further saves.
         keep_steps: also save these steps in files of their own, such as step_00000500.ckpt, to see later how the model
             changed. 0 is the model before training.
     """

@@ -32,9 +32,9 @@ from model.training.schedule import ScheduleConfig, learning_rate_factor
 
 
 class GPTModule(LightningModule):
-    """Trains a GPT. A batch is a dict of `tokens` and `targets` (B, T), and with data.document_masking also of
-    `document_ids` (B, T).
+    """Trains a GPT.
 
+    A batch is a dict of `tokens` and `targets` (B, T), and with data.document_masking also of `document_ids` (B, T).
     `configure_model` builds the network, `gpt`, once the tokenizer is known.
     """
 
@@ -51,7 +51,7 @@ class GPTModule(LightningModule):
             gpt: the network.
             optimizer: how the weights are updated.
             schedule: how the learning rates change over the run.
-            compile: whether torch.compile compiles the network; auto: only on a GPU, where it soon pays;
+            compile: whether torch.compile compiles the network; auto: only on a GPU, where it soon pays off;
                 reduce-overhead: with CUDA graphs, for networks so small that the GPU waits for Python. Without a C++
                 compiler the network is not compiled.
             init_from: start from this model's weights instead of random ones. A run, a checkpoint, a folder in Hugging

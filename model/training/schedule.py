@@ -15,8 +15,8 @@ class ScheduleConfig:
     `decay: cosine` with a decay_fraction of 1 is the schedule of GPT-2 and nanoGPT.
 
     Args:
-        warmup_steps: steps over which the factor grows linearly to 1.
-        decay: shape of the decay; none: the factor stays at 1.
+        warmup_steps: steps over which the factor of the learning rates grows linearly to 1.
+        decay: shape of the factor's decay; none: the factor stays at 1.
         decay_fraction: share of all steps, at the end of the run, over which the factor decays. The decay begins after
             the warm-up at the earliest.
         final_factor: value that the factor decays towards, and would reach one step after the last.
