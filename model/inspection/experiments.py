@@ -40,7 +40,7 @@ MIN_SHARE = 0.75
 CHOOSING = 12  # texts on which a head is chosen
 MADE_UP = 72  # texts that an experiment makes from words
 MOST = 92  # texts that an experiment tries at most
-PIECE = (8, 18)  # fewest and most tokens in a piece of recorded text; in between, a sixth of the context
+PIECE_LENGTHS = (8, 18)  # fewest and most tokens in a piece of recorded text; in between, a sixth of the context
 WORD = 8  # letters in a made-up word
 BEGINNING = 4  # tokens in a prompt from which the model writes a text of its own
 NGRAM = 5  # the model repeats itself if its last NGRAM tokens also occur earlier
@@ -120,7 +120,8 @@ class Material:
     means: the output of each part when it is switched off.
     context: how many tokens the model reads at once.
     recorded: the recorded text.
-    pieces: token ids of passages of the recorded text that do not overlap, each with the token after it.
+    pieces: lists of token ids: parts of the recorded text that do not overlap, each with the token after it.
+    piece_length: tokens in a piece, without the token after it.
     """
 
     def __init__(self, gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> None:
@@ -131,12 +132,12 @@ class Material:
         self.context = gpt.config.context_length
         self.recorded = "\n".join("".join(labels) for labels in windows.labels)
         self.matching: dict[str, list[int]] = {}  # the tokens whose text matches a pattern, see `of_text`
-        fewest, most = PIECE
-        self.piece = min(max(self.context // 6, fewest), most)
+        fewest, most = PIECE_LENGTHS
+        self.piece_length = min(max(self.context // 6, fewest), most)
         self.pieces = []
         for tokens in windows.tokens.tolist():
-            for start in range(0, len(tokens) - self.piece, self.piece + 1):
-                piece = tokens[start : start + self.piece + 1]
+            for start in range(0, len(tokens) - self.piece_length, self.piece_length + 1):
+                piece = tokens[start : start + self.piece_length + 1]
                 # A piece that begins or ends within a character has no text that gives the same tokens.
                 is_whole = self.encode(tokenizer.decode(piece[:-1])) == piece[:-1]
                 if is_whole and tokenizer.end_of_text not in piece:
@@ -212,9 +213,9 @@ def _word_twice(material: Material) -> Iterator[Trial]:
 def _far_above(material: Material) -> Iterator[Trial]:
     for number, (word, again, following) in enumerate(material.made_up() if material.pieces else ()):
         start = number % len(material.pieces)
-        pieces = (material.pieces[start:] + material.pieces)[: 1 + material.context // material.piece]
+        pieces = (material.pieces[start:] + material.pieces)[: 1 + material.context // material.piece_length]
         between = [token for piece in pieces for token in piece]
-        near = word + between[: min(material.piece, material.context - 2 * len(word))] + again
+        near = word + between[: min(material.piece_length, material.context - 2 * len(word))] + again
         yield material.of_tokens(near, following, word + between + again, len(again))
 
 

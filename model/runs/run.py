@@ -126,10 +126,10 @@ class Run:
         from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
 
         by_step = {kept_step: self.kept(kept_step) for kept_step in self.kept_steps}
-        others = [self.named, *(self.folder / name for name in RUN_CHECKPOINTS if self.is_run)]
-        for other in others if step not in by_step else ():
-            if other is not None and other.is_file():
-                by_step.setdefault(read_checkpoint(other, on_disk=True)["global_step"], other)
+        if step not in by_step:
+            for other in (self.named, *(self.folder / name for name in RUN_CHECKPOINTS if self.is_run)):
+                if other is not None and other.is_file():
+                    by_step.setdefault(read_checkpoint(other, on_disk=True)["global_step"], other)
         if step not in by_step:
             raise Missing(
                 f"{self.folder if self.is_run else self.named} has no checkpoint of step {step}, only of "

@@ -137,7 +137,7 @@ def test_the_named_head_is_one_that_the_model_needs_not_one_that_only_looks_at_t
         keys[:64, 64:128] = 4 * torch.eye(64)
 
     def copies(texts):
-        assert texts.piece == 10
+        assert texts.piece_length == 10
         for *tokens, following in texts.pieces:
             yield texts.of_tokens(tokens, following, tokens[:1], source)
 
