@@ -223,7 +223,7 @@ class Recording:
         return problems
 
     def at(self, step: int) -> Snapshot:
-        """Raises a `Mistake` if the step is not recorded."""
+        """Returns the snapshot of a step. Raises a `Mistake` if the step is not recorded."""
         for snapshot in self.snapshots:
             if snapshot.step == step:
                 return snapshot

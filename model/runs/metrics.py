@@ -142,7 +142,7 @@ class CSVLogger(StepLogger):
         self.written: dict[str, Any] = {}  # the row that was written last
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Takes tensors too. Raises an error here, at the caller's line, for what would make the file unreadable."""
+        """Takes tensors too. Raises an error at the caller's line for a value that would make the file unreadable."""
         numbers = {name: value if type(value) in (int, float) else float(value) for name, value in metrics.items()}
         super().log_metrics(numbers, step)
 
