@@ -185,7 +185,7 @@ def _problems(layer: nn.Module, x: Tensor) -> Iterator[str]:
     depends = influences > EXACT
     hidden = (~mask).fill_diagonal_(False)  # the token itself makes the query, so the output always depends on it
     near = mask & sliding_window_mask(T, 2)  # farther tokens may be outside the attention window
-    # All tokens alike: each output is the same mean. With UNEVEN, a narrow window would hide every token from some.
+    # All tokens alike: each output is the same mean. With UNEVEN and a narrow window some queries would see none.
     means = _call(layer, CAUSAL, x[:, :1].expand_as(x))[0]
     symptoms = {
         "output {} is NaN, or does not depend on token {}, to which it may attend": near & ~(influences > 0),

@@ -47,8 +47,8 @@ class Checks:
     causality: the largest change of any logit before token j when token j is changed. Beyond rounding, it shows a leak.
         Two tokens are changed, one at a time.
     by_layer: lists with a number for each layer. "fidelity": as above. "future": the largest weight on a later token.
-        "outside": how far a weight lies outside [0, 1].
-    noise: the largest change of the logits, or of a result of `attend`, when it is computed again.
+        "outside": how far any weight lies outside [0, 1].
+    noise: the largest change of the logits, or of a result of `attend` (divided as for fidelity), in a second pass.
     logits: the largest absolute logit.
     """
 
