@@ -15,7 +15,7 @@ Points = list[tuple[float, float]]  # (step, value)
 MAX_POINTS = 1500  # of a curve: about as many as a screen has pixels
 MAX_SAMPLES = 200
 
-# Each chart: title, unit, and its curves as {name: column of metrics.csv}.
+# Each chart: title, unit, and its curves as {name: column of metrics.csv}. A column that a user logs has its own chart.
 CHARTS = (
     ("Loss", "nats per token", {"training": "train/loss", "validation": "val/loss"}),
     ("Bits per byte", "of the validation text", {"validation": "val/bits_per_byte"}),
@@ -36,7 +36,7 @@ def learning(rows: Rows, samples: Sequence[dict], config_text: str, config: Mapp
     for the story.
     """
     charts = []
-    for title, unit, columns in CHARTS:
+    for title, unit, columns in (*CHARTS, *_own_charts(rows)):
         curves = []
         for name, column in columns.items():
             if points := column_points(rows, column):
@@ -50,6 +50,14 @@ def learning(rows: Rows, samples: Sequence[dict], config_text: str, config: Mapp
         "samples": evenly(samples, MAX_SAMPLES),
         "config": config_text,
     }
+
+
+def _own_charts(rows: Rows) -> list[tuple[str, str, dict[str, str]]]:
+    """Returns a chart, as in CHARTS, for each column that a user logs. The scores of heads have charts of their own."""
+    taken = {"step", "tokens"}.union(*(columns.values() for _, _, columns in CHARTS))
+    logged = dict.fromkeys(column for row in rows for column in row)
+    own = [column for column in logged if column not in taken and not column.startswith("attention/")]
+    return [(column, "as logged", {column: column}) for column in own]
 
 
 def evenly(items: Sequence, count: int) -> list:

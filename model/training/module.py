@@ -118,9 +118,10 @@ class GPTModule(LightningModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Returns the loss of a batch, which the update reduces.
 
-        `self.log("train/mine", value)` here adds a column to metrics.csv and to every other logger. A row has your
-        value for its last batch; train/loss is the mean over all batches since the previous row. To look at gradients,
-        use `on_before_optimizer_step`; on a CPU the gradient of n-gram tables can be sparse.
+        `self.log("train/mine", value)`, here or in `training_loss`, adds a column to metrics.csv, a chart to the run's
+        page, and a metric to every other logger. A row has your value for its last batch; train/loss is the mean over
+        all batches since the previous row. To look at gradients, use `on_before_optimizer_step`; on a CPU the gradient
+        of n-gram tables can be sparse.
         """
         return self.training_loss(**batch)
 

@@ -8,7 +8,8 @@ ROWS = [
     {"step": 10, "tokens": 1000.0, "train/loss": 4.0, "lr": 0.1, "tokens_per_second": 500.0},
     {"step": 20, "tokens": 2000.0, "train/loss": 3.0, "val/loss": 3.5, "val/bits_per_byte": 2.5, "lr": 0.1}
     | {"tokens_per_second": 1000.0, "attention/sink/layer_0": 0.5},
-    {"step": 30, "tokens": 3000.0, "train/loss": 2.5, "val/loss": 3.25, "val/bits_per_byte": 2.25, "lr": 0.05},
+    {"step": 30, "tokens": 3000.0, "train/loss": 2.5, "val/loss": 3.25, "val/bits_per_byte": 2.25, "lr": 0.05}
+    | {"train/mine": 7.0},
     {"step": 40, "tokens": 4000.0, "train/loss": 2.0, "val/loss": 3.375, "val/bits_per_byte": 2.375, "lr": 0.0}
     | {"tokens_per_second": 250.0},
 ]
@@ -27,7 +28,8 @@ def test_facts_charts_and_samples_are_those_of_the_rows():
         "training": [(10, 4.0), (20, 3.0), (30, 2.5), (40, 2.0)],
         "validation": [(20, 3.5), (30, 3.25), (40, 3.375)],
     }
-    assert list(curves) == ["Loss", "Bits per byte", "Learning rate", "Tokens per second"]  # no MFU is known
+    figures = ["Loss", "Bits per byte", "Learning rate", "Tokens per second"]  # no MFU is known
+    assert list(curves) == [*figures, "train/mine"] and curves["train/mine"] == {"train/mine": [(30, 7.0)]}
     assert data["samples"] == SAMPLES and data["config"] == "prompt: hello"
     nothing = learning([], [], "", {})
     assert not (nothing["facts"] or nothing["charts"] or nothing["samples"] or nothing["config"])
