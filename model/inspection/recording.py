@@ -94,14 +94,14 @@ class Snapshot:
     def from_json(cls, line: dict[str, Any]) -> Snapshot:
         """The inverse of `to_json`. May raise any error for other input.
 
-        A score that was added to SCORES after the line was written is NaN.
+        A score that was added to SCORES after the line was written is NaN, as if no window could show it.
         """
         numbers = _numbers(line)
         unknown = np.full_like(numbers["reach"], np.nan)
         for name in SCORES.keys() - numbers["scores"].keys():
             numbers["scores"][name] = numbers["errors"][name] = unknown
             numbers["formed"][name] = unknown > 0
-            numbers["uniform"][name] = math.nan
+            numbers["uniform"][name] = 0.0
             numbers["counts"][name] = 0
         measured = {name: numbers[name] for name in ("loss", "ablation") if line[name] is not None}
         checks = _make(Checks, numbers["checks"])

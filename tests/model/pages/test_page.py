@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from model.inspection.heads import SCORES
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
 from model.pages.describe import describe_heads, opening_view
@@ -50,6 +51,14 @@ def test_the_page_has_maps_scores_checks_and_details_of_every_step_and_opens_wit
         assert json.loads(page.block("details", shown["step"])) == readings
         described = json.loads(json.dumps(describe_heads(history.at(shown["step"]))))
         assert json.loads(page.block("descriptions", shown["step"])) == described
+
+
+def test_the_page_of_a_run_that_lacks_a_new_score_shows_the_others(tmp_path, monkeypatch):
+    write_recording(HISTORY, tmp_path)
+    monkeypatch.setitem(SCORES, "new", SCORES["sink"])
+    scores = read(Recording.open(tmp_path)).data["run"]["snapshots"][-1]["scores"]
+    assert {score for heads in scores["new"] for score in heads} == {None}
+    np.testing.assert_allclose(scores["sink"], HISTORY.snapshots[-1].scores["sink"], atol=5.1e-4)
 
 
 def test_a_page_that_is_written_again_packs_only_new_steps(monkeypatch):
