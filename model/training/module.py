@@ -27,7 +27,7 @@ from model.exchange.evaluation import count_nats, loss_and_bits
 from model.gpt import GPT, GPTConfig
 from model.mistakes import Mistake
 from model.training.hardware import CompileMode, compile_options
-from model.training.optimizer import OptimizerConfig, build_optimizer
+from model.training.optimizer import MuonAdamW, OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 
 
@@ -113,7 +113,10 @@ class GPTModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         learning_rate_factor(0, self.trainer.max_steps, self.schedule_config)  # raises now if max_steps is missing
-        return build_optimizer(self.gpt, self.optimizer_config)
+        optimizer = build_optimizer(self.gpt, self.optimizer_config)
+        if self.gpt.ngram_embedding is not None and not isinstance(optimizer, MuonAdamW):
+            self.gpt.ngram_embedding.sparse = False  # most of PyTorch's optimizers refuse a sparse gradient
+        return optimizer
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Returns the loss of a batch, which the update reduces.
@@ -142,7 +145,8 @@ class GPTModule(LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         factor = learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)
         for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+            # PyTorch's optimizers have no initial_lr: before the first update, it is their rate.
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Raises a `Mistake` unless the checkpoint has the same tokenizer and config (dropout and init may differ)."""
