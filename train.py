@@ -1,10 +1,10 @@
-"""Trains a GPT: configuration -> module and data -> Trainer.
+"""Trains a GPT: python train.py [OPTIONS]
 
-python train.py                                             trains what configs/default.yaml describes
+python train.py                                             trains the model of configs/default.yaml
 python train.py --config configs/shakespeare_char.yaml --trainer.max_steps 500 --model.gpt.num_layers 2
 python train.py --data.files 'my/*.txt' --name mine         trains on your own text, in runs/mine
 python train.py --model.init_from runs/NAME                 starts from the weights of a run, a checkpoint or gpt2
-python train.py --resume runs/NAME                          continues a run where it stopped
+python train.py --resume runs/NAME                          resumes a run where it stopped
 python train.py --help                                      lists every option
 """
 
@@ -52,9 +52,10 @@ def build_parser() -> ArgumentParser:
         "--config",
         action="append",
         metavar="PATH",
-        help="YAML file of options, may be repeated. Later files override earlier ones; typed options override files.",
+        help="YAML file of options, may be repeated. Later files override earlier ones; typed options override files. "
+        "Without it, configs/default.yaml is read. The defaults below are for options that no file sets.",
     )
-    add("--print_config", action="store_true", help="Print all options as the run would save them, then exit.")
+    add("--print_config", action="store_true", help="Print all options as YAML, as the run would save them, then exit.")
     add("--seed_everything", type=int, default=1337, help="Seed of all random number generators.")
     add("--name", type=str | None, help="Name of the run's folder; null: the config's name and the time.")
     add(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from model.mistakes import Mistake, file_errors
 
 SPLITS = ("train", "validation")
-# Bytes to read at once. If a text offers no such place to cut, it is cut anywhere after this many characters, because
+# Bytes to read at once. Text without a place to cut (see _TO_LAST_CUT) is cut anywhere after this many characters:
 # byte-pair encoding takes 50 times the memory of a piece that it cannot split, in each thread.
 BLOCK = 2**20
 

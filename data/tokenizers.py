@@ -241,7 +241,7 @@ def check_name(name: str) -> None:
 
 
 def published(name: str) -> Tokenizer:
-    """Returns the tokenizer "bytes" or a published encoding, which is downloaded unless TIKTOKEN_CACHE_DIR holds it.
+    """Returns the tokenizer "bytes" or a published encoding, from tiktoken's cache (TIKTOKEN_CACHE_DIR) or downloaded.
 
     Raises Mistake if the name is unknown or the download fails.
     """

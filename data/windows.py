@@ -31,7 +31,7 @@ class Repeats:
     """Says which training windows repeat their own first tokens over and over.
 
     fraction: share of the windows from number `begin` up to, but not including, `end` that repeat their text.
-    random_fraction: share of all windows that repeat random tokens. A window that both shares select repeats these.
+    random_fraction: share of all windows that repeat random tokens. A window in both shares does so too.
     """
 
     fraction: float = 0.0

@@ -1,1 +1,1 @@
-"""Thin command lines over model/ and data/."""
+"""Programs for the command line; what they do is in model/ and data/."""

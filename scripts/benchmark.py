@@ -1,9 +1,10 @@
-"""Compares the speed of GlassGPT with that of its peers, on this machine's processor or on its GPU.
+"""Compares the speed of GlassGPT with nanoGPT and transformers, on this machine's processor or GPU.
 
-The contenders take turns over several rounds, each in a process of its own; a peer that fails is left out. Prints a
-table, and as the last line the same and more as JSON. Times are wall-clock times: stop all other programs that compute.
+They take turns over several rounds, each in a process of its own; one that fails is left out, unless it is GlassGPT.
+Prints a table. The last line printed is a JSON object that holds the table and more. Times are wall-clock times: stop
+all other programs that compute.
 
-The peers have to be installed: git clone https://github.com/karpathy/nanoGPT, pip install transformers.
+Install what to compare with: git clone https://github.com/karpathy/nanoGPT, pip install transformers.
 """
 
 import argparse
@@ -18,13 +19,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Mistake, check_range, exit_status, file_errors
 from scripts.parser import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
-# The networks of nanoGPT: of its README for a CPU, of its config for shakespeare_char, and GPT-2.
+# Networks of nanoGPT: the one of its README for a CPU, the one of its config/train_shakespeare_char.py, and GPT-2.
 SMALL = {
     "num_layers": 4,
     "num_heads": 4,
@@ -47,14 +48,14 @@ LARGE = {
     "vocab_size": 50304,
 }
 NAME = "{num_layers}x{embed_dim}"
-# What `train` measures on each device: (network, sequences in a batch). On a CPU a batch is smaller than in nanoGPT.
+# What `train` measures on each device: (network, sequences in a batch). nanoGPT's batch for MEDIUM is 64.
 STEPS_OF = {
     "cpu": [(SMALL, 12), (MEDIUM, 16)],
     "cuda": [(MEDIUM, 64), (LARGE, 12)],
 }
 WRITER = MEDIUM | {"context_length": 1024, "vocab_size": 257}  # 256 bytes and end-of-text
 NEW_TOKENS = 128
-TEXTS = (1, 16)  # texts that are written at once
+TEXTS = (1, 16)  # how many texts `generate` writes at once
 # What `time_to_loss` trains on each device: (network, sequences in a batch, our steps, nanoGPT's steps).
 LEARNING = {
     "cpu": (SMALL | {"dropout": 0.0}, 12, 80, 2000),
@@ -63,7 +64,7 @@ LEARNING = {
 CONTENDER = "import sys; from scripts.benchmarks.gpt2 import main; main(*sys.argv[1:])"
 
 Row = dict[str, Any]
-Job = dict[str, Any]  # what every contender does: the "function" of scripts/benchmarks/gpt2.py, and its options
+Job = dict[str, Any]  # what a contender does: a "function" of scripts/benchmarks/gpt2.py, and the options for it
 
 
 @exit_status("benchmark.py")
@@ -76,8 +77,8 @@ def main(argv: list[str] | None = None) -> None:
         subparser.set_defaults(function=function)
         add = subparser.add_argument
         add("--device", choices=tuple(STEPS_OF), default="cpu", help="where the networks run (default: cpu)")
-        add("--nanogpt", type=checkout, metavar="PATH", help="checkout of nanoGPT (default: measure without nanoGPT)")
-        add("--rounds", type=int, default=rounds, metavar="N", help=f"turns of each contender (default: {rounds})")
+        add("--nanogpt", type=checkout, metavar="PATH", help="checkout of nanoGPT (default: leave nanoGPT out)")
+        add("--rounds", type=int, default=rounds, metavar="N", help=f"how often to measure each (default: {rounds})")
         if function is time_to_loss:
             add(
                 "--data",
@@ -90,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
                 "train_options",
                 nargs="*",
                 metavar="-- OPTION",
-                help="further options for our train.py; their paths start at the root of the repository",
+                help="more options for our train.py; paths in them start at the root of the repository",
             )
     options = parser.parse_args(argv)
     check_range("--rounds", options.rounds, 1)
@@ -113,7 +114,7 @@ def checkout(folder: str) -> str:
 
 
 def train(options: argparse.Namespace) -> list[Row]:
-    """Measures the time of a training step: our GPT in GPT-2's architecture against nanoGPT, both in the same loop.
+    """Measures the time of a training step: GlassGPT with GPT-2's architecture against nanoGPT, both in the same loop.
 
     Takes 3 minutes on 2 CPU cores.
     """
@@ -131,9 +132,10 @@ def train(options: argparse.Namespace) -> list[Row]:
 
 
 def generate(options: argparse.Namespace) -> list[Row]:
-    """Measures the time to write 128 tokens after 16: ours, nanoGPT, and GPT-2 of `transformers` with its cache.
+    """Measures the time to write 128 tokens after 16: GlassGPT against nanoGPT and the GPT-2 of transformers.
 
-    All have the same architecture and size, 6 layers of width 384, and random weights. nanoGPT has no cache.
+    All have the same architecture and size, 6 layers of width 384, and random weights. Of the three, only nanoGPT has
+    no cache of keys and values.
     Takes 4 minutes on 2 CPU cores.
     """
     rows = []
@@ -150,12 +152,12 @@ def generate(options: argparse.Namespace) -> list[Row]:
 
 
 def time_to_loss(options: argparse.Namespace) -> list[Row]:
-    """Measures the time to reach a validation loss on a text's characters: our shakespeare_char.yaml against nanoGPT.
+    """Measures the time to a validation loss on the characters of a text: shakespeare_char.yaml against nanoGPT.
 
-    nanoGPT trains with its published settings. The target is the lowest loss that it reaches in every round; without
-    nanoGPT, the lowest that ours reaches. The clock stops during evaluation. The first three steps, in which PyTorch
-    may compile, are counted at the average time of the later steps. A round takes 3 minutes on 2 CPU cores; use
-    --rounds 3 for a figure to publish.
+    nanoGPT trains with its published settings. The target is the lowest loss that nanoGPT reaches in every round;
+    without nanoGPT, the lowest loss that GlassGPT reaches. The clock stops during evaluation. The first three steps, in
+    which PyTorch may compile, count as much as the average of the later steps. A round takes 3 minutes on 2 CPU cores;
+    use --rounds 3 for a figure to publish.
     """
     size, batch_size, our_steps, their_steps = LEARNING[options.device]
     with file_errors(options.data):
@@ -178,9 +180,9 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
 
 
 def reached(result: Row, target: float) -> Row:
-    """Adds the time and the step of the first evaluation whose loss is `target` or less.
+    """Adds to `result` the time and the step of the first evaluation with a loss of `target` or less.
 
-    Raises Mistake if there is none: ours may never get there.
+    Raises Mistake if there is none, as when GlassGPT does not reach nanoGPT's loss.
     """
     lowest = lowest_loss(result)
     if lowest > target:
@@ -204,7 +206,7 @@ def contenders(options: argparse.Namespace) -> list[str]:
 
 
 def run(job: Job) -> Row:
-    """Returns what a new process measures. Raises Mistake if its exit status is 2, RuntimeError for any other but 0."""
+    """Does a job in a new process and returns the result. Raises Mistake if its status is 2, else RuntimeError."""
     command = [sys.executable, "-c", CONTENDER, json.dumps(job)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     errors = process.stderr.strip().splitlines() or ["it wrote nothing"]
@@ -217,7 +219,7 @@ def run(job: Job) -> Row:
 
 
 def take_turns(names: Sequence[str], job: Job, options: argparse.Namespace) -> dict[str, list[Row]]:
-    """Runs the job of each contender once a round, so that a time in which the machine is slow affects all of them.
+    """Lets each contender do the job once a round, so that a time in which the machine is slow affects all of them.
 
     A peer that fails is left out, with a message. Raises RuntimeError if ours fails: nothing could be compared.
     """
@@ -237,10 +239,10 @@ def take_turns(names: Sequence[str], job: Job, options: argparse.Namespace) -> d
 
 
 def compare(work: str, results: Mapping[str, list[Row]]) -> list[Row]:
-    """Makes a row for each contender of `work`: its result in the first round, with its median time over the rounds.
+    """Makes a row for each contender: the result of its first round, with the median time of all rounds.
 
-    `times_faster` is its time divided by ours, the median over the rounds: within a round both met the same state of
-    the machine.
+    times_faster: the contender's time divided by ours, per round, in which the machine is in the same state for both;
+    then the median over the rounds.
     """
     unit = "seconds" if "seconds" in results["glassgpt"][0] else "milliseconds_per_step"
     times = {name: [result[unit] for result in rounds] for name, rounds in results.items()}
@@ -260,7 +262,7 @@ def compare(work: str, results: Mapping[str, list[Row]]) -> list[Row]:
 
 
 def commit() -> str | None:
-    """Returns the checked-out commit, with "+changes" if files differ from it; None outside of a repository."""
+    """Returns the hash of the checked-out commit, with "+changes" if files differ; None outside of a repository."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         return None
     git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
@@ -268,5 +270,5 @@ def commit() -> str | None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit also ends the contender that is running
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # to die at once would leave the contender running
     sys.exit(main())

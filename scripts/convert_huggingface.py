@@ -1,9 +1,9 @@
-"""Converts models between this project and Hugging Face's libraries.
+"""Converts models from and to the formats of Hugging Face's libraries.
 
-python scripts/convert_huggingface.py import gpt2 gpt2.ckpt       a model on the Hub, or a folder -> a checkpoint
-python scripts/convert_huggingface.py export runs/NAME folder     a checkpoint -> a folder for transformers
+python scripts/convert_huggingface.py import gpt2 gpt2.ckpt       reads a model on the Hub or in a folder, writes a file
+python scripts/convert_huggingface.py export runs/NAME folder     reads a checkpoint, writes a folder for transformers
 
-Install its packages first: pip install -r requirements-hf.txt
+Install the packages that this needs first: pip install -r requirements-hf.txt
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Mistake, exit_status
 from scripts.parser import Parser
@@ -28,29 +28,29 @@ def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="convert_huggingface.py", description=__doc__)
     commands = parser.add_subparsers(metavar="import | export", required=True)
 
-    importer = commands.add_parser("import", help="a model in GPT-2's format, or one exported here -> a checkpoint")
+    importer = commands.add_parser("import", help="model in GPT-2's format, or exported by this project -> checkpoint")
     importer.set_defaults(convert=import_model)
     add = importer.add_argument
-    add("source", metavar="SOURCE", help="folder with config.json and model.safetensors, or name on the Hub")
-    add("output", type=Path, metavar="OUT.ckpt", help="checkpoint to write")
+    add("source", metavar="SOURCE", help="folder with config.json and model.safetensors, or name of a model on the Hub")
+    add("output", type=Path, metavar="OUT.ckpt", help="checkpoint file to write; it must not exist yet")
     add(
         "--tokenizer",
         metavar="NAME",
-        help="bytes, or a published encoding such as gpt2, instead of the model's own tokenizer files",
+        help="bytes, or a published encoding such as gpt2 (default: the tokenizer.json of the model)",
     )
 
-    exporter = commands.add_parser("export", help="a checkpoint -> a folder for transformers")
+    exporter = commands.add_parser("export", help="checkpoint -> folder for transformers")
     exporter.set_defaults(convert=export_model)
     add = exporter.add_argument
-    add("checkpoint", type=Path, metavar="RUN", help="checkpoint file or run folder")
-    add("output", type=Path, metavar="OUT_DIR", help="folder to write")
+    add("checkpoint", type=Path, metavar="RUN", help="run folder, whose best checkpoint is read, or checkpoint file")
+    add("output", type=Path, metavar="OUT_DIR", help="folder to write; it must not exist yet, or be empty")
 
     options = parser.parse_args(argv)
     options.convert(options)
 
 
 def import_model(options: argparse.Namespace) -> None:
-    """Writes a checkpoint that every script, and --model.init_from of train.py, can read."""
+    """Writes a checkpoint that every script can read, and train.py with --model.init_from."""
     import torch
 
     from model.checkpoint import WEIGHT_PREFIX
@@ -77,7 +77,7 @@ def import_model(options: argparse.Namespace) -> None:
 
 
 def tokenizer_of(folder: Path, name: str | None) -> Tokenizer:
-    """Returns the tokenizer called `name`; with None, the one in the folder."""
+    """Returns the tokenizer called `name`; None is the tokenizer in the folder."""
     from data.tokenizers import Tokenizer, published
 
     if name == "bpe":
@@ -86,7 +86,7 @@ def tokenizer_of(folder: Path, name: str | None) -> Tokenizer:
 
 
 def export_model(options: argparse.Namespace) -> None:
-    """Writes a folder for transformers: in GPT-2's format if that can express the model, else with our own class."""
+    """Writes a folder for transformers: in GPT-2's format if it can express the model, else with our own class."""
     from model.exchange.huggingface import OUR_CLASS, to_huggingface
     from model.glass import open_run
 

@@ -1,11 +1,12 @@
 """Measures how well a GPT predicts a text: bits per byte and perplexity.
 
 python scripts/evaluate.py                                             the newest run, on its own validation split
-python scripts/evaluate.py --checkpoint runs/NAME --data.files 'my/*.txt' --stride 64             all of the files
-python scripts/evaluate.py --checkpoint FOLDER --split all             a Hugging Face model
+python scripts/evaluate.py --checkpoint runs/NAME --data.files 'my/*.txt' --stride 64             all of these files
+python scripts/evaluate.py --checkpoint FOLDER --split all             a Hugging Face model, on the corpus stdlib
 
 The model's own tokenizer encodes the text. Bits per byte can be compared across tokenizers, perplexity cannot.
-By default the stride is the context length, and the measure is the one by which training validates.
+With the default stride, the context length, the results are computed as in the validation during training.
+Unless --data.corpus, --data.files or --data.dataset names a text, the --data options of the run apply.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Mistake, check_range, exit_status
 from model.runs.run import CONFIG
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from data.datamodule import TextDataModule
     from model.glass import Glass
 
-OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # each of these options replaces the run's own text
-# The parameters of TextDataModule that are options here; the others matter only in training.
+OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # each of these options replaces the text of the run
+# The parameters of TextDataModule that are options here. The others matter only for training.
 READING = {"corpus", "max_tokens", "document_masking", "corpus_options"}
 
 
@@ -55,18 +56,18 @@ def main(argv: list[str] | None = None) -> None:
     split = options.split or ("all" if "data.files" in typed else "validation")
     if split == "all" and "data.validation_fraction" in typed:
         raise Mistake(
-            "--data.validation_fraction makes no difference where all of the text is read: leave it out, or write "
+            "--data.validation_fraction makes no difference when all of the text is read: leave it out, or write "
             "--split validation"
         )
     context = glass.gpt.config.context_length
     stride = context if options.stride is None else options.stride
-    check_range("--stride", stride, 1, context)  # a larger stride would skip tokens
+    check_range("--stride", stride, 1, context)  # with a larger stride, tokens between windows would be skipped
     check_range("--batch_size", options.batch_size, 1)
 
     data = TextDataModule(**options.data.as_dict())
     tokens = read_text(data, split, glass)
     if reads_own_text and split != "all" and not was_read(tokens, glass):
-        print(f"This is not the {split} split of the run: its files or options have changed.", file=sys.stderr)
+        print(f"This is not the {split} split that the run read: files or options have changed since.", file=sys.stderr)
     print(f"{glass} reads {data.corpus.name}, --split {split}: {len(tokens):,} tokens", file=sys.stderr)
     result = {"checkpoint": str(glass), "text": data.corpus.name, "split": split}
     result |= measure(glass, tokens, stride, options.batch_size, options.data.document_masking)
@@ -90,24 +91,23 @@ def build_parser() -> ArgumentParser:
         "--stride",
         type=int,
         metavar="N",
-        help="tokens from the start of a window to the next, 1 to the context length: a smaller stride gives each "
+        help="tokens between the starts of consecutive windows, 1 to the context length. A smaller stride gives each "
         "token more text before it, and takes longer (default: the context length)",
     )
     add(
         "--split",
         choices=("validation", "train", "all"),
-        help="which part of the text to read, split as in training (default: all of what --data.files names, "
-        "otherwise validation)",
+        help="part of the text to read, divided as in training (default: all if --data.files is set, else validation)",
     )
-    add("--batch_size", type=int, default=16, metavar="N", help="windows at once (default: 16)")
-    add("--json", action="store_true", help="write the result as one line of JSON")
+    add("--batch_size", type=int, default=16, metavar="N", help="windows that the model reads at once (default: 16)")
+    add("--json", action="store_true", help="print the result as one line of JSON")
     only_training = inspect.signature(TextDataModule).parameters.keys() - READING
     parser.add_class_arguments(TextDataModule, "data", skip=only_training)
     return parser
 
 
 def read_text(data: TextDataModule, split: str, glass: Glass) -> np.ndarray:
-    """Returns the tokens (N,) of a split as training reads it, or of all the text. Raises Mistake if it is empty."""
+    """Returns the tokens (N,) of a split as training reads it, or of the whole text. Raises Mistake if it is empty."""
     import numpy as np
 
     from data.token_cache import token_stream
@@ -122,7 +122,7 @@ def read_text(data: TextDataModule, split: str, glass: Glass) -> np.ndarray:
 
 
 def was_read(tokens: np.ndarray, glass: Glass) -> bool:
-    """Returns whether the run read exactly these tokens as one of its splits; True if its checkpoint does not say."""
+    """Returns whether one of the run's splits had exactly these tokens. True if its checkpoint does not say."""
     from model.checkpoint import read_checkpoint
 
     state = glass.checkpoint and read_checkpoint(glass.checkpoint, on_disk=True).get("TextDataModule")
@@ -130,9 +130,9 @@ def was_read(tokens: np.ndarray, glass: Glass) -> bool:
 
 
 def measure(glass: Glass, tokens: np.ndarray, stride: int, batch_size: int, within_documents: bool) -> dict[str, Any]:
-    """Returns how well the model predicts tokens (N,), and how many tokens, bytes and documents it predicted.
+    """Returns how well the model predicts tokens (N,), and how many documents, bytes and tokens these are.
 
-    stride, batch_size: as in `text_logprobs`. within_documents: no token attends to an earlier document.
+    stride, batch_size: as in `text_logprobs`. within_documents: let no token attend to an earlier document.
     """
     import torch
 
@@ -146,7 +146,7 @@ def measure(glass: Glass, tokens: np.ndarray, stride: int, batch_size: int, with
     logprobs = text_logprobs(glass.gpt, text, stride=stride, batch_size=batch_size, document_ids=documents)
     nats, bits = loss_and_bits(count_nats(-logprobs, text[1:], torch.from_numpy(tokenizer.lengths)))
     return {
-        "documents": int((tokens[:-1] == tokenizer.end_of_text).sum()),  # an end-of-text stands before each
+        "documents": int((tokens[:-1] == tokenizer.end_of_text).sum()),  # each document has an end-of-text before it
         "bytes": tokenizer.num_bytes(tokens),
         "tokens": len(logprobs),
         "stride": stride,

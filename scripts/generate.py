@@ -1,7 +1,8 @@
-"""Continues a prompt with a trained GPT and prints each token as soon as it is drawn. The checkpoint is all it needs.
+"""Continues a prompt with a trained GPT and prints the text while it is drawn. Needs nothing but the checkpoint.
 
-If the prompt is longer than the model's context, only its end is read. When the context is full, the model reads its
-last half again and goes on. A text ends early if the model ends the document. In Python: `model.open_run(...).write`.
+If the prompt is longer than the model's context, only its end is read. When the context is full, the model reads the
+last half of it again and goes on. A text ends early if the model ends its document, by drawing end-of-text.
+In Python: `model.open_run(...).write(...)`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Mistake, check_range, exit_status, is_out_of_memory
 from scripts.parser import Parser, add_model_options, choose_device, prompt_text
@@ -23,14 +24,14 @@ from scripts.parser import Parser, add_model_options, choose_device, prompt_text
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
 
-# A model can write any byte. A terminal would obey control characters, so it gets their pictures instead.
+# A model can write any byte. A terminal would obey control characters, so it gets visible symbols for them instead.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 
 # The options of `model.generation.sample`, except temperature. A new option there needs one more line here.
 SAMPLING = {
-    "top_k": (int, "N", "draw from the N likeliest tokens only (default: from all)"),
-    "top_p": (float, "P", "draw from the likeliest tokens that together have probability P, in (0, 1] (default: all)"),
-    "min_p": (float, "P", "draw from tokens at least P times as likely as the likeliest, in [0, 1] (default: all)"),
+    "top_k": (int, "N", "draw only from the N likeliest tokens (default of these three options: draw from all)"),
+    "top_p": (float, "P", "draw only from the likeliest tokens that together reach probability P, 0 < P <= 1"),
+    "min_p": (float, "P", "draw only from tokens at least P times as likely as the likeliest, 0 <= P <= 1"),
 }
 
 
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     check_range("--seed", options.seed, 0)
     check_range("--num_samples", options.num_samples, 1)
     if "" in options.stop:
-        raise Mistake("--stop is empty: name the text before which to end")
+        raise Mistake("--stop is empty: write the text before which to stop")
     prompt = prompt_text(options.prompt, options.prompt_file)
     try:
         generate(options, prompt)
@@ -60,17 +61,17 @@ def build_parser() -> argparse.ArgumentParser:
         "--prompt",
         default="\n",
         metavar="TEXT",
-        help="text to continue; - reads standard input; an empty text starts a document (default: a line break)",
+        help="text to continue; - reads standard input; an empty text starts a new document (default: a line break)",
     )
     prompt.add_argument("--prompt_file", type=Path, metavar="PATH", help="UTF-8 file with the text to continue")
     add = parser.add_argument
-    add("--max_new_tokens", type=int, default=200, metavar="N", help="most tokens to write, >= 1 (default: 200)")
+    add("--max_new_tokens", type=int, default=200, metavar="N", help="most tokens to write in a text (default: 200)")
     add(
         "--stop",
         action="append",
         default=[],
         metavar="TEXT",
-        help="end before this text; may be repeated (default: only where the model ends its document)",
+        help="stop before this text; may be repeated. A text also ends where the model ends its document",
     )
     temperature = parser.add_mutually_exclusive_group()
     temperature.add_argument(
@@ -78,7 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=float,
         default=0.8,
         metavar="X",
-        help="divides the logits; 0 always takes the likeliest token (default: 0.8)",
+        help="divides the logits: a larger X makes the text more random, 0 always takes the likeliest token "
+        "(default: 0.8)",
     )
     temperature.add_argument(
         "--greedy",
@@ -89,13 +91,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, (kind, letter, help) in SAMPLING.items():
         add(f"--{name}", type=kind, metavar=letter, help=help)
-    add("--num_samples", type=int, default=1, metavar="N", help="texts to write (default: 1)")
+    add("--num_samples", type=int, default=1, metavar="N", help="number of texts to write (default: 1)")
     add(
         "--seed",
         type=int,
         default=random.getrandbits(32),
         metavar="N",
-        help="the same seed repeats the same texts (default: a new seed each time)",
+        help="seed of the random draws: the same seed repeats the same texts (default: a new seed each time)",
     )
     add(
         "--dtype",
@@ -110,12 +112,12 @@ class Text:
     """A text that is generated token by token.
 
     Args:
-        stops: the text ends before the first of these strings.
+        stops: the text ends before the first place where one of these strings appears.
 
     Attributes:
         text: the characters so far.
-        num_tokens: the tokens so far, including the one that ended the text.
-        has_ended: whether a stop, or the end of the document, has ended the text.
+        num_tokens: number of tokens so far, including the token that ended the text.
+        has_ended: whether a stop, or an end-of-text, has ended the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
@@ -136,7 +138,7 @@ class Text:
         self.has_ended = ends_document or self.text != whole
 
     def certain(self) -> str:
-        """Returns the part that no later token changes: without an incomplete character or the beginning of a stop."""
+        """Returns the part that later tokens cannot change: without an incomplete character or beginning of a stop."""
         if self.has_ended:
             return self.text
         text = self.text.rstrip("\N{REPLACEMENT CHARACTER}")
@@ -146,7 +148,7 @@ class Text:
 
 
 def generate(options: argparse.Namespace, prompt: str) -> None:
-    """Prints all texts: the first while it is generated, the others afterwards."""
+    """Generates all texts at once. Prints the first while it is generated, the others afterwards."""
     import torch
 
     from model.glass import open_run
@@ -157,13 +159,13 @@ def generate(options: argparse.Namespace, prompt: str) -> None:
     sampling = {name: getattr(options, name) for name in ("temperature", "seed", *SAMPLING)}
     started = time.perf_counter()
     steps = glass.stream(prompt, options.max_new_tokens, num_texts=num_texts, **sampling)
-    first_step = next(steps)  # allocates the cache of all texts: a lack of memory shows before anything is printed
+    first_step = next(steps)  # allocates the cache of all texts, so that a lack of memory is reported first
     print(glass, file=sys.stderr)
 
     texts = [Text(glass.tokenizer, options.stop) for _ in range(num_texts)]
     heading = "--- sample {} ---\n" if num_texts > 1 else ""
     write_text(heading.format(1) + prompt)
-    num_printed = 0  # characters of the first text
+    num_printed = 0  # characters of the first text, without the prompt
     for new_tokens in chain([first_step], steps):
         for text, token in zip(texts, new_tokens.tolist(), strict=True):
             text.add(token)
@@ -185,7 +187,7 @@ def generate(options: argparse.Namespace, prompt: str) -> None:
 
 
 def write_text(text: str) -> None:
-    """Prints `text` at once and without a line break; does nothing if standard output is closed."""
+    """Prints `text` at once, without a line break. Does nothing if Python was started without standard output."""
     if sys.stdout and sys.stdout.isatty():
         text = text.translate(CONTROL_PICTURES)
     print(text, end="", flush=True)

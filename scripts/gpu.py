@@ -1,7 +1,8 @@
-"""Checks and times GlassGPT on this machine's GPU, and prints one JSON object as the last line: make gpu
+"""Checks and times GlassGPT on this machine's GPU. `make gpu` runs it.
 
-Every check runs in a process of its own. The row of a check that fails holds its last lines, and the other checks still
-run. Compare times only with times of the same machine. Please send the JSON object to the project.
+Each check runs in a process of its own. If one fails, its result holds the last lines that it printed, and the others
+still run. The last line printed is a JSON object with all results: please send it to the project. Compare times only
+with times of the same machine.
 """
 
 import json
@@ -15,7 +16,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 import torch
 
@@ -30,11 +31,11 @@ from scripts.benchmark import LARGE, ROOT, SMALL, commit
 from scripts.benchmarks.gpt2 import clock
 from scripts.parser import Parser, choose_device
 
-LIMIT = 300  # seconds after which a check is killed
-LINES = 20  # last lines that are kept of a check that failed
+LIMIT = 300  # seconds, after which a check is killed
+LINES = 20  # how many of its last lines the result of a failed check holds
 TEXT = "def main(argv):\n    for i in range(10):\n        print(i)\n"
 
-# The arguments of `python` for each check. {limits} makes a large run small if there is no GPU. {peer} is --nanogpt.
+# The arguments of `python` for each check. {limits} makes a large run small on the CPU. {peer} is --nanogpt, if given.
 TRAIN = "train.py --name={name} --trainer.default_root_dir={folder} --trainer.accelerator={device} --wandb=disabled"
 DEBUG = f"{TRAIN} --config=configs/debug.yaml --trainer.max_steps=20"
 PLAIN = f"{DEBUG} --attention.enabled=false --samples.max_new_tokens=0"
@@ -75,10 +76,17 @@ Row = dict[str, Any]
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="gpu.py", description=__doc__)
     add = parser.add_argument
-    add("--device", default="auto", metavar="NAME", help="cuda, mps or, at small sizes, cpu (default: the fastest)")
-    add("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare with (default: no comparison)")
-    checks = ", ".join(CHECKS)
-    add("--only", nargs="+", choices=CHECKS, default=CHECKS, metavar="CHECK", help=f"{checks} (default: all)")
+    add("--device", default="auto", metavar="NAME", help="cuda, mps, or cpu with small networks (default: a GPU)")
+    add("--nanogpt", metavar="PATH", help="checkout of nanoGPT to compare speed with (default: no comparison)")
+    add(
+        "--only",
+        nargs="+",
+        choices=CHECKS,
+        default=CHECKS,
+        metavar="CHECK",
+        help=f"run only these checks (default: all): {', '.join(CHECKS)}. measure_maps needs the run of debug, resumed "
+        "the run of 3 steps, and compare_weights the three runs before it",
+    )
     options = parser.parse_args(argv)
     device = choose_device(options.device).type
     limits = LIMITS if device == "cpu" else ""
@@ -89,13 +97,13 @@ def main(argv: list[str] | None = None) -> None:
             name = check.replace(" ", "-")
             command = CHECKS[check].format(device=device, folder=folder, name=name, limits=limits, peer=peer)
             rows.append(run(check, shlex.split(command), Path(folder, name, "metrics.csv")))
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)  # kept if a later check crashes the machine
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)  # in case a later check crashes the machine
     device_name = torch.cuda.get_device_name() if device == "cuda" else device
     print(json.dumps({"device": device_name, "torch": torch.__version__, "commit": commit(), "rows": rows}))
 
 
 def run(check: str, command: list[str], metrics: Path) -> Row:
-    """Runs a check and returns its row: the JSON of its last line, or the last value in each column of metrics.csv."""
+    """Runs a check. Returns how it ended, and the JSON of its last line or the last values in the file `metrics`."""
     started = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, *command],
@@ -105,7 +113,7 @@ def run(check: str, command: list[str], metrics: Path) -> Row:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     ) as process:
-        limit = Timer(LIMIT, process.kill)  # unlike a timeout, this keeps what the check has written
+        limit = Timer(LIMIT, process.kill)  # unlike a timeout, this keeps what the check has printed
         limit.start()
         output = process.stdout.read()
         limit.cancel()
@@ -127,11 +135,11 @@ def run(check: str, command: list[str], metrics: Path) -> Row:
     return row
 
 
-# ---- checks that are functions of this file
+# ---- checks that are functions in this file
 
 
 def compare_weights(left: str, right: str) -> None:
-    """Checks that two runs end in the same weights, bit for bit."""
+    """Checks that two runs ended with the same weights, bit for bit."""
     weights = [read_checkpoint(Path(path, "checkpoints", "last.ckpt"))["state_dict"] for path in (left, right)]
     unequal = [name for name, weight in weights[0].items() if not weight.equal(weights[1][name])]
     print(json.dumps({"unequal": unequal}))
@@ -139,7 +147,7 @@ def compare_weights(left: str, right: str) -> None:
 
 
 def measure_maps(run_dir: str, device: str) -> None:
-    """Checks that a device and the processor give the same maps, and times both: to open a run, read and ablate."""
+    """Checks that a device and the CPU give the same maps, within 1e-5. Times opening a run, reading and ablating."""
     row: Row = {}
     maps = []
     for name in ("cpu", device):
@@ -154,7 +162,7 @@ def measure_maps(run_dir: str, device: str) -> None:
 
 
 def measure_parts(device: str) -> None:
-    """Names the attention kernels that run with each kind of mask, and times an update by each optimizer."""
+    """Lists the attention kernels that run for each kind of mask, and times one update by each optimizer."""
     size = SMALL if device == "cpu" else LARGE
     context = size["context_length"]
     tokens = torch.zeros(2, context, dtype=torch.long, device=device)
@@ -168,7 +176,7 @@ def measure_parts(device: str) -> None:
         row[name] = [kernel for kernel in kernels if "_attention" in kernel or "sdpa" in kernel]
     for algorithm in ("muon", "adamw"):
         optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
-        optimizer.step()  # allocates its state
+        optimizer.step()  # allocates the optimizer's state
         started = clock(device)
         optimizer.step()
         row[f"seconds of {algorithm}"] = clock(device) - started

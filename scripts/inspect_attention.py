@@ -1,10 +1,10 @@
 """Shows a model's attention maps as a page for the browser, a picture or a table.
 
   --run runs/NAME                            the page of a run: how it learned, its maps, the model to try texts on
-  --run runs/NAME --prompt "def f("          the page of its best checkpoint, opened with your own text
+  --run runs/NAME --prompt "def f("          a page of the run's best checkpoint, which opens with your own text
   --output maps.svg                          a picture instead of a page: layers from top to bottom, heads side by side
-  --output maps.csv                          the weights as a table
-  --experiments                              experiments that work on this model: what it predicts, and what happened
+  --output maps.csv                          the attention weights as a table
+  --experiments                              a table instead: changes of a text or a head that change what comes next
 
 Without --run, the newest run under runs/ is shown.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Mistake, exit_status
 from model.runs.run import ATTENTION, HEAD_SCORES, REPORT, Run
@@ -28,17 +28,17 @@ from scripts.parser import Parser, prompt_text
 if TYPE_CHECKING:
     from model.inspection.recording import Recording
 
-    Shown = tuple[Recording, Callable[[], str], Path]  # maps, the function that makes their page, its file
+    Shown = tuple[Recording, Callable[[], str], Path]  # maps, what makes the HTML of their page, where to write it
 
 PAGE, TABLE = ".html", ".csv"
 PICTURES_AND_TABLE = (".png", ".svg", ".pdf", TABLE)
-TITLE_CHARS = 60  # of the prompt, in the title of its page
+TITLE_CHARS = 60  # of the prompt, in the title of the page
 
 
 @exit_status("inspect_attention.py")
 def main(argv: list[str] | None = None) -> None:
     options = build_parser().parse_args(argv)
-    kind = PAGE if options.output is None else options.output.suffix.lower()  # in lower case: some systems write .SVG
+    kind = PAGE if options.output is None else options.output.suffix.lower()  # some systems write .SVG
     check(options, kind)
     if options.experiments:
         print(experiments_table(options.run))
@@ -62,52 +62,54 @@ def build_parser() -> argparse.ArgumentParser:
         "--checkpoint",
         type=Path,
         metavar="PATH",
-        help="run folder or checkpoint: its recorded maps are shown, or its model reads --prompt (default: newest run)",
+        help="run folder or checkpoint: shows the maps that the run recorded, or how the model reads --prompt "
+        "(default: newest run under runs/)",
     )
     add(
         "--prompt",
         metavar="TEXT",
-        help="text to read, cut to its end if it is longer than the context; - reads standard input",
+        help="text that the model reads; only its end, if it is longer than the context; - reads standard input",
     )
     add(
         "--output",
         type=Path,
         metavar="PATH",
-        help=f"file to write: {', '.join([PAGE, *PICTURES_AND_TABLE])} (default: report.html in the run's folder; "
-        "attention.html for a prompt)",
+        help=f"file to write; its ending says what: {', '.join([PAGE, *PICTURES_AND_TABLE])} (default: report.html in "
+        "the run's folder; with --prompt, attention.html here)",
     )
     add(
         "--steps",
         type=step_list,
         metavar="N,N,...",
-        help="training steps. With --prompt: steps whose checkpoints the run has, such as 0,500,1500 (default: the "
-        "best). For a picture or a table of recorded maps: one step (default: the last)",
+        help="training steps to show. With --prompt: steps of which the run has a checkpoint, such as 0,500,1500 "
+        "(default: the best checkpoint). For a picture or a table of recorded maps: one step (default: the last)",
     )
     add(
         "--head",
         nargs="+",
         metavar="LAYER.HEAD",
-        help="for a picture or a table: only these heads, counted from 0, such as 0.1 1.0 (default: all)",
+        help="heads in a picture or a table, counted from 0, such as 0.1 1.0 (default: all)",
     )
-    add("--open", action="store_true", help="open the written file in the browser")
+    add("--open", action="store_true", help="open the file in the browser after writing it")
     add(
         "--experiments",
         action="store_true",
-        help="print the experiments that work on the model: text, change, prediction, and what was measured",
+        help="instead of writing a file, try experiments on the model: change a text, or switch a head off, and print "
+        "the prediction and what was measured, or why an experiment does not work",
     )
     return parser
 
 
 def step_list(text: str) -> list[int]:
-    """Parses --steps: distinct steps in ascending order."""
+    """Parses --steps. Returns the distinct steps in ascending order."""
     return sorted({int(step) for step in text.split(",")})
 
 
 def check(options: argparse.Namespace, kind: str) -> None:
-    """Raises Mistake for options that do not go together, before anything is loaded. kind: the ending of the output."""
+    """Raises Mistake for options that exclude each other, before anything is loaded. kind: the ending of the output."""
     is_page = kind == PAGE
-    others = options.prompt is not None or options.output or options.steps or options.head or options.open
-    if options.experiments and others:
+    other_options = options.prompt is not None or options.output or options.steps or options.head or options.open
+    if options.experiments and other_options:
         raise Mistake("--experiments prints a table about the whole model: leave out all other options but --run")
     if not is_page and kind not in PICTURES_AND_TABLE:
         raise Mistake(f"--output {options.output} must end in {' or '.join([PAGE, *PICTURES_AND_TABLE])}")
@@ -121,7 +123,7 @@ def check(options: argparse.Namespace, kind: str) -> None:
 
 
 def experiments_table(path: Path | None) -> str:
-    """Tries all experiments on a model: a few lines about each one that works, and why each of the others does not."""
+    """Tries all experiments on a model. Returns some lines about each that works, and for each other the reason."""
     from model.glass import open_run
     from model.inspection.experiments import LISTED
     from model.pages.describe import visible
@@ -131,7 +133,7 @@ def experiments_table(path: Path | None) -> str:
     for effect in effects:
         halved, right, tried = effect.texts
         before, after = effect.usual
-        source = f"; head {effect.head} puts {effect.weight:.0%} on what tells it" if effect.weight else ""
+        source = f"; head {effect.head} gives {effect.weight:.0%} to the token that tells it" if effect.weight else ""
         lines += [
             effect.title,
             f"  text        {visible(effect.trial.text, 100)}",
@@ -147,7 +149,7 @@ def experiments_table(path: Path | None) -> str:
 
 
 def of_run(path: Path | None) -> Shown:
-    """Opens what a run has recorded. Its page also holds the model of its checkpoint, if there is one."""
+    """Opens what a run has recorded. The page also holds the model, if the run has a checkpoint."""
     from model.inspection.recording import Recording
     from model.runs.results import report_html
 
@@ -157,7 +159,7 @@ def of_run(path: Path | None) -> Shown:
 
 
 def of_prompt(options: argparse.Namespace) -> Shown:
-    """Lets the model of each step read the prompt, and a text of repeated random tokens."""
+    """Lets the model at each of --steps read the prompt and a text of repeated random tokens."""
     from model.glass import open_run, recording_of
     from model.pages.describe import shortened
     from model.pages.page import run_page
@@ -183,7 +185,7 @@ def write(
     options: argparse.Namespace,
     page: Callable[[], str],
 ) -> None:
-    """Writes `output`: a page, a picture or a table, as `kind` says."""
+    """Writes a page, a picture or a table to `output`. kind: its ending."""
     from model.files import write_atomically
     from model.pages import export
 

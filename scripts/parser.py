@@ -1,4 +1,4 @@
-"""What the scripts share on their command lines: the parser, options for the model, and how to read their values."""
+"""What the command lines of the scripts share: the parser, options to choose a model, and functions that read them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DEFAULTS: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.R
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake as one sentence, without the usage lines, and accepts no abbreviated options.
+    """Reports a mistake in one sentence, without the usage lines, and accepts no abbreviated options.
 
-    Text that begins with - is read as an option, even after an option that needs a value. The sentence then says how to
-    write it as a value.
+    argparse takes text that begins with - for an option, even after an option that needs a value. The sentence then
+    says how to write such a value.
     """
 
     def __init__(self, **options) -> None:
@@ -42,25 +42,25 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         default="auto",
         metavar="NAME",
-        help="cpu, cuda, cuda:1, mps, ... (default: auto, the fastest)",
+        help="cpu, cuda, cuda:1, mps, ... (default: auto, a GPU if there is one)",
     )
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device of that name; "auto" is the accelerator if there is one, else the CPU."""
+    """Returns the device called `name`; "auto" is a GPU or other accelerator if there is one, else the CPU."""
     import torch
 
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        return torch.Generator(name).device  # fails for a missing device, and for one that cannot draw, such as meta
+        return torch.Generator(name).device  # raises for a missing device, and for meta, which cannot draw
     except RuntimeError as error:
-        reason = str(error).splitlines()[0].partition(". ")[0]  # PyTorch adds how to link libraries
+        reason = str(error).splitlines()[0].partition(". ")[0]  # the rest is advice on linking libraries
         raise Mistake(f"--device {name} is not available here ({reason}): leave it out, or write cpu") from error
 
 
 def prompt_text(prompt: str, file: Path | None = None) -> str:
-    """Returns the text of `file` if there is one, else --prompt; the prompt - is read from standard input.
+    """Returns the text of `file` if one is given, else `prompt`; for the prompt -, returns what standard input holds.
 
     Raises Mistake unless the text is UTF-8.
     """

@@ -1,7 +1,7 @@
 """Follows a prompt through a GPT: text, ids, embeddings, one block in detail, logits, loss.
 
-Each stop shows one value of the forward pass: the function that computes it, its shape in letters and numbers, five of
-its numbers, and why the model needs it.
+Each stop of the walk shows one value of the forward pass: the function that computes it, its shape in letters and
+numbers, five of its numbers, and why the model needs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that it also runs as a file
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Missing, Mistake, check_range, exit_status
 from scripts.generate import write_text
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from model.gpt import GPT
 
 ROOT = Path(__file__).resolve().parents[1]
-WIDTH = 96  # columns
-KEPT_SPACE = "\xa0"  # replaces the spaces in a quoted token until all lines are wrapped, so that none breaks there
+WIDTH = 96  # characters in a printed line
+KEPT_SPACE = "\xa0"  # replaces spaces in quoted tokens while lines are wrapped: no line may break there
 NORMS = {
     "rmsnorm": "divided by its root mean square",
     "layernorm": "shifted to mean 0, divided by its standard deviation and scaled by learned weights",
@@ -40,7 +40,7 @@ ACTIVATION_NAMES = {"relu2": "the square of ReLU", "gelu": "GELU", "gelu_exact":
 
 
 class Stop(NamedTuple):
-    """One value of the forward pass. letters: its shape. function: what computes it. why: a paragraph about it."""
+    """One value of the forward pass. letters: its shape. function: computes it. why: a paragraph about its purpose."""
 
     name: str
     letters: str
@@ -57,18 +57,19 @@ def main(argv: list[str] | None = None) -> None:
         "--checkpoint",
         type=Path,
         metavar="PATH",
-        help="checkpoint file or run folder (default: newest run under runs/; --fresh if there is none)",
+        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/; "
+        "--fresh if there is none)",
     )
-    model.add_argument("--fresh", action="store_true", help="a small untrained model that reads bytes")
+    model.add_argument("--fresh", action="store_true", help="use a small untrained model that reads bytes")
     add = parser.add_argument
     add(
         "--prompt",
         default="for i in range(10):",
         metavar="TEXT",
-        help="text to follow, at least two tokens; - reads standard input (default: %(default)s)",
+        help="text to follow, two tokens or more; - reads standard input (default: %(default)s)",
     )
     add("--layer", type=int, default=0, metavar="N", help="block to show in detail, counted from 0 (default: 0)")
-    add("--head", type=int, default=0, metavar="N", help="head whose values are shown, counted from 0 (default: 0)")
+    add("--head", type=int, default=0, metavar="N", help="head whose values to show, counted from 0 (default: 0)")
     options = parser.parse_args(argv)
     prompt = prompt_text(options.prompt)
     glass = open_model(options.checkpoint, options.fresh)
@@ -77,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
-    """Opens the checkpoint, or the newest run. If `fresh`, or if there is no run, makes a small untrained model."""
+    """Opens the checkpoint, or else the newest run. If `fresh`, or without a run, makes a small untrained model."""
     import torch
 
     from data.tokenizers import byte_level
@@ -92,7 +93,7 @@ def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
                 raise
     torch.manual_seed(0)
     tokenizer = byte_level()
-    # GPT.init_weights begins with zeros in these matrices.
+    # GPT.init_weights fills these matrices with zeros.
     source = "a fresh model (each matrix that writes to the stream or to the logits is 0; python train.py trains one)"
     return Glass(GPT(GPTConfig(vocab_size=tokenizer.vocab_size)).eval(), tokenizer, source)
 
@@ -104,14 +105,14 @@ def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
         raise Mistake("--prompt must be at least 2 tokens long, so that there is a next token; this one is 1")
     check_range("--layer", layer, 0, config.num_layers - 1)
     check_range("--head", head, 0, config.num_heads - 1)
-    token = min(2, len(ids) - 2)  # in a longer prompt, a token with three visible keys; a next token always follows
+    token = min(2, len(ids) - 2)  # it sees three keys, if the prompt is long enough, and has a next token
     H, H_kv = config.num_heads, config.num_kv_heads
     introduction = (
         f"Shapes are written in letters: B = 1 text, T = S = {len(ids)} tokens (T as queries, S as keys), D = "
         f"{config.embed_dim} numbers in a token's vector, H = {H} heads of width K = {config.head_dim} (H_kv = {H_kv} "
         f"for keys and values), F = {config.feed_forward_dim} hidden units, V = {config.vocab_size:,} tokens in the "
-        f"vocabulary. The values shown are those of token {token}, {quoted(glass.tokenizer, ids[token])}, counted from "
-        f"0, and of head {head} wherever each head has its own."
+        f"vocabulary. The values shown belong to token {token}, {quoted(glass.tokenizer, ids[token])}, counted from 0, "
+        f"and to head {head} wherever each head has values of its own."
     )
     lines = textwrap.wrap(introduction, WIDTH)
     indices = {"B": 0, "T": token, "H": head, "H_kv": head * H_kv // H}
@@ -128,7 +129,7 @@ def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
 def show(number: int, stop: Stop, indices: dict[str, int]) -> list[str]:
     """Returns a stop as lines of text.
 
-    indices: which index to show of an axis, by the axis's letter. Of the last axis, the first five are shown.
+    indices: for the letter of an axis, the index to show. Of the last axis, the first five values are shown.
     """
     index = [indices[letter] for letter in stop.letters[1:-1].split(", ")[:-1]]
     position = f"[{', '.join(map(str, [*index, '0:5']))}]  " if stop.value.ndim else ""
@@ -143,17 +144,17 @@ def show(number: int, stop: Stop, indices: dict[str, int]) -> list[str]:
 
 
 def source_of(function: Callable) -> str:
-    """Returns the name of a function and where it begins, such as "GPT.loss, model/gpt.py:263"."""
+    """Returns the name of a function, and the file and line where it begins: "GPT.loss, model/gpt.py:263"."""
     _, line = inspect.getsourcelines(function)
     return f"{function.__qualname__}, {os.path.relpath(inspect.getfile(function), ROOT)}:{line}"
 
 
 # fmt: off
 def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: int) -> Iterator[Stop | str]:
-    """Yields the stops of one forward pass, with headings between them. Parts that the model lacks have no stop.
+    """Yields the stops of one forward pass, and headings as str. There are no stops for parts that the model lacks.
 
-    The weights are what the layer's own `attend` returns for the identity. Scores and mask are shown only if the
-    formula that uses them gives the same weights.
+    The weights are what the layer's own `attend` returns if the values are the identity matrix. Scores and mask are
+    shown only if the usual formula computes the same weights from them.
     """
     import torch
 
@@ -175,15 +176,15 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     T, norm, group = len(ids), NORMS[config.norm], H // H_kv
     tokens, targets = torch.tensor([ids]), torch.tensor([[*ids[1:], IGNORED]])
 
-    # What every module returns, and what attention computed inside, each with an axis B of one text.
+    # What every module returns, and what attention computes inside it, each with an axis B of one text.
     label = partial(quoted, tokenizer)
     reading = read(gpt, Texts.of(ids, label), label=label)
     outputs: dict[nn.Module, Tensor] = {}
-    last_matrix = feed_forward.down_proj  # its input is shown: the hidden units
+    last_matrix = feed_forward.down_proj  # its input, the hidden units, is shown
     others = [module for module in gpt.modules() if module is not last_matrix]
     with torch.no_grad(), undisturbed(gpt), hooked([last_matrix], others, outputs.__setitem__):
         surprise = gpt.loss(tokens, targets, reduction="none")
-        queries, _, _ = attention.project(outputs[block.attention_norm])  # before rotary turns them
+        queries, _, _ = attention.project(outputs[block.attention_norm])  # not yet turned by rotary positions
     q, k, v, weights, mixed = (
         of_layers[layer][None] for of_layers in (reading.q, reading.k, reading.v, reading.maps, reading.heads)
     )
@@ -191,7 +192,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     mask = sliding_window_mask(T, config.window)
     _, formula = scaled_dot_product_attention(q, k, v, mask, need_weights=True)
     difference = (weights - formula).abs().max().item()
-    is_formula = not difference > EXACT  # NaN, of a model that has diverged, counts as the formula
+    is_formula = not difference > EXACT  # if the model has diverged, the difference is NaN, and the stops are shown
     error = reading.checks.by_layer["fidelity"][layer]
     problems = "".join(f" Warning: {problem}." for problem in reading.checks.problems.values())
 
@@ -199,8 +200,8 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     pieces = " ".join(reading.tokens[:50]) + " ..." * (T > 50)
     yield Stop("ids", "(B, T)",
                tokens, tokenizer.encode, f"""
-               The tokenizer cuts the text into tokens, pieces that are in its vocabulary, and gives each one's number,
-               its id. The network sees nothing else of the text. Here: {pieces}
+               The tokenizer cuts the text into tokens, pieces that are in its vocabulary, and replaces each by its
+               number, the id. The network sees nothing else of the text. Here: {pieces}
                """)
     yield Stop("token embedding", "(B, T, D)",
                outputs[gpt.token_embedding], GPT.features, f"""
@@ -222,15 +223,15 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     normed = f", each vector {norm}" if config.embedding_norm else ""
     yield Stop("residual stream", "(B, T, D)",
                streams[0], GPT.features, f"""
-               The sum of what was looked up so far{normed}. The blocks start from here: every layer reads this stream
-               and adds its result to it.
+               The sum of the vectors looked up so far{normed}. The blocks start from here: every layer reads this
+               stream and adds its result to it.
                """)
 
     yield f"Block {layer}, attention: tokens read each other"
     if layer:
         yield Stop("stream into the block", "(B, T, D)",
                    streams[2 * layer], GPT.features, f"""
-                   The stream as it is after {layer} of the {config.num_layers} blocks.
+                   The stream after {layer} of the {config.num_layers} blocks.
                    """)
     yield Stop("attention norm", "(B, T, D)",
                outputs[block.attention_norm], Block.forward, f"""
@@ -240,7 +241,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     yield Stop("queries, keys, values", "(B, T, (H+2*H_kv)*K)",
                outputs[attention.qkv_proj], CausalSelfAttention.project, f"""
                One matrix computes all three for all heads; then the result is cut into heads of {K} channels. A query
-               says what a token looks for, a key what it can be found by, a value what it hands on.
+               says what a token looks for, a key how other tokens find it, a value what it hands on to them.
                """)
     name, normed = "queries", ""
     if config.qk_norm:
@@ -261,26 +262,26 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     shared = f" Every {group} neighbouring heads share the same keys and values." if group > 1 else ""
     yield Stop("keys", "(B, H_kv, T, K)",
                k[:, ::group], CausalSelfAttention.project, f"""
-               What each token can be found by, computed in the same way as the queries.{shared}
+               What other tokens can find each token by, computed in the same way as the queries.{shared}
                """)
     if str(layer) in gpt.value_embeddings:
         yield Stop("value embedding", "(B, T, H_kv*K)",
                    outputs[gpt.value_embeddings[str(layer)]], CausalSelfAttention.project, """
                    A further table has a vector for each token, which is added to the token's values. So attention can
-                   hand on which token it was, even where the stream no longer shows it.
+                   hand on which token this was, even if the stream no longer shows it.
                    """)
     yield Stop("values", "(B, H_kv, T, K)",
                v[:, ::group], CausalSelfAttention.project, """
                What each token hands on to the tokens that attend to it.
                """)
-    rule = "This layer computes it by its own rule."
+    rule = "This layer computes the map by a rule of its own."
     if is_formula:
         rule = "Softmax turns the visible scores of each row into shares that add up to 1; hidden keys get 0."
         yield Stop("scores", "(B, H, T, S)",
                    q @ k.mT / math.sqrt(K), scaled_dot_product_attention, f"""
                    How well each query (row) fits each key (column): their dot product, divided by sqrt({K}) =
-                   {math.sqrt(K):.3g}. Without the division, the sum of {K} products would grow with the width and make
-                   the softmax too sharp.
+                   {math.sqrt(K):.3g}. Without the division, the sum of {K} products would be so large that the softmax
+                   would be too sharp.
                    """)
         reach = "itself and the tokens before it"
         if config.window:
@@ -318,7 +319,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                Each token's vector is {norm}, as before attention.
                """)
     activation = ACTIVATION_NAMES.get(config.activation, config.activation)
-    bend = f"the product by a gate, which is {activation} of a second such product"
+    bend = f"multiplies the product by a gate, which is {activation} of a second product of this kind"
     if feed_forward.gate_proj is None:
         bend = f"passes the product through {activation}"
     yield Stop("hidden units", "(B, T, F)",
@@ -349,9 +350,9 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     here, following = reading.tokens[token : token + 2]
     yield Stop("logits", "(B, T, V)",
                reading.logits[None], GPT.unembed, f"""
-               One number for each token of the vocabulary, the larger the likelier to come next: the dot product of
-               this vector and that token's row of {matrix}{capped}. Likeliest after {here}: {likeliest}. The prompt
-               goes on with {following}, {math.exp(-surprise[token]):.1%}.
+               One number for each token of the vocabulary: the larger it is, the likelier this token comes next. It is
+               the dot product of the vector above and the token's row of {matrix}{capped}. Likeliest after {here}:
+               {likeliest}. The prompt goes on with {following}, {math.exp(-surprise[token]):.1%}.
                """)
     yield Stop("surprise", "(B*T)",
                surprise, GPT.loss, f"""
@@ -360,14 +361,14 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                """)
     yield Stop("loss", "()",
                surprise[:-1].mean(), GPT.loss, f"""
-               The mean of the {T - 1} that count. Each training step changes the weights a little, in the direction
-               that makes the loss smaller.
+               The mean surprise of the {T - 1} tokens that count. Each training step changes the weights a little, in
+               the direction that makes the loss smaller.
                """)
 # fmt: on
 
 
 def quoted(tokenizer: Tokenizer, id: int) -> str:
-    """Returns a token as Python writes it: 'text', or b'bytes' if it is not whole characters. It stays on one line."""
+    """Returns a token as a Python literal: 'text', or b'bytes' if it is not UTF-8, with KEPT_SPACE for spaces."""
     content = tokenizer.token_bytes(id, unused=f"<{id}>")
     try:
         text = repr(content.decode())

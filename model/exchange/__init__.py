@@ -1,1 +1,1 @@
-"""Converts from and to other programs' formats, and measures how well a model predicts text."""
+"""Converts models from and to the formats of other programs, and measures how well a model predicts text."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from model.gpt import GPT, in_eval_mode
 
-IGNORED = -100  # a target to leave out, as in PyTorch's losses
-LOGITS_AT_ONCE = 2**24  # logits of a whole batch would fill the memory if the vocabulary is large
+IGNORED = -100  # a target that counts for nothing: PyTorch's ignore_index
+LOGITS_AT_ONCE = 2**24  # with a large vocabulary, the logits of a whole batch would fill the memory
 
 
 def text_logprobs(
@@ -23,31 +23,31 @@ def text_logprobs(
     batch_size: int = 16,
     document_ids: Tensor | None = None,
 ) -> Tensor:
-    """Returns the log-probability (N - 1,) of each token of a text but the first.
+    """Returns the log-probability (N - 1,) of each token of a text, except the first.
 
     Windows of context_length tokens begin at every `stride`-th token. Each window scores the tokens that no earlier
-    window has scored: all tokens in the first window, the last `stride` tokens in the others. A smaller stride gives
-    each token more text to look back at, at least context_length - stride tokens, and takes longer.
+    window has scored: all tokens in the first window, the last `stride` tokens in the others. With a smaller stride, a
+    token can look back at more text, after the first window at context_length - stride tokens or more; it takes longer.
 
     Args:
         tokens: (N,), at least two.
-        stride: in 1 .. context_length. Training validates with context_length.
+        stride: 1 to context_length. Validation during training corresponds to context_length.
         batch_size: number of windows that the model reads at once.
-        document_ids: (N,), the document of each token, if the model was trained to attend within a document only.
+        document_ids: (N,), the number of each token's document, if the model was trained to attend within documents.
     """
     num_targets = len(tokens) - 1
     T = min(model.config.context_length, num_targets)
     num_windows = 1 + max(0, math.ceil((num_targets - T) / stride))
 
     def windows_of(text: Tensor) -> Tensor:
-        """Returns all windows (num_windows, T + 1). The last may end in any padding: no token sees what follows it."""
+        """Returns all windows (num_windows, T + 1). The last may end in padding, which no token before it can see."""
         return F.pad(text, (0, T)).unfold(0, T + 1, stride)[:num_windows]
 
     windows = windows_of(tokens)
     documents = None if document_ids is None else windows_of(document_ids)
     tokens_at_once = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     device = model.token_embedding.weight.device
-    # One tensor, not one per batch: small tensors kept among large ones that are freed would fragment the memory.
+    # One tensor for all batches: small ones, left among large ones that are freed, would fragment the memory.
     logprobs = torch.empty(num_windows * T)
     filled = 0
     with torch.inference_mode(), in_eval_mode(model):
@@ -56,7 +56,7 @@ def text_logprobs(
             batch = windows[rows].to(device)
             ids = None if documents is None else documents[rows, :-1].to(device)
             scored = torch.ones_like(batch[:, 1:], dtype=torch.bool)
-            overlapping = scored if first else scored[1:]  # the very first window scores all its tokens
+            overlapping = scored if first else scored[1:]  # the first window of all scores all its tokens
             overlapping[:, : T - stride] = False
             features = model.features(batch[:, :-1], document_ids=ids)[scored]
             targets = batch[:, 1:][scored]
@@ -68,10 +68,10 @@ def text_logprobs(
 
 
 def count_nats(nats: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
-    """Returns the sums that `loss_and_bits` needs, in float64 (4,). Add up the results of all parts of a text.
+    """Returns the four sums that `loss_and_bits` needs, float64 (4,). For a longer text, add up those of its parts.
 
     The sums are: the nats of all targets, the number of targets, the nats of targets that have bytes, and the number of
-    those bytes. End-of-text has none: how well a model predicts where documents end does not change its bits per byte.
+    these bytes. End-of-text has no bytes, so predicting where documents end does not change the bits per byte.
 
     Args:
         nats: (N,), the nats of each target; 0 where the target is IGNORED.
@@ -90,6 +90,6 @@ def count_nats(nats: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
 
 
 def loss_and_bits(sums: Tensor) -> tuple[float, float]:
-    """Returns nats per token, and bits per byte, which can be compared across tokenizers, from sums of `count_nats`."""
+    """Turns sums from `count_nats` into nats per token and bits per byte; only bits compare across tokenizers."""
     nats, num_targets, nats_of_bytes, num_bytes = sums.tolist()
     return nats / num_targets, nats_of_bytes / num_bytes / math.log(2)

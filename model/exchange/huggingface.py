@@ -1,9 +1,9 @@
 """Converts Hugging Face models (a folder, a name on the Hub or a transformers model) to a GPT, and a GPT to a folder.
 
-    GPT2LMHeadModel       GPT-2's family; one table of options and one of weights serve both directions
-    GlassGPTForCausalLM   every other GPT; the folder holds the source of this network, for trust_remote_code=True
+    GPT2LMHeadModel       for GPT-2's family; the same tables of options and of weights serve both directions
+    GlassGPTForCausalLM   for every other GPT; the folder holds the source of the network, for trust_remote_code=True
 
-Nothing that is read can run code: options are JSON, weights are safetensors, and source code in a folder is ignored.
+Reading a folder runs no code from it: options are JSON, weights are safetensors, and source code is ignored.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from model.mistakes import Missing, Mistake, file_errors, listed, parsing
 CONFIG_JSON, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
 MODELLING = "modeling_glassgpt"
 GPT2_CLASS, OUR_CLASS = "GPT2LMHeadModel", "GlassGPTForCausalLM"
-# The config.json of a GlassGPTForCausalLM, in addition to its GPTConfig.
+# What the config.json of a GlassGPTForCausalLM holds besides its GPTConfig.
 OUR_OPTIONS: dict[str, Any] = {
     "model_type": "glassgpt",
     "architectures": [OUR_CLASS],
@@ -42,14 +42,14 @@ GPT2_OPTIONS = {  # our option -> GPT-2's
     "tie_embeddings": "tie_word_embeddings",
     "dropout": "resid_pdrop",
 }
-# GPT-2's values for options that a config.json leaves out.
+# GPT-2's defaults, for options that a config.json leaves out.
 GPT2_DEFAULTS = {"tie_word_embeddings": True, "resid_pdrop": 0.1, "activation_function": "gelu_new"}
-GPT2_ACTIVATIONS = {  # transformers' name -> ours; of several names for one function, the first is written
+GPT2_ACTIVATIONS = {  # transformers' name -> ours; where two names mean one function, exporting uses the first
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
     "gelu": "gelu_exact",
 }
-# The fields that make a GPT one of GPT-2's family; all other fields have GPTConfig's defaults.
+# What all GPTs of GPT-2's family share. GPT2_OPTIONS and the activation vary; other fields are GPTConfig's defaults.
 GPT2_FAMILY: dict[str, Any] = {
     "position": "learned",
     "norm": "layernorm",
@@ -59,7 +59,7 @@ GPT2_FAMILY: dict[str, Any] = {
     "logit_soft_cap": None,
     "init": "gpt2",
 }
-# Options of GPT-2 that a GPT lacks, each with the only value that a GPT can express.
+# Options of GPT-2 that GPTConfig lacks, each with the only value that a GPT can express.
 GPT2_FIXED = {
     "layer_norm_epsilon": 1e-5,
     "scale_attn_weights": True,
@@ -80,15 +80,15 @@ GPT2_MODULES = {
     "head": "lm_head",
 }
 OUR_MODULES = {theirs: ours for ours, theirs in GPT2_MODULES.items()}
-PREFIX = "gpt."  # of a weight's name in a GlassGPTForCausalLM
+PREFIX = "gpt."  # every weight's name in a GlassGPTForCausalLM begins with it
 
 
 def from_huggingface(source: str | Path | nn.Module) -> GPT:
     """Converts a Hugging Face model to a GPT in evaluation mode and float32, on the CPU.
 
     Args:
-        source: a folder, the name of a model on the Hub such as "gpt2", or a transformers model. Of its dropout rates
-            only that of the residual stream is kept.
+        source: a folder, the name of a model on the Hub such as "gpt2", or a transformers model. GPT-2 has several
+            dropout rates; the GPT gets the rate of the residual stream.
 
     Raises a `Mistake` if there is no such model, if a GPT cannot express it, or if its weights are not safetensors or
     do not fit.
@@ -112,11 +112,11 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     """Writes a folder that transformers can load, and returns the name of its model class there.
 
     A GPT of GPT-2's family is written in GPT-2's format, which holds no code: if you have changed the network, for
-    example its `attend`, the change is lost. Every other GPT is written with the source of the network.
+    example its `attend`, the folder does not contain the change. Every other GPT is written with the network's source.
 
     Args:
         tokenizer: a data.tokenizers.Tokenizer; None writes a folder without a tokenizer.
-        document_masking: whether the GPT was trained to attend within a document only; scripts/evaluate.py reads this.
+        document_masking: whether the GPT was trained to attend within documents; `masks_documents` reads it again.
 
     Raises a `Mistake` if `folder` is a file or not empty, or if the tokenizer has more tokens than the model.
     """
@@ -131,7 +131,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     options["dtype"] = str(gpt.token_embedding.weight.dtype).removeprefix("torch.")
     end_of_text = None if tokenizer is None else tokenizer.end_of_text
     ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
-    # The length of a text. Without it, transformers' pipeline writes 256 tokens, whatever the context length.
+    # Without max_length, transformers' pipeline writes 256 tokens, whatever the context length.
     generation = {"max_length": gpt.config.context_length}
     files = {CONFIG_JSON: options | ends, GENERATION: generation | ends}
     if tokenizer is not None:
@@ -142,7 +142,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
             for name, content in files.items():
                 text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
                 (folder / name).write_text(text, encoding="utf-8")
-            # The metadata tells transformers that the tensors have PyTorch's layout.
+            # This metadata tells transformers that PyTorch wrote the tensors.
             (folder / WEIGHTS).write_bytes(safetensors.save(to_theirs(gpt, as_gpt2=as_gpt2), {"format": "pt"}))
             if not as_gpt2:
                 copy_network(folder)
@@ -158,9 +158,9 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
 def is_gpt2(config: GPTConfig) -> bool:
     """Whether every program that reads GPT-2's format computes what this GPT computes.
 
-    llama.cpp assumes a hidden layer of 4 D and a GELU, whatever the file says; so feed_forward_dim must be the default,
-    and both forms of GELU will do, as they differ by no more than llama.cpp's own rounding. `init` may differ: it says
-    how the weights were initialised, not what the network computes.
+    llama.cpp assumes a hidden layer of width 4 D and a GELU, whatever the file says. So feed_forward_dim must have its
+    default. The activation may be either form of GELU: they differ by no more than llama.cpp's own rounding. `init` may
+    have any value: it says how the weights were initialised, not what the network computes.
     """
     as_read = {name: getattr(config, name) for name in GPT2_OPTIONS if name != "feed_forward_dim"}
     as_read |= {"activation": config.activation, "init": config.init}
@@ -194,15 +194,15 @@ def gpt2_options(config: GPTConfig) -> dict[str, Any]:
     activation = next(theirs for theirs, ours in GPT2_ACTIVATIONS.items() if ours == config.activation)
     options = {"model_type": "gpt2", "architectures": [GPT2_CLASS], "activation_function": activation, **GPT2_FIXED}
     options |= {their_name: getattr(config, our_name) for our_name, their_name in GPT2_OPTIONS.items()}
-    options |= {"embd_pdrop": config.dropout, "attn_pdrop": config.dropout}  # a GPT has a single dropout rate
-    return options | {"n_ctx": config.context_length}  # GPT-2's old name for it, which llama.cpp reads
+    options |= {"embd_pdrop": config.dropout, "attn_pdrop": config.dropout}  # a GPT has one dropout rate for all places
+    return options | {"n_ctx": config.context_length}  # the old name of n_positions, which llama.cpp reads
 
 
 # Weights
 
 
 def renamed(name: str, modules: dict[str, str]) -> str:
-    """Translates the name of a weight by a table of modules. Raises KeyError if its module is not in the table."""
+    """Translates the name of a weight with a table of modules. Raises KeyError if the table lacks its module."""
     module, _, kind = name.rpartition(".")
     layer = re.search(r"(?<=\.)\d+(?=\.)", module)
     if layer is None:
@@ -211,12 +211,12 @@ def renamed(name: str, modules: dict[str, str]) -> str:
 
 
 def in_their_layout(their_name: str, weight: Tensor) -> Tensor:
-    """Swaps the axes of a weight if GPT-2 stores them in the other order, as in its layers c_...; its own inverse."""
+    """Transposes a weight if GPT-2 stores it transposed, as in its c_... layers. A second call undoes the first."""
     return weight.mT if re.search(r"\.c_\w+\.weight$", their_name) else weight
 
 
 def to_theirs(gpt: GPT, *, as_gpt2: bool) -> dict[str, Tensor]:
-    """Returns the weights of a GPT with the names and axes that they have in a file; a tied head is left out."""
+    """Returns a GPT's weights under the names and with the axes that the file has, without a tied head."""
     theirs = {}
     for name, weight in gpt.state_dict().items():
         if name != "head.weight" or not gpt.config.tie_embeddings:
@@ -227,22 +227,22 @@ def to_theirs(gpt: GPT, *, as_gpt2: bool) -> dict[str, Tensor]:
 
 
 def to_ours(weights: dict[str, Tensor], config: GPTConfig, *, as_gpt2: bool) -> dict[str, Tensor]:
-    """Inverse of `to_theirs`: returns weights under our names and with our axes, contiguous.
+    """Inverse of `to_theirs`: returns the weights of a file under our names and with our axes, contiguous.
 
-    Raises a `Mistake` for a weight for which a GPT has no place.
+    Raises a `Mistake` for a weight that a GPT does not have.
     """
     ours = {}
     for name, weight in weights.items():
-        if re.search(r"\.attn\.(masked_)?bias$", name):  # the causal mask, stored in older files of GPT-2
+        if re.search(r"\.attn\.(masked_)?bias$", name):  # the causal mask, which older files of GPT-2 store
             continue
-        # In files that were saved without a head, such as GPT-2's on the Hub, every name lacks its first part.
+        # Models saved without a head, such as gpt2 on the Hub, have names that lack "transformer.".
         their_name = name if not as_gpt2 or name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
         try:
             our_name = renamed(their_name, OUR_MODULES) if as_gpt2 else name.removeprefix(PREFIX)
         except KeyError:
             raise Mistake(f"it has weights for which a GPT has no place, such as {name}") from None
         ours[our_name] = in_their_layout(their_name, weight).cpu().contiguous()
-    if config.tie_embeddings and "token_embedding.weight" in ours:  # a file may store the head again, or not
+    if config.tie_embeddings and "token_embedding.weight" in ours:  # a file may store a tied head or leave it out
         ours["head.weight"] = ours["token_embedding.weight"]
     return ours
 
@@ -251,7 +251,7 @@ def to_ours(weights: dict[str, Tensor], config: GPTConfig, *, as_gpt2: bool) -> 
 
 
 def local_folder(source: str | Path) -> Path:
-    """Returns the folder `source`, or downloads the model of that name from the Hub and returns its folder."""
+    """Returns `source` if it is a folder; else downloads the model of that name from the Hub and returns its folder."""
     folder = Path(source)
     if folder.is_dir():
         return folder
@@ -279,7 +279,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def masks_documents(folder: Path) -> bool:
-    """Whether the folder says that its model was trained to attend within a document only; see `to_huggingface`."""
+    """Whether the folder says that its model was trained to attend within documents; see `to_huggingface`."""
     return bool(read_json(folder / CONFIG_JSON).get("document_masking"))
 
 
@@ -295,9 +295,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def copy_network(folder: Path) -> None:
-    """Copies the modelling file, and all files of the network that it needs, as modules outside of any package."""
+    """Copies the modelling file and all files of the network that it needs, and makes their imports relative."""
     waiting = [MODELLING]
-    for name in waiting:  # it grows in the loop
+    for name in waiting:  # the loop adds the modules that each file imports
         source = Path(__file__).parent if name == MODELLING else Path(__file__).parents[1]
         text = (source / f"{name}.py").read_text(encoding="utf-8")
         waiting += set(re.findall(r"^\s*from model\.(\w+) import", text, re.MULTILINE)) - set(waiting)
@@ -315,7 +315,7 @@ def check_vocabulary(gpt: GPT, tokenizer: Any) -> None:
 
 
 def optional_package(name: str) -> ModuleType:
-    """Imports an optional package. Raises a `Mistake` that says how to install it if it is missing."""
+    """Imports an optional package. If it is missing, raises a `Mistake` that says how to install it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

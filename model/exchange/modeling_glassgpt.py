@@ -15,11 +15,11 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from model.gpt import GPT, GPTConfig
 
-IGNORED = {"use_cache", "cache_position"}  # transformers passes these; nothing here depends on them
+IGNORED = {"use_cache", "cache_position"}  # transformers passes these arguments, but they change nothing here
 
 
 class GlassGPTConfig(PretrainedConfig):
-    """Holds the fields of a GPTConfig in `gpt`, and repeats those that other programs look for under other names."""
+    """Holds the fields of a GPTConfig in `gpt`, and repeats some of them under the names that other programs expect."""
 
     model_type = "glassgpt"
 
@@ -37,7 +37,7 @@ class GlassGPTConfig(PretrainedConfig):
 class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
     """A GPT with the inputs and outputs of transformers' language models.
 
-    It has no cache: for each new token it reads the whole text again. It reads a batch with padding text by text.
+    It has no cache: for each new token it reads the whole text again. In a batch with padding it reads text by text.
     Not supported: attentions and hidden states, resized embeddings, gradient checkpointing, assistant models.
     """
 
@@ -74,11 +74,12 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         Args:
             attention_mask: (B, T), 0 for padding, which may be on either side. Padding is not read, and positions are
                 counted without it.
-            labels: (B, T), usually the same as `input_ids`; also returns the mean loss of predicting each label from
-                the tokens before it. Padding is left out, whatever its label, and so is the first token after padding.
-            logits_to_keep: return logits of this many last positions only; 0: of all.
-            return_dict: False returns a tuple; None means as the config says.
-            others: names in IGNORED may have any value. All others would change the result, and must be None or False.
+            labels: (B, T), usually the same as `input_ids`. If given, the mean loss of predicting each label from the
+                tokens before it is returned too. It leaves out padding and the first token after padding.
+            logits_to_keep: return the logits of only this many last positions; 0 returns all.
+            return_dict: False returns a tuple; None follows the config.
+            others: arguments in IGNORED may have any value. Any other argument must be None or False, because this
+                model cannot do what it asks for.
         """
         for name, value in others.items():
             if name not in IGNORED and value is not None and value is not False:
@@ -103,5 +104,5 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> dict[str, Any]:
-        """Passes all tokens so far at every step, as there is no cache."""
+        """Passes all tokens so far at every step, since there is no cache."""
         return {"input_ids": input_ids, "attention_mask": attention_mask}

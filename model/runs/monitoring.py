@@ -34,9 +34,9 @@ class AttentionMonitor:
     """Records attention maps and measurements of fixed texts: at step 0, every validation and checkpoints.keep_steps.
 
     Args:
-        enabled: whether anything is recorded.
-        probe_tokens: length of the text whose maps are recorded, at most context_length; a step's file holds layers x
-            heads x probe_tokens x probe_tokens numbers for it.
+        enabled: whether to record anything.
+        probe_tokens: length of the text whose maps are recorded, in tokens, cut at context_length. The file of a step
+            holds layers x heads x probe_tokens x probe_tokens numbers for it.
         probe_text: the text whose maps are recorded; null: the beginning of the validation split.
         every_n_steps: steps from one further recording to the next; null: no further recordings.
     """

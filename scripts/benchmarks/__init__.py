@@ -1,1 +1,1 @@
-"""What the processes of scripts/benchmark.py measure: gpt2.py. README.md has the method, LOG.md what was tried."""
+"""gpt2.py holds what scripts/benchmark.py measures, README.md the method and results, LOG.md all that was tried."""

@@ -1,12 +1,12 @@
-"""Measures three implementations of GPT-2's architecture: ours, nanoGPT's and, for writing only, that of transformers.
+"""Measures three implementations of GPT-2's architecture: GlassGPT, nanoGPT and, for writing only, transformers.
 
-nanoGPT's model.py is loaded from the user's checkout. Its train.py cannot be imported without training, so its loop is
-written again here, with nanoGPT's published settings. It also trains ours.
+nanoGPT's model.py is loaded from the user's checkout. Importing its train.py would start a training, so `train` here is
+the same loop with nanoGPT's published settings. It trains nanoGPT's network and, in `measure_step`, ours.
 
 scripts/benchmark.py starts a process for each contender in the root of the repository, and passes it a `job`. Every job
-has `function` (one of this file), `contender`, `device`, `size` (fields of GPTConfig), `checkout` (nanoGPT's folder),
-`seed` and `batch_size`; its other fields belong to the function. On a GPU, ours and nanoGPT's are compiled to train, as
-each project does.
+has `function` (the name of one in this file), `contender`, `device`, `size` (fields of GPTConfig), `checkout`
+(nanoGPT's folder), `seed` and `batch_size`; some functions need more fields. For training on a GPU, our network and
+nanoGPT's are compiled, each as its project does it.
 
 Letters: B sequences in a batch, T tokens of context, N tokens of a text.
 """
@@ -39,27 +39,27 @@ from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from train import main as train_main
 
-WARM_UP = 3  # first steps, in which PyTorch may compile
-SECONDS = 5.0  # least time of the steps that `measure_step` measures
+WARM_UP = 3  # steps at the beginning, in which PyTorch may compile
+SECONDS = 5.0  # `measure_step` measures steps for at least this time
 PROMPT_TOKENS = 16
-EVALUATIONS = 20  # in each training, evenly spaced
-# From nanoGPT's train.py, prepare.py and config/train_shakespeare_char.py. Its README's command for CPUs uses them too.
+EVALUATIONS = 20  # of each training, at evenly spaced steps
+# From nanoGPT's train.py, prepare.py and config/train_shakespeare_char.py; its README trains with them on a CPU too.
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 0.1
 BETAS = (0.9, 0.99)
 GRADIENT_CLIP = 1.0
 VALIDATION_FRACTION = 0.1
-SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # nanoGPT's warm-up is 1% slower
-# Fields of GPTConfig -> nanoGPT's names: with two exceptions, those of transformers.
+SCHEDULE = ScheduleConfig(warmup_steps=100, decay="cosine", final_factor=0.1)  # nanoGPT's warm-up rises 1% slower
+# Fields of GPTConfig -> nanoGPT's names, which are the same as in transformers, with two exceptions.
 NANOGPT_NAMES = GPT2_OPTIONS | {"context_length": "block_size", "dropout": "dropout"}
 SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in nanoGPT's sample.py
 
 Row = dict[str, Any]
-Writer = tuple[nn.Module, Callable[..., Tensor]]  # a network, and (prompt, max_new_tokens=...) -> prompt and text
+Writer = tuple[nn.Module, Callable[..., Tensor]]  # a network, and write(prompt, max_new_tokens=...) -> prompt and text
 
 
 class Learner(NamedTuple):
-    """A network and what trains it. loss: (tokens, targets), each (B, T) -> mean nats."""
+    """A network, its loss and its optimizer. loss: from (tokens, targets), each (B, T), to the mean in nats."""
 
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -68,9 +68,9 @@ class Learner(NamedTuple):
 
 
 def main(content: str) -> None:
-    """Runs a job, given as JSON, and prints what it measured as the last line, also as JSON.
+    """Runs a job, given as JSON, and prints its result as the last line, also as JSON.
 
-    Exits with status 2 if train.py refuses an option.
+    Exits with the status of train.py if that fails: 2 if it refuses an option.
     """
     job = Namespace(**json.loads(content))
     print(json.dumps(globals()[job.function](job)))
@@ -80,7 +80,7 @@ def main(content: str) -> None:
 
 
 def measure_step(job: Namespace) -> Row:
-    """Measures the time of a training step, after a warm-up. Tokens are random: a step costs the same on any text."""
+    """Measures the time of a training step, after a warm-up. Tokens are random: a step takes as long on any text."""
     tokens = job.batch_size * job.size["context_length"]
     text = torch.randint(job.size["vocab_size"], (100 * tokens,))
     learner = build_learner(job)
@@ -103,7 +103,7 @@ def clock(device: str) -> float:
 
 
 def learn_characters(job: Namespace) -> Row:
-    """Returns the learning curve on the characters of the file `data`: of our recipe, or of nanoGPT in its own loop."""
+    """Returns the learning curve on the characters of the file `data`: of our train.py, or of nanoGPT in `train`."""
     if job.contender == "glassgpt":
         return train_by_recipe(job)
     text, validation = split(read(job.data).unique(return_inverse=True)[1])  # one token for each distinct character
@@ -115,7 +115,7 @@ def learn_characters(job: Namespace) -> Row:
 
 
 def train_by_recipe(job: Namespace) -> Row:
-    """Runs train.py with configs/shakespeare_char.yaml and the job's sizes, and returns the learning curve."""
+    """Runs train.py with configs/shakespeare_char.yaml and the options of `job`. Returns the learning curve."""
     options = [
         "--config=configs/shakespeare_char.yaml",
         *(f"--model.gpt.{name}={value}" for name, value in job.size.items() if name != "vocab_size"),
@@ -126,7 +126,7 @@ def train_by_recipe(job: Namespace) -> Row:
         f"--trainer.accelerator={job.device}",
         "--wandb=disabled",
         *job.train_options,
-        # Last, so that no option of the user changes them: the text, and that only LearningCurve validates.
+        # Last, so that the user cannot change them: how the text is read, and that only LearningCurve validates.
         "--data.tokenizer=bytes",
         f"--data.validation_fraction={VALIDATION_FRACTION}",
         "--trainer.val_check_interval=1000000000",
@@ -141,7 +141,7 @@ def train_by_recipe(job: Namespace) -> Row:
 
 
 def build_learner(job: Namespace) -> Learner:
-    """Builds the contender's network and optimizer. For ours, also lets this process keep freed memory."""
+    """Builds the contender's network and optimizer. If it is ours, also calls `keep_freed_memory`, as train.py does."""
     torch.manual_seed(job.seed)
     on_gpu = job.device == "cuda"
     if job.contender == "nanogpt":
@@ -160,7 +160,7 @@ def build_learner(job: Namespace) -> Learner:
 
 
 def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
-    """Trains as nanoGPT does, on windows of `text` (N,) drawn at random. Yields the number of updates after each."""
+    """Trains as nanoGPT does, on random windows of `text` (N,). After each update, yields the number of updates."""
     context = job.size["context_length"]
     for step in range(job.steps):
         for group in learner.optimizer.param_groups:
@@ -187,31 +187,31 @@ def read(path: str) -> Tensor:
 
 
 def split(text: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits a text (N,) into the parts for training and validation. The first token of the latter is only context."""
+    """Splits a text (N,) for training and validation. The validation text begins with the last token of the other."""
     cut = int((1 - VALIDATION_FRACTION) * len(text))
     return text[:cut], text[cut - 1 :]
 
 
 class Curve:
-    """The validation loss over the time of a training.
+    """Measures the validation loss, and the time so far, at EVALUATIONS steps of a training.
 
     Args:
-        steps: how many steps the training has.
-        loss: (tokens, targets) -> mean nats.
-        text: (N,), to validate on.
-        context: tokens in a window.
+        steps: number of steps in the training.
+        loss: from (tokens, targets) to the mean in nats.
+        text: (N,), the text to validate on.
+        context: number of tokens in a window.
     """
 
     def __init__(self, steps: int, model: nn.Module, loss: Callable[..., Tensor], text: Tensor, context: int):
         self.model = model
         self.loss = loss
-        self.windows = text.unfold(0, context + 1, context)  # tokens that do not fill a last window are left out
+        self.windows = text.unfold(0, context + 1, context)  # a last window that is not full is left out
         self.due = {WARM_UP, *(steps * number // EVALUATIONS for number in range(1, EVALUATIONS + 1))}
         self.points: list[dict[str, float]] = []
         self.seconds = 0.0
 
     def after(self, step: int) -> None:
-        """Evaluates if that is due after `step`, with the clock stopped. Call it after every batch."""
+        """Evaluates, with the clock stopped, if an evaluation is due after `step`. Call this after every batch."""
         if step not in self.due:
             return
         self.due.remove(step)  # a step may have several batches
@@ -232,7 +232,7 @@ class Curve:
 
 
 class LearningCurve(Callback):
-    """Measures the Curve of a run of train.py on the bytes of the file `data`, and stores its row in `result`."""
+    """Measures the Curve of a run of train.py on the bytes of the file `data`. `result` is the row of the last run."""
 
     result: ClassVar[Row]
 
@@ -254,7 +254,7 @@ class LearningCurve(Callback):
 
 
 def measure_writing(job: Namespace) -> Row:
-    """Measures the seconds to continue a batch of prompts by `new_tokens`, once, after a few tokens as a warm-up."""
+    """Measures the seconds to write `new_tokens` after each prompt of a batch, once, after a few tokens of warm-up."""
     torch.manual_seed(job.seed)
     network, write = build_writer(job)
     network.to(job.device).eval()
@@ -268,7 +268,7 @@ def measure_writing(job: Namespace) -> Row:
 
 
 def build_writer(job: Namespace) -> Writer:
-    """Builds the contender's network, and the function by which it writes."""
+    """Builds the contender's network, and the function with which it continues a prompt."""
     if job.contender == "glassgpt":
         gpt = GPT(gpt2_config(job.size))
         return gpt, partial(generate, gpt, **SAMPLING)
@@ -279,9 +279,9 @@ def build_writer(job: Namespace) -> Writer:
 
     config = GPT2Config(
         **{GPT2_OPTIONS[name]: value for name, value in job.size.items()},
-        bos_token_id=None,  # so that no token ends a text early
+        bos_token_id=None,  # so that no token can end a text early
         eos_token_id=None,
-        activation_function="gelu",  # as the others have it; GPT-2's own takes more operations
+        activation_function="gelu",  # as in the other two; GPT-2's own, gelu_new, takes more operations
     )
     gpt = GPT2LMHeadModel(config)
     return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, use_cache=True, **SAMPLING)
@@ -291,21 +291,21 @@ def build_writer(job: Namespace) -> Writer:
 
 
 def build_nanogpt(job: Namespace, *, bias: bool) -> nn.Module:
-    """Builds the GPT of the model.py in nanoGPT's checkout."""
+    """Builds the class GPT from model.py in the checkout of nanoGPT."""
     nanogpt = runpy.run_path(str(Path(job.checkout, "model.py")), run_name="nanogpt")
     shape = {NANOGPT_NAMES[name]: value for name, value in job.size.items()}
     return nanogpt["GPT"](nanogpt["GPTConfig"](**{"dropout": 0.0} | shape, bias=bias))
 
 
 def gpt2_config(size: dict[str, int], **changes: Any) -> GPTConfig:
-    """Returns the config of our GPT in GPT-2's architecture as nanoGPT builds it, with `changes`."""
+    """Returns the config of our GPT for GPT-2's architecture as nanoGPT builds it, with some fields changed."""
     return GPTConfig(**GPT2_FAMILY | {"activation": "gelu_exact", "tie_embeddings": True} | size | changes)
 
 
 def describe(network: nn.Module, precision: str) -> Row:
     """Describes what was measured: the network's size, the precision of its matrix products, and the machine.
 
-    A weight that the network uses twice counts once.
+    If the network uses a weight twice, the size counts it once.
     """
     if next(network.parameters()).is_cuda:
         device = torch.cuda.get_device_name()
