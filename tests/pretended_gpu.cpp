@@ -1,4 +1,4 @@
-// What PyTorch and its autograd ask of a device: that it is there, which one is current, and its stream.
+// What PyTorch and its autograd ask about a device: whether it exists, which one is current, and its stream.
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/detail/MPSHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>

@@ -16,7 +16,6 @@ from tests.small_runs import REPOSITORY
 
 SOURCES = [REPOSITORY / "train.py"]
 SOURCES += sorted(path for folder in ("model", "data", "scripts") for path in (REPOSITORY / folder).rglob("*.py"))
-SCRIPTS = [f"scripts.{path.stem}" for path in sorted((REPOSITORY / "scripts").glob("[!_]*.py"))]
 # What the files below each path may import besides the standard library. The first path that matches counts.
 MAY_IMPORT = {
     # The notebook's API uses every folder of model/, and data's tokenizers to read a text.

@@ -32,6 +32,12 @@ def settle(page) -> None:
     page.evaluate(SETTLED)
 
 
+def wait_for(page, selector: str, text: str) -> None:
+    """Waits until an element contains a text and the page is drawn."""
+    page.locator(selector, has_text=text).wait_for()
+    settle(page)
+
+
 def click(page, selector: str) -> None:
     page.click(selector)
     settle(page)

@@ -1,10 +1,10 @@
-// What the page's engine answers, without a browser: reads questions as JSON from standard input, writes the answers.
+// Runs the page's engine without a browser: reads questions as JSON from standard input and writes the answers.
 //
 //   ["models", [{ manifest, texts, asks: [[method of LiveModel, request], ...], simd }, ...]]
-//       those that are objects tell in `work` how many tokens the networks read for them
+//       answers that are objects have in `work` the number of tokens that the networks read for them
 //   ["tokenizer", { stored, texts, ids }]
 //   ["draws", { logits, options, count }]
-//   ["turns", { names, steps }]     who had each turn in the worker, of questions that are asked at once and never end
+//   ["turns", { names, steps }]     which question had each turn in the worker, if all are asked at once and never end
 
 import { readFileSync } from "node:fs";
 import { load } from "./modules.mjs";
@@ -23,7 +23,7 @@ const finished = (job) => {
   }
 };
 
-// A browser without WebAssembly.
+// Imitates a browser without WebAssembly.
 function withSimd(simd, make) {
   const { WebAssembly } = globalThis;
   if (!simd) globalThis.WebAssembly = undefined;
@@ -34,7 +34,7 @@ function withSimd(simd, make) {
   }
 }
 
-let work = 0; // tokens that networks have read
+let work = 0; // tokens that the networks have read
 const { read } = Network.prototype;
 Network.prototype.read = function (tokens, ...others) {
   work += tokens.length;

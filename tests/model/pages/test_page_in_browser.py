@@ -31,6 +31,7 @@ from tests.model.pages.browsing import (
     shares,
     slide,
     unnamed,
+    wait_for,
 )
 
 pytestmark = pytest.mark.slow
@@ -332,8 +333,7 @@ def test_the_page_of_a_running_run_reloads_keeps_the_view_and_says_how_the_run_e
     page.wait_for_timeout(5000)
     assert page.is_visible("#manual")  # a reader of the manual is not interrupted
     page.keyboard.press("Escape")
-    page.locator("#status", has_text="ended").wait_for()
-    settle(page)
+    wait_for(page, "#status", "ended")
     # A user at the last step gets the new last step.
     assert page.inner_text("#slide-a output") == "step 16" and "head=1.1" in page.url
     write(6, "interrupted")

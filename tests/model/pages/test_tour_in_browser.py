@@ -6,7 +6,7 @@ import pytest
 
 from model.gpt import GPT
 from tests.gpts import induction_gpt, random_gpt
-from tests.model.pages.browsing import address, click, in_page, press, settle, unnamed
+from tests.model.pages.browsing import address, click, in_page, press, settle, unnamed, wait_for
 from tests.model.pages.model_pages import LETTERS, page_of
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def test_the_tour_shows_six_things_of_the_model_and_restores_the_page(first_visi
     for number, (what, parts) in enumerate(expected, 1):
         if number > 1:
             page.keyboard.press("ArrowRight")
-        page.locator("#tour-place", has_text=f"{number} of 6").wait_for()
+        wait_for(page, "#tour-place", f"{number} of 6")
         _, sentence, toured = told(page)
         sentence = re.sub("[\u2068\u2069]", "", sentence)
         assert toured == what and all(part in sentence for part in parts.split()), sentence
@@ -56,7 +56,7 @@ def test_the_tour_shows_six_things_of_the_model_and_restores_the_page(first_visi
     assert told(page)[1] != last[1] and in_page(page, "render", "shown.head") == 3
     for key, where in (("ArrowLeft", "5 of 6"), ("ArrowRight", "6 of 6")):
         press(page.locator("#tour button").nth(1), key)
-        page.locator("#tour-place", has_text=where).wait_for()
+        wait_for(page, "#tour-place", where)
     assert told(page) == last
     press(page, "Enter")  # "done" has the focus
     assert page.is_hidden("#tour") and page.is_hidden(".toured")
@@ -113,8 +113,7 @@ def test_text_typed_during_the_tour_is_kept_when_it_continues_or_ends(first_visi
     click(page, "#tour-start")
     page.click("#write")
     page.click("#tour button >> text=next")
-    page.locator("#tour-place", has_text="2 of 6").wait_for()
-    settle(page)
+    wait_for(page, "#tour-place", "2 of 6")
     assert page.input_value("#box") == opening
 
 

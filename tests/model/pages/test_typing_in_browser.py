@@ -19,7 +19,7 @@ from model.inspection.texts import Texts
 from model.pages.page import run_page
 from tests.command_lines import tells
 from tests.gpts import repeating_gpt
-from tests.model.pages.browsing import click, in_page, number_in, press, put, settle, shares, slide, unnamed
+from tests.model.pages.browsing import click, in_page, number_in, press, put, settle, shares, slide, unnamed, wait_for
 from tests.model.pages.model_pages import (
     CONFIG,
     GPTS,
@@ -132,8 +132,7 @@ def test_no_text_is_lost_and_undo_takes_back_each_change(page):
     texts.append(box.input_value())
     put(page, "#temperature", 0)
     page.click("#write")
-    page.locator("#speed", has_text="wrote 200").wait_for()
-    settle(page)
+    wait_for(page, "#speed", "wrote 200")
     put(page, "#temperature", 1)
     texts.append(box.input_value())
     assert len(texts[-1]) > len(long) + 100
@@ -222,8 +221,7 @@ def damage(page) -> float:
 def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     page = open_page(page_of(*GPTS), hash_="#temperature=0")
     page.locator("#box").press("Control+Enter")
-    page.locator("#speed", has_text="wrote 200 at").wait_for()
-    settle(page)
+    wait_for(page, "#speed", "wrote 200")
     prompt = torch.tensor([TOKENIZER.encode(OPENING)])
     tokens = generate(GPTS[-1], prompt, 200, temperature=0)[0].tolist()
     text = TOKENIZER.decode(tokens)
@@ -233,8 +231,7 @@ def test_it_writes_what_pytorch_writes_until_it_is_stopped(open_page):
     assert_next(page, logits_of(GPTS[-1], text))
     # The second time the user stops it at once.
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('write').click() }")
-    page.locator("#speed", has_text="wrote 0 at").wait_for()
-    settle(page)
+    wait_for(page, "#speed", "wrote 0")
     assert page.input_value("#box") == text
     assert page.inner_text("#write") == "▶ write on"
 
@@ -249,7 +246,7 @@ def test_a_patched_head_changes_the_logit_as_in_pytorch(page):
     page.evaluate("() => { for (const _ of 'ab') document.getElementById('patch-all').click() }")  # starts and cancels
     assert page.inner_text("#patch-note") == "" and page.is_hidden("#patch-matrix")
     page.click("#patch-all")
-    page.locator("#patch-note", has_text="Point at a square").wait_for()
+    wait_for(page, "#patch-note", "square")
     matrix = page.locator("#patch-matrix")
     matrix.focus()
     press(matrix, *["ArrowDown"] * 2, *["ArrowRight"] * 30)  # head 1.0, at the last token

@@ -6,11 +6,11 @@ import { load } from "./modules.mjs";
 
 const [measured, chart, words] = await Promise.all(["measured", "chart", "words"].map(load));
 
-test("the badge is good up to the rounding of float32", () => {
+test("the badge is good if the error is within the rounding of float32", () => {
   assert.deepEqual([2e-7, 2e-5, null].map((error) => measured.badge(error).good), [true, false, false]);
 });
 
-test("signs are shown unless a number rounds to nothing", () => {
+test("numbers have a sign unless they round to zero", () => {
   const signed = [0.123, -0.5, 0.001, -0.001, 0].map((x) => words.signed(x));
   assert.deepEqual(signed, ["+0.12", "−0.50", "0.00", "0.00", "0.00"]);
   const decimals = [-1.239, 2, -0.004, -0, null, NaN].map((x) => words.decimal(x));
@@ -18,12 +18,12 @@ test("signs are shown unless a number rounds to nothing", () => {
   assert.deepEqual(["-0", "-2.5M", "-1e-7", "0%"].map(words.withMinus), ["0", "−2.5M", "−1e−7", "0%"]);
 });
 
-test("a share has as many digits as a weight of the page", () => {
+test("a share is a percentage with at most one decimal", () => {
   const told = [0.416, 0.0994, 0.0012, 0.0001, 0, null].map((one) => words.percent(one));
   assert.deepEqual(told, ["42%", "9.9%", "0.1%", "<0.1%", "0%", "–"]);
 });
 
-test("what has no shape or looks like a space is written with its number", () => {
+test("characters that are invisible or look like a space are written as escapes", () => {
   const characters = [..."\u200b\u00ad\u061c\u2060\u200d\ufeff\u00a0\u3000"];
   for (const one of characters) {
     const code = `\\u${one.codePointAt(0).toString(16).padStart(4, "0")}`;
@@ -35,12 +35,12 @@ test("what has no shape or looks like a space is written with its number", () =>
   assert.ok(!words.isOdd(" \n\ta"));
 });
 
-test("large numbers are short", () => {
+test("large numbers are abbreviated", () => {
   const told = [950, 51_340, 1_474_560, 2e9, -12_000, 0.05].map((one) => chart.written(one));
   assert.deepEqual(told, ["950", "51.3k", "1.47M", "2B", "−12k", "0.05"]);
 });
 
-test("the row of a token is told in words", () => {
+test("the weights of a token are described in a sentence", () => {
   const plain = (told) => told.replace(/[\u2068\u2069]/g, "");
   const reads = (query, weights) => plain(words.readsInWords("Head 1.0", ["x", "y", "\n", "a", "b"], query, weights));
   const starts = (weights, end) => assert.equal(reads(4, weights), `Head 1.0, reading “b”, ${end}`);
@@ -51,12 +51,12 @@ test("the row of a token is told in words", () => {
   assert.equal(reads(0, [1]), "“x” comes first, so there is nothing before it to look at.");
 });
 
-test("a token that followed the same one before is called induction where the head clearly looks there", () => {
+test("the sentence mentions induction if the head clearly looks at the token after an equal one", () => {
   const told = (weight) => words.readsInWords("Head 1.0", ["x", "a", "y", "z", "a"], 4, [0.7 - weight, 0.1, weight, 0.1, 0.1]);
   assert.deepEqual([0.2, 0.6].map((weight) => told(weight).includes("induction")), [false, true]);
 });
 
-test("marks of stages stand apart, in their order and before the end", () => {
+test("marks of stages do not overlap, keep their order and stay before the end", () => {
   const placed = (places) => chart.apart(places, 300);
   assert.deepEqual(placed([50, 150]), [50, 150]);
   for (const crowded of [placed([50, 51, 52]), placed([298, 299, 300])]) {
@@ -65,13 +65,13 @@ test("marks of stages stand apart, in their order and before the end", () => {
   }
 });
 
-test("ticks are round and there are at least three of them", () => {
+test("there are at least three ticks, at round numbers", () => {
   assert.deepEqual(chart.ticks(0, 8.2, 4), [0, 2, 4, 6, 8]);
   for (const [low, high] of [[5.9, 8.3], [1.31, 1.39], [0, 0.07], [9212, 10_900], [-3, 2], [0, 1e-6]])
     assert.ok(chart.ticks(low, high, 4).length >= 3, `${low} ${high}`);
 });
 
-test("the steps of the slider are evenly spaced on the axis of the charts, and others between them", () => {
+test("the chart's axis spaces the slider's steps evenly, and places other steps between them", () => {
   const share = chart.stepAxis([0, 1, 2, 4, 50], 60);
   [0, 1, 2, 4, 50].forEach((step, i) => assert.equal(share(step), i / 4));
   assert.equal(share(27), (3 + 0.5) / 4);
