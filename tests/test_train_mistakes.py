@@ -51,7 +51,9 @@ CANNOT_RESUME = {
     "--resume=runs/run --model.optimizer.algorithm=adamw": "muon",
     "--resume=runs/run --attention.probe_tokens=9": "runs/run probe",
     "--resume=runs/run --data.files=other.txt": "runs/run probe",
-    "--model.init_from=runs/run --model.gpt='{num_layers: 3}'": "model.gpt.num_layers 3",
+    "--model.init_from=runs/run --model.gpt='{num_layers: 6}'": "model.gpt.num_layers 6 2",  # the default, but typed
+    "--model.init_from=runs/run --model.gpt.window=4": "model.gpt.window 4 None",
+    "--model.init_from=runs/run --model.gpt.logit_soft_cap=null": "model.gpt.logit_soft_cap None 15.0",
     "--model.init_from=runs/run --data '{tokenizer: bpe, vocab_size: 300}'": "'bytes'",
     "--resume=runs/run/metrics.csv": "metrics.csv checkpoint",
 }
