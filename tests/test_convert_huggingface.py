@@ -26,7 +26,7 @@ def gpt():
     return gpt_of("gpt2")
 
 
-@pytest.mark.parametrize(("name", "exported"), [("gpt2", "GPT2LMHeadModel"), ("window", "GlassGPTForCausalLM")])
+@pytest.mark.parametrize("name, exported", [("gpt2", "GPT2LMHeadModel"), ("window", "GlassGPTForCausalLM")])
 def test_a_run_is_exported_and_imported_bit_for_bit(name, exported, tmp_path, capsys):
     """The folder of a GPT that is no GPT-2 holds our source, which a user must trust."""
     gpt = gpt_of(name)

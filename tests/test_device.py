@@ -15,7 +15,7 @@ from tests.small_runs import REPOSITORY
 @pytest.mark.skipif(shutil.which("g++") is None, reason="a pretended GPU needs g++")
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch is built for a real GPU")
 @pytest.mark.parametrize(
-    ("kind", "tests"),
+    "kind, tests",
     [("cuda", ""), ("mps", "tables or waits")],  # mps differs only by its lack of float64, which one run shows
 )
 def test_everything_runs_on_a_gpu(kind, tests):

@@ -47,7 +47,7 @@ def nats(run_dir: Path, text: str, stride: int) -> torch.Tensor:
     return -text_logprobs(gpt, torch.tensor([256, *text.encode(), 256]), stride=stride).double()
 
 
-@pytest.mark.parametrize(("share", "stride"), [(0.2, 5), (0.2, CONTEXT), (None, CONTEXT)])
+@pytest.mark.parametrize("share, stride", [(0.2, 5), (0.2, CONTEXT), (None, CONTEXT)])
 def test_the_figures_are_those_of_the_validation_split_or_of_the_whole_text(run_dir, capsys, tmp_path, share, stride):
     """A document that is cut into two splits is scored whole."""
     path = tmp_path / "tale.txt"

@@ -75,7 +75,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize(
-    ("arguments", "suffix"), [(choice, suffix) for choice, suffixes in ARGUMENTS.items() for suffix in suffixes]
+    "arguments, suffix", [(choice, suffix) for choice, suffixes in ARGUMENTS.items() for suffix in suffixes]
 )
 def test_every_kind_of_file_can_be_written(arguments, suffix):
     assert main([*shlex.split(arguments), "--output", f"taken{suffix}"]) == 0

@@ -100,7 +100,7 @@ def in_batch(monkeypatch):
 
 @pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize(
-    ("batch", "signum", "saved_step", "workers", "precision"),
+    "batch, signum, saved_step, workers, precision",
     [
         (1, signal.SIGTERM, 1, 0, "32-true"),
         (9, signal.SIGINT, 5, 2, "32-true"),
@@ -272,11 +272,12 @@ def test_lightnings_options_of_precision_logger_profiler_and_fast_dev_run_work(t
 
 @pytest.mark.parametrize("config", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_trains(train, config):
-    shrunk = ["--data.dataset=null", "--data.dataset_config=null", "--data.validation_fraction=0.1"]
-    shrunk += ["--data.num_workers=0", "--model.gpt.num_layers=2", "--model.gpt.num_heads=2", "--model.init_from=null"]
-    shrunk += ["--trainer.accelerator=cpu", "--trainer.precision=bf16-mixed"]  # as on a GPU
-    shrunk += ["--trainer.accumulate_grad_batches=1", "--trainer.max_steps=2", "--wandb=disabled", "--name=run"]
-    assert train(f"--config={config}", *shrunk) == 0
+    # In the precision of a GPU.
+    shrunk = """--data.dataset=null --data.dataset_config=null --data.validation_fraction=0.1 --data.num_workers=0
+        --model.gpt.num_layers=2 --model.gpt.num_heads=2 --model.init_from=null --wandb=disabled --name=run
+        --trainer.accelerator=cpu --trainer.precision=bf16-mixed --trainer.accumulate_grad_batches=1
+        --trainer.max_steps=2"""
+    assert train(f"--config={config}", *shrunk.split()) == 0
     assert Path("runs/run/checkpoints/best.ckpt").exists()
     options = yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["gpt"] | {"vocab_size": 50257}
     with torch.device("meta"):  # at its own size

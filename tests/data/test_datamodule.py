@@ -48,7 +48,7 @@ def test_targets_are_the_next_tokens_and_loaders_do_not_use_the_global_random_ge
         assert (windows == np.append(tokens[:1], targets)).all(axis=1).any()
 
 
-@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 0), (2, 2), (4, 0)])
+@pytest.mark.parametrize("world_size, num_workers", [(1, 0), (2, 2), (4, 0)])
 def test_validation_predicts_every_token_once(module, world_size, num_workers):
     stream = module().tokenized.validation.read(0, 10**9)
     found = []
@@ -77,7 +77,7 @@ def test_document_ids_increase_at_each_end_of_text(module):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"corpus": "files", "files": None}, "data.corpus files .*--data.files"),
         ({"corpus": "hub", "files": None}, "data.corpus hub .*--data.dataset"),
@@ -105,7 +105,7 @@ def test_a_mistake_in_the_options_is_named(module, options, message):
         module(**options)
 
 
-@pytest.mark.parametrize(("max_tokens", "fraction", "expected"), [(1000, 0.25, 250), (999, 0.1, 99), (40, 0.01, 2)])
+@pytest.mark.parametrize("max_tokens, fraction, expected", [(1000, 0.25, 250), (999, 0.1, 99), (40, 0.01, 2)])
 def test_max_tokens_cuts_the_validation_split_in_proportion(module, max_tokens, fraction, expected):
     data = module(max_tokens=max_tokens, validation_fraction=fraction)
     assert (data.tokenized.train.num_tokens, data.tokenized.validation.num_tokens) == (max_tokens, expected)

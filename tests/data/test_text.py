@@ -92,7 +92,7 @@ def test_two_shares_of_a_file_are_the_whole_file(tmp_path_factory, text, fractio
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
-    ("content", "offset"),
+    "content, offset",
     [
         (b"fine text, then \xff bad", 16),
         ("ends within a character é".encode()[:-1], 24),
@@ -132,7 +132,7 @@ def write_table(path: Path, rows: list[dict] = ROWS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("table", "compression"),
+    "table, compression",
     [
         *itertools.product(["rows.jsonl", "rows.csv", "rows.tsv"], ["", ".gz", ".zst"]),
         *itertools.product(["rows.parquet", "rows.arrow"], [""]),  # these formats compress by themselves
@@ -157,7 +157,7 @@ def test_each_row_of_a_table_is_a_document_and_reading_opens_no_connection(here,
             list(table_passages(name, "year"))
 
 
-@pytest.mark.parametrize(("name", "delimiter"), [("a.TSV", "\t"), ("a.tsv.csv", ","), ("a.CSV.gz", ",")])
+@pytest.mark.parametrize("name, delimiter", [("a.TSV", "\t"), ("a.tsv.csv", ","), ("a.CSV.gz", ",")])
 def test_the_last_ending_of_a_tables_name_decides_its_delimiter(here, name, delimiter):
     other = {",": "\t", "\t": ","}[delimiter]
     texts = [f"one{other} two", "NA", "", "12", 'a "quoted" word', "two\nlines"]
@@ -186,7 +186,7 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content"), DAMAGED)
+@pytest.mark.parametrize("name, content", DAMAGED)
 def test_a_table_that_is_damaged_cut_short_or_would_lose_text_is_named(here, name, content):
     path = Path(name)
     if content is None:

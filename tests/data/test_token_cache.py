@@ -59,7 +59,7 @@ def cache_of(cache_dir: str | None = "cache", tokenizer: str = "bpe", vocab_size
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-@pytest.mark.parametrize(("batch_chars", "limits"), [(1, range(2, 60)), (500, (100, 3001, 7000, None))])
+@pytest.mark.parametrize("batch_chars, limits", [(1, range(2, 60)), (500, (100, 3001, 7000, None))])
 def test_the_token_stream_is_the_text_cut_at_max_tokens(here, monkeypatch, batch_chars, limits, num_threads):
     monkeypatch.setattr(token_cache, "BATCH_CHARS", batch_chars)
     whole = [END, *chain.from_iterable((*document.encode(), END) for document in DOCUMENTS)]
@@ -189,7 +189,7 @@ DAMAGES += [("train.bin", partial(cut, size=size)) for size in (0, 100, 101)]
 DAMAGES += [("tokens.json", partial(cut, size=999)), ("tokens.json", lambda path: path.write_bytes(bytes(2000)))]
 
 
-@pytest.mark.parametrize(("name", "damage"), DAMAGES)
+@pytest.mark.parametrize("name, damage", DAMAGES)
 def test_damaged_changed_or_missing_tokens_are_made_again_with_a_warning(texts, caplog, name, damage):
     cache = cache_of()
     first = content(cache.prepare())

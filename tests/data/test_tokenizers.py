@@ -98,7 +98,7 @@ def test_a_vocabulary_size_that_the_text_cannot_fill_is_named():
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    "changes, reason",
     [
         ({"tokens": None}, "TypeError"),
         ({"special_tokens": None}, "TypeError"),
@@ -200,7 +200,7 @@ def test_a_tokenizer_comes_back_unchanged_from_an_exported_folder(stored):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "merged", "text", "ids"),
+    "pattern, merged, text, ids",
     [
         (r"\w+|\W", {b"bc": 257, b"abcd": 258}, "abcd", [258]),  # b and c merge first; then no merge makes abcd
         (r"\w+|\W", {b"bc": 257, b"abcd": 258}, "xabcd", [ord("x"), ord("a"), 257, ord("d")]),

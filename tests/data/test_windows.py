@@ -71,7 +71,7 @@ def test_the_periods_of_repeating_windows_are_log_uniform(fraction):
     assert not evenly_spread(numbers, 0.0).any()
 
 
-@pytest.mark.parametrize(("context_length", "allowed"), [(1, {1}), (8, {4}), (20, {8, 9, 10})])
+@pytest.mark.parametrize("context_length, allowed", [(1, {1}), (8, {4}), (20, {8, 9, 10})])
 def test_short_windows_have_short_periods(context_length, allowed):
     periods = WindowSampler(1000, context_length, seed=0).periods(np.arange(800))
     assert set(periods.tolist()) == allowed

@@ -166,7 +166,7 @@ READ_ONLY = [  # the folder, what is typed, and words of the sentence if it need
 ]
 
 
-@pytest.mark.parametrize(("folder", "typed", "expected"), READ_ONLY)
+@pytest.mark.parametrize("folder, typed, expected", READ_ONLY)
 def test_read_only_folder(finished_run, run, folder, typed, expected):
     def refuse(path: str) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
@@ -192,7 +192,7 @@ STOPS = {  # the fault in a batch, and words of the sentence
 
 # Runs that save with the validation of step 4, and runs that save after every step.
 IN_A_BATCH = pytest.mark.parametrize(
-    ("every", "step", "is_saved"), [("null", 2, False), ("null", 9, True), (1, 1, False), (1, 12, True)]
+    "every, step, is_saved", [("null", 2, False), ("null", 9, True), (1, 1, False), (1, 12, True)]
 )
 
 
@@ -220,7 +220,7 @@ def test_loader_process_killed(small_options, disturb, every, step, is_saved):
 
 
 @pytest.mark.parametrize("cache", ["cold", "full"])
-@pytest.mark.parametrize(("jump", "call"), [(-3600.0, 1), (-1.9e9, 30), (1e9, 100)])
+@pytest.mark.parametrize("jump, call", [(-3600.0, 1), (-1.9e9, 30), (1e9, 100)])
 def test_clock_that_jumps(small_options, run, disturb, jump, call, cache):
     """The clock goes back by an hour or 60 years, or forward, while the run is trained or its text tokenised."""
     now, calls = time.time, []
@@ -300,7 +300,7 @@ STREAMED = ["--data.streaming=true", "--data.max_tokens=30000"]
 NO_PAUSES = {"before": "import time; time.sleep = lambda seconds: None"}
 
 
-@pytest.mark.parametrize(("owner", "options"), [("fine", []), ("fine", STREAMED), ("slow", []), ("busy_at_first", [])])
+@pytest.mark.parametrize("owner, options", [("fine", []), ("fine", STREAMED), ("slow", []), ("busy_at_first", [])])
 def test_hub_that_answers(small_options, hub, monkeypatch, owner, options):
     """The run ends, its tokens are those of the text, and later runs need no hub."""
     command = [*TRAIN, *small_options, *HUB, f"--data.dataset={owner}/texts", *options]

@@ -50,7 +50,7 @@ DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5 + [2] * 3])
 
 
 @FAMILIES
-@pytest.mark.parametrize(("window", "ids"), [(None, None), (3, None), (None, DOCUMENTS)], ids=["all", "3", "documents"])
+@pytest.mark.parametrize("window, ids", [(None, None), (3, None), (None, DOCUMENTS)], ids=["all", "3", "documents"])
 def test_changing_a_token_changes_no_logit_before_it(config, window, ids):
     moved = moved_logits(random_gpt(replace(config, window=window)), ids)
     assert moved.triu(1).eq(0).all() and moved.diagonal().gt(0).all()

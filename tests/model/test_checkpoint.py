@@ -86,7 +86,7 @@ with limited_memory(2**25):
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    "changes, reason",
     [
         ({"gpt_config": None}, ""),
         ({"gpt_config": SIZES | {"num_layers": "two"}}, ""),

@@ -167,7 +167,7 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"max_new_tokens": 0}, "max_new_tokens .*0"),
         ({"temperature": -0.5}, r"temperature .*-0\.5"),

@@ -106,7 +106,7 @@ def test_flops_are_those_that_pytorch_counts():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"num_layers": 0}, "num_layers .*0"),
         ({"position": "alibi"}, "'rotary' or 'learned', not 'alibi'"),

@@ -76,7 +76,7 @@ def test_scores_are_not_rounded_even_under_autocast(attend, autocast):
 
 
 @pytest.mark.parametrize(
-    ("options", "length", "mask", "is_fused", "has_mask"),
+    "options, length, mask, is_fused, has_mask",
     [
         ({}, 24, None, False, False),
         ({"dropout": 0.5}, 24, None, True, False),
@@ -143,7 +143,7 @@ def test_the_norm_equals_pytorchs_for_one_position_and_for_many(shape, scale):
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "slow_products", "fast_bfloat16"),
+    "capabilities, slow_products, fast_bfloat16",
     [
         ({"cpu_name": "AMD EPYC", "avx512_bf16": True}, True, True),
         ({"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True, "amx_bf16": True}, False, True),

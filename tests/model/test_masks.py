@@ -41,7 +41,7 @@ def test_documents_do_not_see_each_other_and_masks_combine_with_and():
 
 
 @pytest.mark.parametrize(
-    ("mask", "arguments", "message"),
+    "mask, arguments, message",
     [
         (sliding_window_mask, (4, 0), "0"),
         (padding_mask, (torch.tensor(2), 4), r"\(B,\).* \(B, T\)"),

@@ -22,7 +22,7 @@ ENDS = [(None, 0, "", ""), (KeyboardInterrupt(), 130, "\n", "")]
 ENDS += [(Mistake("two\n  lines"), *MISTAKE), (Missing("two\n  lines"), *MISTAKE)]
 
 
-@pytest.mark.parametrize(("error", "status", "output", "message"), ENDS)
+@pytest.mark.parametrize("error, status, output, message", ENDS)
 def test_a_mistake_is_one_sentence_and_status_2_and_ctrl_c_is_status_130(capsys, error, status, output, message):
     assert tool(error) == status
     assert capsys.readouterr() == (output, message)
@@ -47,9 +47,7 @@ def test_long_messages_are_cut_and_control_characters_escaped():
     assert sentence(ValueError("a\x1b[31m title\x07\x9b b\n\tä")) == r"a\x1b[31m title\x07\x9b b ä"
 
 
-@pytest.mark.parametrize(
-    ("body", "status"), [("print('x')", 0), ("print('x' * 10**6)", 0), ("raise Mistake('a pipe')", 2)]
-)
+@pytest.mark.parametrize("body, status", [("print('x')", 0), ("print('x' * 10**6)", 0), ("raise Mistake('a pipe')", 2)])
 def test_a_closed_standard_output_is_no_error(body, status):
     """For example in `python scripts/generate.py | head -1`."""
     source = "import sys\nfrom model.mistakes import Mistake, exit_status\n"

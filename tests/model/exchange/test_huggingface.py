@@ -78,7 +78,7 @@ def refuse(folder, message, kind=Mistake):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("class_name", "config"), GPTS)
+@pytest.mark.parametrize("class_name, config", GPTS)
 def test_an_exported_model_has_equal_logits_and_comes_back_bit_for_bit(class_name, config, exported, loaded):
     gpt, folder = exported(config, byte_level())
     imported = from_huggingface(folder)
@@ -236,7 +236,7 @@ def test_a_published_size_has_its_published_number_of_parameters():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
@@ -258,7 +258,7 @@ def test_an_option_that_a_gpt_does_not_have_is_named(options, message, exported)
 
 
 @pytest.mark.parametrize(
-    ("name", "weight", "message"),
+    "name, weight, message",
     [
         ("transformer.h.1.mlp.c_fc.weight", None, r"blocks\.1\.feed_forward\.up_proj\.weight is missing"),
         ("score.weight", torch.ones(2, 2), r"no place, such as score\.weight"),

@@ -128,7 +128,7 @@ def test_quotes_brackets_and_colons_have_the_opening_or_indentation_as_source(to
     assert all(" " in source(trial) and not source(trial).strip(":) \n") for trial in colons)
 
 
-@pytest.mark.parametrize(("source", "head"), [(2, "0.1"), (3, None)])
+@pytest.mark.parametrize("source, head", [(2, "0.1"), (3, None)])
 def test_the_named_head_is_one_that_the_model_needs_not_one_that_only_looks_at_the_source(source, head, monkeypatch):
     gpt = repeating_gpt()  # at the last of ten tokens its head 0.1 reads token 2
     queries, keys, _ = gpt.blocks[0].attention.qkv_proj.weight.split(192)

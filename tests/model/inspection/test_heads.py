@@ -68,7 +68,7 @@ def test_delimiters_contain_no_letter_digit_or_combining_mark():
     assert list(filter(heads.is_delimiter, signs)) == signs
 
 
-@pytest.mark.parametrize(("score", "uniform"), [(0.9, 0.1), (1.0, 0.3), (0.4, 0.4), (0.1, 0.4), (math.nan, 0.2)])
+@pytest.mark.parametrize("score, uniform", [(0.9, 0.1), (1.0, 0.3), (0.4, 0.4), (0.1, 0.4), (math.nan, 0.2)])
 def test_information_is_the_divergence_from_uniform_attention(score, uniform):
     """For a query with ten keys, where the keys of the pattern share `score`."""
     hits = round(10 * uniform)
@@ -157,7 +157,7 @@ BACK = {"before": torch.eye(64).roll(-1, -1).tril(), "itself": torch.eye(64), No
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "formed"),
+    "first, second, formed",
     [("before", "before", True), ("before", None, False), (None, "before", False), ("before", "itself", False)],
 )
 def test_a_pattern_in_one_half_of_the_window_only_has_not_formed(first, second, formed):

@@ -29,7 +29,7 @@ FAMILIES = [("the layer's own", "grouped heads"), ("the layer's own", "window")]
 FAMILIES += [(name, family) for name in REPLACED for family in ("modern", "gpt2")]
 
 
-@pytest.mark.parametrize(("name", "config"), FAMILIES)
+@pytest.mark.parametrize("name, config", FAMILIES)
 def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, monkeypatch):
     """d(output at query) / d(value at key), computed by autograd for the layer as the model runs it."""
     gpt = random_gpt(replace(CONFIGS[config], dropout=0.3))
@@ -101,7 +101,7 @@ def test_a_warning_names_layers_and_figures_of_the_last_step_with_the_problem():
 
 
 @pytest.mark.parametrize(
-    ("problem", "figure", "precision", "size", "good", "bad"),
+    "problem, figure, precision, size, good, bad",
     [
         ("faithful", "fidelity", "float32", 20, 1e-7, 2e-5),
         ("faithful", "fidelity", "bfloat16", 20, 1.9e-2, 3e-2),

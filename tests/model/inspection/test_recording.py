@@ -146,7 +146,7 @@ DAMAGED = {  # other content, or the number of bytes that are left
 }
 
 
-@pytest.mark.parametrize(("name", "damage"), [(name, each) for name, damages in DAMAGED.items() for each in damages])
+@pytest.mark.parametrize("name, damage", [(name, each) for name, damages in DAMAGED.items() for each in damages])
 def test_damaged_files_are_named(recorded, name, damage):
     """tests/test_hostile_files.py has maps that would run code."""
     path = recorded / name
@@ -187,7 +187,7 @@ PROBES = {"text": text_of(range(10)), "repeated": text_of([0] + 2 * [1, 2, 3, 4]
 
 # The steps of 0, 10, 20 and 40 with the pattern, and the step at which it has formed: after it is lost it has not.
 @pytest.mark.parametrize(
-    ("has_pattern", "formed"), [((20, 40), 20), ((0, 20, 40), 20), ((0, 10, 20), None), ((0, 10, 20, 40), 0)]
+    "has_pattern, formed", [((20, 40), 20), ((0, 20, 40), 20), ((0, 10, 20), None), ((0, 10, 20, 40), 0)]
 )
 def test_a_head_has_formed_at_the_step_from_which_all_snapshots_have_the_pattern(has_pattern, formed):
     untrained = snapshot_of({name: uniform_maps(probe.length)[None, None] for name, probe in PROBES.items()}, PROBES)

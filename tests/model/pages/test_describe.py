@@ -116,9 +116,7 @@ def test_a_pattern_is_dated_by_its_first_head_or_the_strongest_of_several():
     assert "induction" not in {stage["score"] for stage in first_formed(recording)}
 
 
-@pytest.mark.parametrize(
-    ("probe", "weight", "reason"), [(ONE, 1, "a single token"), (PROBES["text"], math.nan, "diverged")]
-)
+@pytest.mark.parametrize("probe, weight, reason", [(ONE, 1, "a single token"), (PROBES["text"], math.nan, "diverged")])
 def test_for_one_token_and_for_nan_the_sentence_says_why_there_is_no_pattern(probe, weight, reason):
     probes, T = PROBES | {"text": probe}, probe.length
     maps = following("sink") | {"text": torch.full((2, 3, T, T), weight)}

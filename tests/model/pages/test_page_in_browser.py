@@ -211,7 +211,7 @@ def boxes(page, selector: str) -> np.ndarray:
     return np.array(page.locator(selector).evaluate_all(corners))
 
 
-@pytest.mark.parametrize(("layers", "count"), [(6, 3), (12, 12)])
+@pytest.mark.parametrize("layers, count", [(6, 3), (12, 12)])
 def test_text_map_and_heads_are_in_view_together_and_the_layout_fits_every_width(open_page, layers, count):
     page = open_page(snapshot_steps(layers=layers, heads=count, labels=(LABELS * 4)[:64]))
     for width, height in ((1280, 900), (1366, 768)):
@@ -255,7 +255,7 @@ FOCUSED = """() => {
 }"""
 
 
-@pytest.mark.parametrize(("width", "hash_"), [(1280, ""), (820, ""), (400, "#text=surprise"), (1280, "#against=0")])
+@pytest.mark.parametrize("width, hash_", [(1280, ""), (820, ""), (400, "#text=surprise"), (1280, "#against=0")])
 def test_the_tab_key_moves_from_left_to_right_and_top_to_bottom(open_page, width, hash_):
     page = open_page(HISTORY, width=width, height=768, hash_=hash_)
     stops = []

@@ -152,7 +152,7 @@ def test_no_text_is_lost_and_undo_takes_back_each_change(page):
     assert box.input_value() == texts[-1]
 
 
-@pytest.mark.parametrize(("width", "height"), [(400, 860), (1280, 900), (1366, 768), (1100, 700)])
+@pytest.mark.parametrize("width, height", [(400, 860), (1280, 900), (1366, 768), (1100, 700)])
 def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_visible(open_page, width, height):
     page = open_page(page_of(*GPTS), width=width, height=height, touch=width < 500)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -297,8 +297,8 @@ def test_a_step_without_weights_shows_the_recorded_text_and_its_button_as_presse
     assert page.inner_text("#coming-title").endswith("…b”")
 
 
-PANELS = ("#tokens", "#sentences", "#reading", "#evidence", "#next", "#cost", "#damage", "#worse", "#changed")
-PANELS += ("#lenses", "#parts", "#attribution-what", "#attribution-badge", "#patch-matrix", "#parity", "#notes")
+PANELS = """#tokens #sentences #reading #evidence #next #cost #damage #worse #changed
+    #lenses #parts #attribution-what #attribution-badge #patch-matrix #parity #notes"""
 SHOWN = """(panels) => Object.fromEntries([
   ...panels.map((panel) => [panel, document.querySelector(panel)])
     .map(([panel, one]) => [panel, one.checkVisibility() ? one.innerText : ""]),
@@ -350,7 +350,7 @@ def test_after_any_actions_the_panels_show_what_a_fresh_page_shows(open_page, sl
     fresh = open_page(slow_page, hash_=f"#{page.url.partition('#')[2]}")
     if page.is_visible("#patch-matrix"):
         click(fresh, "#patch-all")
-    found, expected = (one.evaluate(SHOWN, list(PANELS)) for one in (page, fresh))
+    found, expected = (one.evaluate(SHOWN, PANELS.split()) for one in (page, fresh))
     assert {name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name)} == set()
     assert found["#notes"] == "" and page.locator("#parity.good").count() == 1
 

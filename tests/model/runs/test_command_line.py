@@ -58,10 +58,10 @@ def test_options_that_exclude_each_other_or_do_not_exist_are_refused(options, ty
         options(*shlex.split(typed))
 
 
-GROUPS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer", "attention", "samples"]
+GROUPS = "data model model.gpt model.optimizer model.schedule trainer attention samples checkpoints"
 
 
-@pytest.mark.parametrize("group", [*GROUPS, "checkpoints"])
+@pytest.mark.parametrize("group", GROUPS.split())
 @pytest.mark.parametrize("value", [3, "text", [1], None], ids=repr)
 def test_a_group_of_options_with_a_plain_value_is_refused(options, group, value):
     config = value
@@ -99,7 +99,7 @@ def callback(name, **options):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({}, None),
         ({"max_epochs": None, "limit_train_batches": None}, None),

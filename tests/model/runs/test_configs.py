@@ -54,7 +54,7 @@ EVIL_MORE = [  # such options outside the Trainer's section
 ]
 
 
-@pytest.mark.parametrize(("trainer", "more"), [*((line, "") for line in EVIL), *(("", line) for line in EVIL_MORE)])
+@pytest.mark.parametrize("trainer, more", [*((line, "") for line in EVIL), *(("", line) for line in EVIL_MORE)])
 def test_the_config_of_a_run_that_would_import_or_open_anything_is_refused(trainer, more, monkeypatch):
     monkeypatch.setenv("HOME", str(Path.cwd()))
     config = stranger(trainer, more)

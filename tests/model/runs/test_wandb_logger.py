@@ -64,20 +64,20 @@ def test_a_run_logs_metrics_maps_and_samples_of_each_recorded_step(train, servic
 
 
 @pytest.mark.parametrize(
-    ("mode", "variables", "expected"),
+    "mode, variables, expected",
     [
-        ("auto", {}, "offline"),
-        ("auto", {"WANDB_API_KEY": "secret"}, "online"),
-        ("auto", {"WANDB_API_KEY": "secret", "WANDB_MODE": "offline"}, "offline"),
-        ("auto", {"WANDB_MODE": "disabled"}, None),
-        ("offline", {"WANDB_API_KEY": "secret"}, "offline"),
-        ("online", {"WANDB_MODE": "offline"}, "online"),
-        ("disabled", {"WANDB_API_KEY": "secret"}, None),
+        ("auto", "", "offline"),
+        ("auto", "WANDB_API_KEY=secret", "online"),
+        ("auto", "WANDB_API_KEY=secret WANDB_MODE=offline", "offline"),
+        ("auto", "WANDB_MODE=disabled", None),
+        ("offline", "WANDB_API_KEY=secret", "offline"),
+        ("online", "WANDB_MODE=offline", "online"),
+        ("disabled", "WANDB_API_KEY=secret", None),
     ],
 )
 def test_it_starts_with_the_first_figure_online_if_logged_in(service, tmp_path, monkeypatch, mode, variables, expected):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
     (tmp_path / "a").mkdir()
     (tmp_path / "a/config.yaml").write_text("seed: 1")
     logger = wandb_logger(tmp_path / "a", mode)

@@ -26,7 +26,7 @@ PEAKS = [
 
 
 @pytest.mark.parametrize(
-    ("device", "name", "precision", "peak"),
+    "device, name, precision, peak",
     [
         *(("cuda", *one) for one in PEAKS),
         ("cuda", "NVIDIA H200", "transformer-engine", None),
@@ -48,7 +48,7 @@ NAMED = [("cuda", None, "cuda"), ("cpu", "cuda", "cpu"), ("mps", None, "mps")]
 FOUND = [(name, there, there or "cpu") for name in ("auto", "gpu") for there in ("cuda", "mps", None)]
 
 
-@pytest.mark.parametrize(("accelerator", "there", "asked"), NAMED + FOUND)
+@pytest.mark.parametrize("accelerator, there, asked", NAMED + FOUND)
 def test_the_fast_precision_is_that_of_the_given_or_detected_accelerator(monkeypatch, accelerator, there, asked):
     device = there and torch.device(there)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: device)
@@ -72,7 +72,7 @@ def test_compiling_needs_any_compiler_and_python_h(monkeypatch, tmp_path, compil
 
 
 @pytest.mark.parametrize(
-    ("spec", "capability", "missing"),
+    "spec, capability, missing",
     [(None, (7, 0), "triton"), ("a module", (6, 1), "7.0"), ("a module", (7, 0), "C++")],
 )
 def test_compiling_for_a_gpu_needs_triton_a_capability_and_a_compiler(monkeypatch, spec, capability, missing):

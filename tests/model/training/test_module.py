@@ -36,7 +36,7 @@ def validation_nats(gpt, text, length, num_tokens=None):
 
 
 @pytest.mark.parametrize(
-    ("options", "num_tokens"), [([], None), (["--trainer.limit_val_batches=1"], 1 + 32 * 16)], ids=["all", "beginning"]
+    "options, num_tokens", [([], None), (["--trainer.limit_val_batches=1"], 1 + 32 * 16)], ids=["all", "beginning"]
 )
 def test_validation_losses_are_those_of_a_plain_loop(trained, small_text, options, num_tokens):
     run = trained(*options)
@@ -58,9 +58,10 @@ def test_updates_have_the_schedules_learning_rates_and_clipped_gradients_and_flo
         return loss
 
     monkeypatch.setattr(MuonAdamW, "step", spy)
-    options = ["--model.optimizer.learning_rate=0.5", "--model.optimizer.head_learning_rate=0.25"]
-    options += ["--model.optimizer.matrix_learning_rate=0.125", "--trainer.accumulate_grad_batches=2"]
-    assert train("--name=run", *options, "--trainer.gradient_clip_val=0.01", "--trainer.precision=bf16-mixed") == 0
+    options = """--model.optimizer.learning_rate=0.5 --model.optimizer.head_learning_rate=0.25
+        --model.optimizer.matrix_learning_rate=0.125 --trainer.accumulate_grad_batches=2
+        --trainer.gradient_clip_val=0.01 --trainer.precision=bf16-mixed --name=run"""
+    assert train(*options.split()) == 0
     config = ScheduleConfig(warmup_steps=5, decay="linear", decay_fraction=0.5)
     factors = [learning_rate_factor(step, 12, config) for step in range(12)]
     assert rates == [[base * factor for base in (0.5, 0.25, 0.125)] for factor in factors]
@@ -109,7 +110,7 @@ def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "message"),
+    "config, options, message",
     [
         (OptimizerConfig, {"algorithm": "sgd"}, "model.optimizer.algorithm .*'muon' .*'adamw'.* 'sgd'"),
         (OptimizerConfig, {"betas": (0.9, 1.0)}, r"betas\[1\] .* 0 .* 1, .* 1\.0"),
