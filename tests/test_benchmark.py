@@ -64,8 +64,8 @@ def characters(tmp_path_factory):
 def measure(monkeypatch, capsys, tmp_path):
     """Runs a benchmark with work of seconds, and its contenders in this process; returns the rows."""
     sizes = {"STEPS_OF": {"cpu": [(SMALL, 2)]}, "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
-    learning = {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 40, 60)}}
-    for name, value in {**sizes, **learning}.items():
+    sizes |= {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 40, 60)}}
+    for name, value in sizes.items():
         monkeypatch.setattr(benchmark, name, value)
     monkeypatch.setattr(gpt2, "EVALUATIONS", 2)
     monkeypatch.setattr(gpt2, "SECONDS", 0.0)

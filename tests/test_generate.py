@@ -48,7 +48,7 @@ TEXTS = [  # tokens, stops, what becomes certain with each token and at the end
 ]
 
 
-@pytest.mark.parametrize("tokens, stops, pieces", TEXTS, ids=repr)
+@pytest.mark.parametrize("tokens, stops, pieces", TEXTS)
 def test_text_is_shown_when_no_later_token_can_change_it_and_ends_before_its_first_stop(tokens, stops, pieces):
     text, shown, parts = Text(WHOLE, stops), "", []
     for token in tokens:

@@ -84,12 +84,12 @@ def test_every_kind_of_file_can_be_written(arguments, suffix):
 
 @pytest.mark.parametrize("opens", [True, False])
 def test_the_written_file_is_opened_where_there_is_a_browser(opens, monkeypatch, capsys):
-    opened, output = [], Path("opened.svg")
+    opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or opens)
-    assert main(["--output", str(output), "--open"]) == 0
-    assert opened == [output.resolve().as_uri()]
+    assert main(["--output=opened.svg", "--open"]) == 0
+    assert opened == [Path("opened.svg").resolve().as_uri()]
     printed = capsys.readouterr().out
-    assert str(output) in printed and ("browser" in printed) != opens and printed.count("\n") == 1
+    assert "opened.svg" in printed and ("browser" in printed) != opens and printed.count("\n") == 1
 
 
 def test_the_end_of_a_prompt_that_is_too_long_is_read_with_a_warning(caplog):

@@ -168,7 +168,7 @@ def test_every_option_of_a_run_changes_what_it_leaves(train):
 
 
 @pytest.mark.filterwarnings("ignore:'scripts.* found in sys.modules:RuntimeWarning")
-@pytest.mark.parametrize("module", [False, True], ids=["as a file", "as a module"])
+@pytest.mark.parametrize("module", [False, True])
 @pytest.mark.parametrize("script", ["generate", "inspect_attention", "walk", "evaluate"])
 def test_every_option_of_a_script_is_explained(script, module, monkeypatch, capsys):
     """Both as `python scripts/x.py` and as `python -m scripts.x`."""

@@ -1,7 +1,6 @@
 """What a user does with train.py: train, stop, resume, and find every file, weight and figure as it should be."""
 
 import multiprocessing
-import os
 import re
 import shutil
 import signal
@@ -113,7 +112,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
     """With any number of loader processes, none of which outlives the run."""
     options = [*EVENTFUL, f"--trainer.precision={precision}"]
     whole = trained(*options)
-    in_batch(lambda *_: os.kill(os.getpid(), signum), batch)
+    in_batch(lambda *_: signal.raise_signal(signum), batch)
     assert train("--name=stopped", *options, f"--data.num_workers={workers}") == 128 + signum
     assert not multiprocessing.active_children()
     assert "python train.py --resume runs/stopped" in capsys.readouterr().err
@@ -129,7 +128,7 @@ def test_a_run_with_two_threads_resumes_bit_for_bit(train, in_batch):
     wide = ["--model.gpt.embed_dim=128", "--model.gpt.context_length=64", "--data.batch_size=16"]
     wide += ["--trainer.max_steps=3", *LITTLE]
     assert train("--name=whole", *wide) == 0
-    in_batch(lambda *_: os.kill(os.getpid(), signal.SIGTERM), 2)
+    in_batch(lambda *_: signal.raise_signal(signal.SIGTERM), 2)
     assert train("--name=stopped", *wide) == 128 + signal.SIGTERM
     assert train("--resume=runs/stopped") == 0
     assert_same(final_state("runs/whole"), final_state("runs/stopped"))

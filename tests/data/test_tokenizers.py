@@ -167,8 +167,9 @@ def mixed_bpe():
     return tokenizers.train_bpe(mixed_lines(1000), 600)
 
 
-NO_ENCODINGS = not os.environ.get("TIKTOKEN_CACHE_DIR")
-PUBLISHED = pytest.mark.skipif(NO_ENCODINGS, reason="TIKTOKEN_CACHE_DIR names no folder with the published encodings")
+PUBLISHED = pytest.mark.skipif(
+    not os.environ.get("TIKTOKEN_CACHE_DIR"), reason="TIKTOKEN_CACHE_DIR names no folder with the published encodings"
+)
 
 
 @pytest.fixture(scope="module", params=[pytest.param("gpt2", marks=[pytest.mark.slow, PUBLISHED]), "bytes", "bpe"])

@@ -118,8 +118,7 @@ def test_an_error_while_weights_are_loaded_is_passed_on(tmp_path, gpt, monkeypat
 ENORMOUS = torch.zeros(1).expand(2**20, 2**20)  # one stored number with a stride of 0
 LARGE = [{"num_layers": 1_000_000}, {"embed_dim": 32768}, {"embed_dim": 2**70}, {"vocab_size": 2**40}]
 LARGE += [{"ngram_sizes": [2], "ngram_buckets": 10**12}, {"feed_forward_dim": 10**12}]
-LARGE += [{"value_embeddings": True, "vocab_size": 10**12}]
-LARGE += [{"context_length": 10**12, "position": "learned"}]
+LARGE += [{"value_embeddings": True, "vocab_size": 10**12}, {"context_length": 10**12, "position": "learned"}]
 TOO_LARGE = {str(sizes): {"gpt_config": SIZES | sizes} for sizes in LARGE} | {
     "weight": {"state_dict": {"gpt.head.weight": ENORMOUS}},
     "optimizer": {"optimizer_states": [{"state": {0: {"momentum": ENORMOUS}}}]},

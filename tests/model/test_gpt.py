@@ -65,7 +65,7 @@ def test_ngrams_spread_evenly_over_the_rows_of_their_table():
         assert rows.unique().numel() / 4096 > 0.53  # a random map would fill 1 - 1/e = 0.63
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("init", ["gpt2", "scaled"])
 def test_initial_weights_have_the_distributions_of_their_formulas(init, tied):
     """D = 64 and L = 8, so there are 2 L additions to the residual stream. A deviation of thousands is known to 5%."""

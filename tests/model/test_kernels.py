@@ -41,7 +41,7 @@ def formula(q, k, v):
     return causal_softmax(q @ k.mT / q.shape[-1] ** 0.5) @ v
 
 
-@pytest.mark.parametrize("scale", [1.0, 4.0], ids=["flat", "sharp"])  # scores near 1, and near 16
+@pytest.mark.parametrize("scale", [1.0, 4.0])  # flat scores near 1, and sharp ones near 16
 @pytest.mark.parametrize("shape", [(2, 64, 32), (3, 2, 128, 16), (1, 2, 256, 64), (2, 7)], ids=str)
 def test_short_attention_is_as_exact_as_pytorchs_kernel_in_values_and_gradients(shape, scale):
     inputs = [(torch.randn(shape) * factor).bfloat16().requires_grad_() for factor in (scale, scale, 1.0)]

@@ -43,8 +43,9 @@ def test_six_words_as_published():
     words = torch.tensor([*words, [0.77, 0.25, 0.10], [0.05, 0.80, 0.55]])
     torch.manual_seed(123)
     output, weights = MultiHeadAttention(3, 2, head_dim=1, output_dim=2)(words.expand(2, 6, 3), is_causal=True)
-    expected = [[0.3190, 0.4858], [0.2943, 0.3897], [0.2856, 0.3593], [0.2693, 0.3873], [0.2639, 0.3928]]
-    expected = torch.tensor([*expected, [0.2575, 0.4028]])
+    expected = torch.tensor(
+        [[0.3190, 0.4858], [0.2943, 0.3897], [0.2856, 0.3593], [0.2693, 0.3873], [0.2639, 0.3928], [0.2575, 0.4028]]
+    )
     torch.testing.assert_close(output, expected.expand(2, 6, 2), atol=1e-4, rtol=0)
     assert weights is None
 

@@ -68,7 +68,7 @@ TEXTS = torch.stack([TOKENS, TOKENS.flip(0), (TOKENS + 3) % 40])
 DOCUMENTS = torch.tensor([[0] * 5 + [1] * 7, [0] * 12, [0] * 2 + [1] * 3 + [2] * 7])
 
 
-@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["whole", "documents"])
+@pytest.mark.parametrize("documents", [None, DOCUMENTS])
 def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, documents, monkeypatch):
     gpt = each_gpt
     # Several parts in each forward pass, or one.

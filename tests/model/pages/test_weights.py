@@ -40,7 +40,9 @@ def test_weights_are_rounded_by_at_most_half_a_step_and_the_cost_is_packed(monke
 
 
 def test_packing_does_not_change_the_model_of_any_type():
+    """Also with a parameter of a user's own that is a single number."""
     gpt = random_gpt(MODERN).bfloat16().train()
+    gpt.blocks[0].attention.gate = torch.nn.Parameter(torch.tensor(0.5))
     before = {name: weight.clone() for name, weight in gpt.state_dict().items()}
     packed = weights.pack([(0, gpt)], TOKENIZER, PROBE)
     assert packed.manifest["parity"]["bits"] == [0.0]  # nothing is rounded
@@ -65,12 +67,6 @@ def test_an_attention_that_differs_only_beyond_the_probe_is_refused(monkeypatch)
     monkeypatch.setattr(CausalSelfAttention, "attend", nearest)
     with pytest.raises(Mistake, match="attend"):
         weights.pack([(0, gpt)], TOKENIZER, PROBE)
-
-
-def test_a_weight_may_be_a_single_number():
-    gpt = random_gpt(MODERN)
-    gpt.blocks[0].attention.gate = torch.nn.Parameter(torch.tensor(0.5))
-    assert weights.pack([(0, gpt)], TOKENIZER, PROBE).blocks
 
 
 def test_a_page_measures_the_steps_whose_weights_it_holds_if_they_were_not_recorded():

@@ -68,7 +68,6 @@ def test_an_error_while_saving_is_passed_on_and_keeps_the_old_file(tmp_path, mon
         lambda path: write_atomically(path, b"a: 1"),
         lambda path: AtomicCheckpointIO().save_checkpoint({"w": torch.zeros(10**5)}, path),
     ],
-    ids=["text", "checkpoint"],
 )
 def test_a_full_disk_keeps_the_old_file_and_the_message_names_it(tmp_path, write):
     path = tmp_path / "file"

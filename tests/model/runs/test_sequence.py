@@ -1,6 +1,5 @@
 """The order of what happens after a training step, and how Ctrl-C and SIGTERM are handled."""
 
-import os
 import signal
 from functools import partial
 
@@ -95,7 +94,7 @@ def signals():
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_the_first_signal_is_noted_and_the_next_goes_to_the_earlier_handler(signals, caplog, signum):
     assert signals.received is None and not set(handlers()) & set(HANDLERS)
-    os.kill(os.getpid(), signum)
+    signal.raise_signal(signum)
     assert signals.received == signum and "Ctrl-C again" in caplog.text
     assert signum.name in str(TrainingInterrupted(signum))
     assert handlers() == HANDLERS

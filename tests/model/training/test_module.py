@@ -35,9 +35,7 @@ def validation_nats(gpt, text, length, num_tokens=None):
     return sum(nats) / len(nats), sum(of_bytes) / len(of_bytes)
 
 
-@pytest.mark.parametrize(
-    "options, num_tokens", [([], None), (["--trainer.limit_val_batches=1"], 1 + 32 * 16)], ids=["all", "beginning"]
-)
+@pytest.mark.parametrize("options, num_tokens", [([], None), (["--trainer.limit_val_batches=1"], 1 + 32 * 16)])
 def test_validation_losses_are_those_of_a_plain_loop(trained, small_text, options, num_tokens):
     run = trained(*options)
     gpt, _ = load_gpt(run / "checkpoints" / "last.ckpt")

@@ -46,7 +46,7 @@ def test_polar_express_coefficients_are_the_minimax_polynomials():
 
 MUON = {"lr": 0.1, "momentum": 0.9, "rule": "muon"}
 ADAMW = {"betas": (0.8, 0.95), "eps": 1e-8}
-OTHERS: dict = {"weight_decay": 0.0, "parts": {}}
+OPTIONS: dict = ADAMW | {"weight_decay": 0.0, "parts": {}}
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24)])
@@ -55,7 +55,7 @@ def test_the_first_muon_step_moves_all_directions_equally_after_decay(shape):
     for decay in (0.0, 0.5):
         weight = torch.nn.Parameter(start.clone())
         weight.grad = gradient.clone()
-        MuonAdamW([{"params": [weight], "weight_decay": decay, **MUON}], **ADAMW, **OTHERS).step()
+        MuonAdamW([{"params": [weight], "weight_decay": decay, **MUON}], **OPTIONS).step()
         moved = torch.linalg.svdvals(start * (1 - 0.1 * decay) - weight.detach())
         expected = 0.1 * max(1.0, shape[0] / shape[1]) ** 0.5
         torch.testing.assert_close(moved, torch.full_like(moved, expected), rtol=0.03, atol=0)
@@ -91,7 +91,7 @@ def test_matrices_in_one_batch_move_as_each_does_alone():
     alone = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
     group = MUON | {"lr": 0.02, "weight_decay": 0.1}
     batches = (weights, *([twin] for twin in alone))
-    optimizers = [MuonAdamW([{"params": members, **group}], **ADAMW, **OTHERS) for members in batches]
+    optimizers = [MuonAdamW([{"params": members, **group}], **OPTIONS) for members in batches]
     take_steps(optimizers, weights, alone)
     torch.testing.assert_close(weights, alone, atol=5e-3, rtol=0)  # bfloat16 products round by batch
 
@@ -99,7 +99,7 @@ def test_matrices_in_one_batch_move_as_each_does_alone():
 def test_other_weights_move_as_with_torchs_adamw():
     weights, twins = ([torch.nn.Parameter(torch.ones(5, 3))] for _ in range(2))
     group = {"lr": 0.01, "weight_decay": 0.1}
-    ours = MuonAdamW([{"params": weights, **group}], **ADAMW, **OTHERS)
+    ours = MuonAdamW([{"params": weights, **group}], **OPTIONS)
     theirs = torch.optim.AdamW(twins, **group, **ADAMW)
     take_steps([ours, theirs], weights, twins)
     torch.testing.assert_close(weights, twins)
@@ -110,7 +110,7 @@ def test_other_weights_move_as_with_torchs_adamw():
 def test_tables_move_by_adagrad_with_one_rate_a_row_and_unread_rows_do_not_move(is_sparse):
     table = torch.nn.Embedding(7, 3, sparse=is_sparse)
     weight, start = table.weight, table.weight.detach().clone()
-    optimizer = MuonAdamW([{"params": [weight], "lr": 0.1, "rule": "adagrad"}], **ADAMW, **OTHERS)
+    optimizer = MuonAdamW([{"params": [weight], "lr": 0.1, "rule": "adagrad"}], **OPTIONS)
     expected, squares = start.double(), torch.zeros(7, dtype=torch.double)
     for ids in ([1, 1, 4], [4, 2, 1], [4, 4, 4]):
         for part in (ids[:2], ids[2:]):  # accumulated over two batches
@@ -135,7 +135,7 @@ class Sink(CausalSelfAttention):
 
 
 @BOTH
-@pytest.mark.parametrize("config", [replace(SMALL, **GPT2), DRESSED], ids=["gpt2", "modern"])
+@pytest.mark.parametrize("config", [replace(SMALL, **GPT2), DRESSED])
 def test_every_weight_is_in_one_group_with_the_rate_of_its_kind_and_only_matrices_decay(algorithm, config, monkeypatch):
     """A matrix is the weight of an nn.Linear: a bare parameter is a vector, also one with two axes."""
     monkeypatch.setattr("model.gpt.CausalSelfAttention", Sink)
