@@ -94,10 +94,10 @@ def with_weights(config: GPTConfig, weights: dict[str, Tensor]) -> GPT:
     model = without_weights(config)
     shapes = {name: list(weight.shape) for name, weight in model.state_dict().items()}
     for name in sorted(shapes.keys() | weights.keys()):
-        shape = list(weights[name].shape) if name in weights else "missing"
-        expected = shapes.get(name, "a weight of this model")
-        if shape != expected:
-            raise Mistake(f"{name} is {shape}, not {expected}")
+        in_file = list(weights[name].shape) if name in weights else "absent"
+        in_code = shapes.get(name, "absent")
+        if in_file != in_code:
+            raise Mistake(f"{name} is {in_file} in the file, but {in_code} in the network")
     model.load_state_dict({name: weight.float() for name, weight in weights.items()}, assign=True)
     if config.tie_embeddings:
         model.head.weight = model.token_embedding.weight

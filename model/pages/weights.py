@@ -18,6 +18,7 @@ Shapes: T tokens, V vocabulary.
 import base64
 import copy
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -36,6 +37,13 @@ MAX_BYTES = 40_000_000  # of the weights in a page, all snapshots together
 MAX_REFERENCE = 2**13  # reference logits of a snapshot: 32 KiB
 MAX_DIFFERENCE = 1e-3  # of a logit; above it, the model's attention is not the one that the page computes
 EXACT_BYTES = 12_000_000  # up to which weights are stored in bfloat16
+
+# The weights that browser/network.js computes with. A weight that you teach it needs its name here.
+PAGE_WEIGHTS = re.compile(
+    r"((token|position|ngram)_embedding|value_embeddings\.\d+|(embedding|final)_norm|head"
+    r"|blocks\.\d+\.(attention_norm|attention\.(qkv|output)_proj|feed_forward_norm|feed_forward\.(up|gate|down)_proj))"
+    r"\.(weight|bias)"
+)
 
 Models = Sequence[tuple[int, GPT]]  # (step, model), in ascending order of the steps
 
@@ -77,8 +85,8 @@ def pack(
         parity: the probe, the positions whose logits are the reference, and what rounding costs each snapshot, in bits
             per token.
 
-    Raises a Mistake if the snapshots have different configs, if one has diverged, if the model's attention is not the
-    standard attention that the page computes, or if even int8 takes more than MAX_BYTES.
+    Raises a Mistake if the snapshots have different configs, if one has diverged, if the model's attention or weights
+    are not those that the page computes with, or if even int8 takes more than MAX_BYTES.
     """
     config = snapshots[0][1].config
     if any(gpt.config != config for _, gpt in snapshots):
@@ -106,7 +114,7 @@ def pack(
         averages = [_append(content, part, "float32", [mean]) for part, mean in means.items()]
         reference = _append(content, "reference", "float32", [logits[positions]])
         blocks.append(base64.b64encode(content).decode())
-    _check_attention_is_standard(exact, probe.tokens)
+    _check_network_is_standard(exact, probe.tokens)
     # The token that begins a document, for a model whose attention stays within a document; else None.
     document_start = None if probe.document_ids is None else tokenizer.end_of_text
     manifest = {
@@ -189,11 +197,11 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
     return rounded, stored
 
 
-def _check_attention_is_standard(gpt: GPT, tokens: Tensor) -> None:
-    """Raises a Mistake if the model's `attend` differs from the standard attention that the page computes.
+def _check_network_is_standard(gpt: GPT, tokens: Tensor) -> None:
+    """Raises a Mistake if the model gives other logits with standard attention and without weights of its own.
 
     The tokens (1, T) are repeated to fill the context, because an `attend` may differ only for distant keys. The model
-    keeps the standard attention afterwards.
+    is changed: it keeps the standard attention afterwards, and its own weights are 0.
     """
     context = gpt.config.context_length
     tokens = tokens.repeat(1, math.ceil(context / tokens.shape[1]))[:, :context]
@@ -208,11 +216,14 @@ def _check_attention_is_standard(gpt: GPT, tokens: Tensor) -> None:
 
     with undisturbed(gpt), torch.no_grad():
         logits = gpt(tokens)
+        for name, weight in gpt.named_parameters():
+            if not PAGE_WEIGHTS.fullmatch(name):
+                weight.zero_()
         for block in blocks_of(gpt):
             block.attention.attend = standard_attention
         difference = (gpt(tokens) - logits).abs().max().item()
     if not difference <= MAX_DIFFERENCE:
         raise Mistake(
-            "the page computes standard attention, and this model's attend gives something else: logits differ by up "
-            f"to {difference:.2g}; the page shows the maps that your attend made of the recorded texts"
+            f"your attend, or weights that you added, change its logits by up to {difference:.2g}, and the page "
+            "computes the network without them; it shows the maps that your attend made of the recorded texts"
         )

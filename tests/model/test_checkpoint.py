@@ -92,7 +92,7 @@ with limited_memory(2**25):
         ({"gpt_config": SIZES | {"num_layers": "two"}}, ""),
         ({"state_dict": {1: torch.zeros(2)}}, ""),
         ({"state_dict": {"gpt.head.weight": 1}}, ""),
-        ({"gpt_config": SIZES | {"num_layers": 3}}, r"blocks\.2\..* is missing"),
+        ({"gpt_config": SIZES | {"num_layers": 3}}, r"blocks\.2\..* absent"),
         ({"gpt_config": SIZES | {"bigram_buckets": 64}}, "bigram_buckets"),  # an option of an earlier version
     ],
     ids=str,
