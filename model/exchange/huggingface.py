@@ -111,8 +111,9 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
 def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, document_masking: bool = False) -> str:
     """Writes a folder that transformers can load, and returns the name of its model class there.
 
-    A GPT of GPT-2's family is written in GPT-2's format, which holds no code: if you have changed the network, for
-    example its `attend`, the folder does not contain the change. Every other GPT is written with the network's source.
+    A GPT of GPT-2's family is written in GPT-2's format, which holds no code: if you have changed the network without
+    adding a weight, for example its `attend`, the folder does not contain the change. Every other GPT is written with
+    the network's source.
 
     Args:
         tokenizer: a data.tokenizers.Tokenizer; None writes a folder without a tokenizer.
@@ -125,7 +126,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     check_vocabulary(gpt, tokenizer)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise Mistake(f"{folder} exists already: name a new folder")
-    as_gpt2 = is_gpt2(gpt.config)
+    as_gpt2 = is_gpt2(gpt)
     options = gpt2_options(gpt.config) if as_gpt2 else OUR_OPTIONS | {"gpt": asdict(gpt.config)}
     options["document_masking"] = document_masking
     options["dtype"] = str(gpt.token_embedding.weight.dtype).removeprefix("torch.")
@@ -155,16 +156,21 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
 # Options
 
 
-def is_gpt2(config: GPTConfig) -> bool:
+def is_gpt2(gpt: GPT) -> bool:
     """Whether every program that reads GPT-2's format computes what this GPT computes.
+
+    GPT-2's format has no place for a weight that you added.
 
     llama.cpp assumes a hidden layer of width 4 D and a GELU, whatever the file says. So feed_forward_dim must have its
     default. The activation may be either form of GELU: they differ by no more than llama.cpp's own rounding. `init` may
     have any value: it says how the weights were initialised, not what the network computes.
     """
+    config = gpt.config
+    modules = {re.sub(r"\.\d+\.", ".*.", name).rpartition(".")[0] for name in gpt.state_dict()}
     as_read = {name: getattr(config, name) for name in GPT2_OPTIONS if name != "feed_forward_dim"}
     as_read |= {"activation": config.activation, "init": config.init}
-    return config.activation in ("gelu", "gelu_exact") and GPTConfig(**GPT2_FAMILY | as_read) == config
+    is_of_family = config.activation in ("gelu", "gelu_exact") and GPTConfig(**GPT2_FAMILY | as_read) == config
+    return is_of_family and modules <= GPT2_MODULES.keys()
 
 
 def config_of(options: dict[str, Any]) -> GPTConfig:

@@ -99,6 +99,13 @@ def test_an_exported_model_has_equal_logits_and_comes_back_bit_for_bit(class_nam
     assert same_weights(from_huggingface(peer), gpt)
 
 
+def test_a_weight_that_gpt2_lacks_is_exported_with_the_code(tmp_path):
+    gpt = gpt_of(GPT2)
+    assert to_huggingface(gpt, tmp_path / "gpt2") == "GPT2LMHeadModel"
+    gpt.blocks[1].attention.sink = torch.nn.Parameter(torch.zeros(2))
+    assert to_huggingface(gpt, tmp_path / "ours") == "GlassGPTForCausalLM"
+
+
 @pytest.mark.slow
 @EXPORTED
 def test_a_pipeline_writes_to_the_end_of_the_context(config, exported, transformers):

@@ -69,10 +69,9 @@ def test_an_attention_that_differs_only_beyond_the_probe_is_refused(monkeypatch)
         weights.pack([(0, gpt)], TOKENIZER, PROBE)
 
 
-def test_weights_of_ones_own_are_refused_only_if_they_change_the_logits(monkeypatch):
+def test_weights_of_ones_own_that_change_the_logits_are_refused(monkeypatch):
     gpt, project = random_gpt(MODERN), CausalSelfAttention.project
     gpt.blocks[0].attention.gate = torch.nn.Parameter(torch.tensor(0.5))
-    assert weights.pack([(0, gpt)], TOKENIZER, PROBE).blocks
     monkeypatch.setattr(
         CausalSelfAttention, "project", lambda self, x, *others: project(self, x + getattr(self, "gate", 0), *others)
     )
