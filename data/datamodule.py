@@ -42,7 +42,7 @@ class TextDataModule(lightning.LightningDataModule):
     its targets are `windows.IGNORED`.
 
     Args:
-        corpus: text to train on: stdlib (the source code of Python's standard library), files (your own, see
+        corpus: where the text comes from: stdlib (the source code of Python's standard library), files (your own, see
             --data.files), hub (a data set, see --data.dataset), or repetitions (generated, for induction heads).
         max_tokens: train on at most this many tokens, from the beginning of the corpus, and validate on at most
             validation_fraction of this number (null: no limit).

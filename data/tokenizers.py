@@ -144,7 +144,7 @@ class Tokenizer:
         Args:
             max_length: number of tokens that the model can read at once; other programs truncate texts to this length.
         """
-        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         # In Hugging Face's syntax, {1,3}+ is repeated instead of possessive. An atomic group, (?>...), is equivalent.
         their_pattern = re.sub(r"(\\p\{\w+\}\{[\d,]+\})\+", r"(?>\1)", self.pattern)
         split = {"type": "Split", "pattern": {"Regex": their_pattern}, "behavior": "Isolated", "invert": False}
@@ -152,7 +152,7 @@ class Tokenizer:
         content = {
             "version": "1.0",
             "added_tokens": [
-                {"id": token, "content": name, "special": True, **plain} for name, token in self.special_tokens.items()
+                {"id": token, "content": name, "special": True, **flags} for name, token in self.special_tokens.items()
             ],
             "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytewise]},
             "decoder": bytewise,
@@ -204,8 +204,8 @@ class Tokenizer:
             special = {token["content"]: token["id"] for token in content["added_tokens"]}
             vocab = content["model"]["vocab"].items()
             ranks = {token.translate(_TO_BYTE).encode("latin-1"): rank for token, rank in vocab if token not in special}
-            steps = content["pre_tokenizer"].get("pretokenizers")
-            pattern = steps[0]["pattern"]["Regex"] if steps else GPT2_PATTERN
+            parts = content["pre_tokenizer"].get("pretokenizers")
+            pattern = parts[0]["pattern"]["Regex"] if parts else GPT2_PATTERN
             tokenizer = cls("bpe" if content["model"]["merges"] else "bytes", pattern, ranks, special)
             rules = _encoding_rules(content)
         if tokenizer.fingerprint == GPT2_FINGERPRINT:

@@ -31,7 +31,7 @@ class Repeats:
     """Says which training windows repeat their own first tokens over and over.
 
     fraction: share of the windows from number `begin` up to, but not including, `end` that repeat their text.
-    random_fraction: share of all windows that repeat random tokens. A window in both shares does so too.
+    random_fraction: share of all windows that repeat random tokens, even if `fraction` selects them as well.
     """
 
     fraction: float = 0.0
@@ -120,8 +120,8 @@ class TrainingWindows(IterableDataset):
             for row in np.flatnonzero(is_random):
                 drawn = self.sampler.draw(numbers[row], self.vocab_size, self.end_of_text)
                 windows[row, : len(drawn)] = drawn
-            is_in_time = (self.repeats.begin <= numbers) & (numbers < self.repeats.end)
-            is_repeated = is_random | (is_in_time & evenly_spread(numbers, self.repeats.fraction))
+            is_in_range = (self.repeats.begin <= numbers) & (numbers < self.repeats.end)
+            is_repeated = is_random | (is_in_range & evenly_spread(numbers, self.repeats.fraction))
             periods = np.where(is_repeated, self.sampler.periods(numbers), length)
             yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
 
@@ -146,9 +146,9 @@ class ValidationWindows(IterableDataset):
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for batch in _own_turns(range(len(self))):
-            first = batch * self.batch_size + self.rows.start
+            first_window = batch * self.batch_size + self.rows.start
             text = np.full(len(self.rows) * self.context_length + 1, IGNORED)
-            tokens = self.tokens.read(first * self.context_length, len(text))
+            tokens = self.tokens.read(first_window * self.context_length, len(text))
             text[: len(tokens)] = tokens
             yield np.lib.stride_tricks.sliding_window_view(text, self.context_length + 1)[:: self.context_length]
 

@@ -29,9 +29,9 @@ CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not i
 
 # The options of `model.generation.sample`, except temperature. A new option there needs one more line here.
 SAMPLING = {
-    "top_k": (int, "N", "draw only from the N likeliest tokens (default of these three options: draw from all)"),
-    "top_p": (float, "P", "draw only from the likeliest tokens that together reach probability P, 0 < P <= 1"),
-    "min_p": (float, "P", "draw only from tokens at least P times as likely as the likeliest, 0 <= P <= 1"),
+    "top_k": (int, "N", "draw only from the N likeliest tokens (default: from all)"),
+    "top_p": (float, "P", "draw only from the likeliest tokens that together reach probability P (default: 1)"),
+    "min_p": (float, "P", "draw only from tokens at least P times as likely as the likeliest, 0 to 1 (default: 0)"),
 }
 
 

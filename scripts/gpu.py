@@ -84,8 +84,8 @@ def main(argv: list[str] | None = None) -> None:
         choices=CHECKS,
         default=CHECKS,
         metavar="CHECK",
-        help=f"run only these checks (default: all): {', '.join(CHECKS)}. measure_maps needs the run of debug, resumed "
-        "the run of 3 steps, and compare_weights the three runs before it",
+        help=f"run only these checks, in quotes if their names have spaces (default: all): {', '.join(CHECKS)}. "
+        "measure_maps needs the run of debug, resumed that of 3 steps, and compare_weights the three runs before it",
     )
     options = parser.parse_args(argv)
     device = choose_device(options.device).type

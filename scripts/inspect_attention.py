@@ -4,7 +4,7 @@
   --run runs/NAME --prompt "def f("          a page of the run's best checkpoint, which opens with your own text
   --output maps.svg                          a picture instead of a page: layers from top to bottom, heads side by side
   --output maps.csv                          the attention weights as a table
-  --experiments                              a table instead: changes of a text or a head that change what comes next
+  --experiments                              no file: experiments on the model, printed with what was measured
 
 Without --run, the newest run under runs/ is shown.
 """
@@ -28,7 +28,7 @@ from scripts.parser import Parser, prompt_text
 if TYPE_CHECKING:
     from model.inspection.recording import Recording
 
-    Shown = tuple[Recording, Callable[[], str], Path]  # maps, what makes the HTML of their page, where to write it
+    Shown = tuple[Recording, Callable[[], str], Path]  # the maps, a function that returns their page, the file for it
 
 PAGE, TABLE = ".html", ".csv"
 PICTURES_AND_TABLE = (".png", ".svg", ".pdf", TABLE)
@@ -75,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="PATH",
         help=f"file to write; its ending says what: {', '.join([PAGE, *PICTURES_AND_TABLE])} (default: report.html in "
-        "the run's folder; with --prompt, attention.html here)",
+        "the run's folder; with --prompt, attention.html in the current folder)",
     )
     add(
         "--steps",
@@ -123,7 +123,7 @@ def check(options: argparse.Namespace, kind: str) -> None:
 
 
 def experiments_table(path: Path | None) -> str:
-    """Tries all experiments on a model. Returns some lines about each that works, and for each other the reason."""
+    """Tries all experiments on a model. Returns lines about those that work, and why each of the others does not."""
     from model.glass import open_run
     from model.inspection.experiments import LISTED
     from model.pages.describe import visible
@@ -133,7 +133,9 @@ def experiments_table(path: Path | None) -> str:
     for effect in effects:
         halved, right, tried = effect.texts
         before, after = effect.usual
-        source = f"; head {effect.head} gives {effect.weight:.0%} to the token that tells it" if effect.weight else ""
+        source = ""
+        if effect.weight:
+            source = f"; head {effect.head} gives {effect.weight:.0%} of its weight to the token that tells the answer"
         lines += [
             effect.title,
             f"  text        {visible(effect.trial.text, 100)}",

@@ -319,13 +319,13 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                Each token's vector is {norm}, as before attention.
                """)
     activation = ACTIVATION_NAMES.get(config.activation, config.activation)
-    bend = f"multiplies the product by a gate, which is {activation} of a second product of this kind"
+    nonlinearity = f"multiplies the product by a gate, which is {activation} of a second product of this kind"
     if feed_forward.gate_proj is None:
-        bend = f"passes the product through {activation}"
+        nonlinearity = f"passes the product through {activation}"
     yield Stop("hidden units", "(B, T, F)",
                outputs[last_matrix], FeedForward.forward, f"""
                Each unit asks one question about a token: it multiplies the token's vector by a vector of its own, and
-               {bend}. Without this nonlinear step, two matrices in a row could do no more than one.
+               {nonlinearity}. Without this nonlinear step, two matrices in a row could do no more than one.
                """)
     yield Stop("feed-forward output", "(B, T, D)",
                outputs[feed_forward], FeedForward.forward, """

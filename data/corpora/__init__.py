@@ -22,7 +22,7 @@ CORPORA: dict[str, Callable[..., Corpus]] = {
     "hub": HubCorpus,
     "repetitions": RepetitionCorpus,
 }
-# Setting one of these options selects the corpus after it.
+# Option -> the corpus that is selected by setting it.
 SELECTED_BY = {"files": "files", "dataset": "hub"}
 
 _log = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ class CorpusOptions:
     """The options of all corpora, --data.NAME. Each corpus gets those that its builder in CORPORA has as parameters.
 
     Args:
-        files: files to train on, as glob patterns: json, jsonl, csv, tsv, parquet, arrow, or plain text with any other
+        files: files to read, as glob patterns: json, jsonl, csv, tsv, parquet, arrow, or plain text with any other
             ending; json, jsonl, csv and tsv may be compressed (.gz or .zst). Setting this selects --data.corpus files.
         validation_files: files to validate on, as glob patterns (null: validation_fraction of files).
         text_column: column that holds the text, in tables and data sets.
         quotes: whether quote marks enclose fields in csv and tsv files; false: they are part of the text.
-        dataset: data set to train on: its name on the Hugging Face Hub, or a folder of parquet, jsonl or arrow files.
+        dataset: data set to read: its name on the Hugging Face Hub, or a folder of parquet, jsonl or arrow files.
             Setting this selects --data.corpus hub.
         dataset_config: configuration of the data set, if it has several.
         dataset_split: name of the split to train on.
@@ -46,7 +46,7 @@ class CorpusOptions:
             one, or else validation_fraction of dataset_split).
         dataset_revision: commit or tag of the data set on the Hub; set it to read the same text in later runs.
         streaming: read the data set over the network without storing its text on disk; needs max_tokens.
-        validation_fraction: share of the corpus to validate on, above 0 and below 1. Ignored if there are
+        validation_fraction: share of the corpus for validation, above 0 and below 1. Ignored if there are
             validation_files or the data set has a validation split.
     """
 

@@ -26,12 +26,13 @@ def text_logprobs(
     """Returns the log-probability (N - 1,) of each token of a text, except the first.
 
     Windows of context_length tokens begin at every `stride`-th token. Each window scores the tokens that no earlier
-    window has scored: all tokens in the first window, the last `stride` tokens in the others. With a smaller stride, a
-    token can look back at more text, after the first window at context_length - stride tokens or more; it takes longer.
+    window has scored: all tokens in the first window, the last `stride` tokens in the others. A smaller stride
+    takes longer, but gives each token more text to look back at: context_length - stride tokens or more, except in the
+    first window.
 
     Args:
         tokens: (N,), at least two.
-        stride: 1 to context_length. Validation during training corresponds to context_length.
+        stride: 1 to context_length. During training, validation uses context_length.
         batch_size: number of windows that the model reads at once.
         document_ids: (N,), the number of each token's document, if the model was trained to attend within documents.
     """

@@ -80,7 +80,7 @@ GPT2_MODULES = {
     "head": "lm_head",
 }
 OUR_MODULES = {theirs: ours for ours, theirs in GPT2_MODULES.items()}
-PREFIX = "gpt."  # every weight's name in a GlassGPTForCausalLM begins with it
+PREFIX = "gpt."  # begins the name of every weight in a GlassGPTForCausalLM
 
 
 def from_huggingface(source: str | Path | nn.Module) -> GPT:
