@@ -82,7 +82,10 @@ class LayerCache(NamedTuple):
     new_values: Tensor
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes the keys and values (B, H_kv, T, K) of the new tokens; returns all, (B, H_kv, S, K)."""
+        """Writes the keys and values (B, H_kv, T, K) of the new tokens; returns all, (B, H_kv, S, K).
+
+        All have the type of the new ones: under autocast it is not the cache's, and attention needs the queries' type.
+        """
         self.new_keys.copy_(k.detach())
         self.new_values.copy_(v.detach())
-        return self.keys, self.values
+        return self.keys.to(k.dtype), self.values.to(v.dtype)

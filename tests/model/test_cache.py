@@ -43,6 +43,15 @@ def test_no_gradient_flows_through_the_cache():
     assert not cache.keys.requires_grad
 
 
+@torch.no_grad()
+def test_under_autocast_the_cache_may_have_another_type():
+    gpt, tokens = random_gpt(CONFIGS["modern"]), torch.randint(50, (2, 9))
+    cache = new_cache(gpt, 2, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        pieces = [gpt(piece, cache=cache) for piece in tokens.split([5, 1, 3], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), gpt(tokens), atol=0.1, rtol=0.1)
+
+
 @given(
     config=st.sampled_from([*CONFIGS.values()]),
     window=st.sampled_from([None, 1, 2, 7, 40]),
