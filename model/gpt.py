@@ -154,7 +154,7 @@ class FeedForward(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         D, hidden, bias = config.embed_dim, config.feed_forward_dim, config.bias
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation  # its name: a model that holds a lambda cannot be pickled
         self.up_proj = nn.Linear(D, hidden, bias=bias)
         self.gate_proj = None
         if config.activation == "swiglu":
@@ -162,9 +162,10 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(hidden, D, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        activate = ACTIVATIONS[self.activation]
         if self.gate_proj is None:
-            return self.down_proj(self.activation(self.up_proj(x)))
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+            return self.down_proj(activate(self.up_proj(x)))
+        return self.down_proj(activate(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Block(nn.Module):
