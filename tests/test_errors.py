@@ -34,8 +34,10 @@ def changed_in_place(self, x):
 
 
 IN_TRAINING = {name: (error, CausalSelfAttention, "attend", bug) for name, (error, bug) in IN_ATTENTION.items()}
-IN_TRAINING["in place"] = (RuntimeError, FeedForward, "forward", changed_in_place)
-IN_TRAINING["in a corpus"] = (KeyError, FileCorpus, "passages", lambda self, split: {}["text"])
+IN_TRAINING |= {
+    "in place": (RuntimeError, FeedForward, "forward", changed_in_place),
+    "in a corpus": (KeyError, FileCorpus, "passages", lambda self, split: {}["text"]),
+}
 
 
 def codes_of(caught: pytest.ExceptionInfo) -> list:

@@ -92,8 +92,7 @@ def test_printed_lines_shapes_and_values_are_those_of_source_and_tensors(runs, c
             assert eval(text) == pytest.approx(value, rel=2e-3, abs=2e-4), stop
 
 
-ATTENTIONS = {"ALiBi": ALIBI, "a leak": LEAK}
-ATTENTIONS["not linear"] = lambda self, q, k, v, mask=None: torch.tanh(v)
+ATTENTIONS = {"ALiBi": ALIBI, "a leak": LEAK, "not linear": lambda self, q, k, v, mask=None: torch.tanh(v)}
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)

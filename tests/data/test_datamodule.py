@@ -1,7 +1,6 @@
 """The data module: training batches, validation batches and mistakes in options. tests/test_train.py resumes runs."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +19,7 @@ TEXT = "".join(f"Line {number} of a small book, é.\n" + "\n" * (number % 5 == 0
 
 
 @pytest.fixture
-def module(tmp_path: Path):
+def module(tmp_path):
     (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
 
     def make(rank: int = 0, world_size: int = 1, **options) -> TextDataModule:

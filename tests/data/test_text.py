@@ -25,7 +25,7 @@ texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)
 
 
 @pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch):
+def small_blocks(monkeypatch):
     monkeypatch.setattr(data.text, "BLOCK", 16)
 
 

@@ -41,7 +41,7 @@ def passages_of(documents: list[str]) -> list[Passage]:
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch):
+def small_batches(monkeypatch):
     monkeypatch.setattr(token_cache, "BATCH_CHARS", 500)
 
 

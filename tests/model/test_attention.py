@@ -7,14 +7,12 @@ import torch
 from torch import nn
 
 from model.attention import CausalSelfAttention
-from model.cache import KVCache
-from model.generation import generate
-from model.gpt import GPTConfig
+from model.generation import generate, new_cache
 from model.inspection.reading import read
 from model.inspection.texts import Texts
 from model.masks import document_mask, padding_mask, sliding_window_mask
 from tests.attentions import UNIFORM, random, values_and_gradients
-from tests.gpts import GPT2, random_gpt
+from tests.gpts import CONFIGS, random_gpt
 
 LN2 = math.log(2)
 
@@ -48,18 +46,15 @@ def test_documents_and_a_window_are_masked_as_in_pytorchs_layer(window, bias):
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"num_kv_heads": 2, "window": 3}, GPT2], ids=["modern", "grouped window", "gpt2"]
-)
-def test_training_writing_cache_and_readings_compute_attention_by_attend(options, monkeypatch):
-    gpt = random_gpt(GPTConfig(vocab_size=23, context_length=10, num_layers=2, num_heads=4, embed_dim=32, **options))
-    tokens = torch.randint(23, (2, 10))
+@pytest.mark.parametrize("name", ["modern", "grouped heads", "window", "gpt2"])
+def test_training_writing_cache_and_readings_compute_attention_by_attend(name, monkeypatch):
+    gpt, tokens = random_gpt(CONFIGS[name]), torch.randint(50, (2, 10))
     own_loss, own = gpt.loss(tokens[:, :-1], tokens[:, 1:]), read(gpt, Texts.of(tokens[0]))
     assert own.checks.fidelity < 1e-5
     monkeypatch.setattr(CausalSelfAttention, "attend", UNIFORM)
     assert (gpt.loss(tokens[:, :-1], tokens[:, 1:]) - own_loss).abs() > 1e-3  # training
     logits = gpt(tokens)
-    cache = KVCache(2, 2, gpt.config.num_kv_heads, 10, 8)
+    cache = new_cache(gpt, 2, 10)
     pieces = [gpt(piece, cache=cache) for piece in tokens.split((4, 1, 3, 2), dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), logits)
     expected = tokens[:, :4]

@@ -9,9 +9,7 @@ from model.generation import generate, new_cache, sample, stream
 from tests.gpts import CONFIGS, random_gpt
 
 MODERN, GPT2 = (replace(CONFIGS[name], context_length=10) for name in ("tables of all heads", "gpt2"))
-EVERY_CONFIG = pytest.mark.parametrize(
-    "config", [MODERN, GPT2, replace(MODERN, num_kv_heads=2, window=3)], ids=["modern", "gpt2", "grouped and windowed"]
-)
+EVERY_CONFIG = pytest.mark.parametrize("config", [MODERN, GPT2, replace(MODERN, num_kv_heads=2, window=3)])
 
 
 @torch.no_grad()

@@ -33,11 +33,11 @@ GPTS = [
     ("GlassGPTForCausalLM", OURS),
     ("GlassGPTForCausalLM", replace(GPT2, bias=False, logit_soft_cap=20.0)),
 ]
-EXPORTED = pytest.mark.parametrize("config", [GPT2, OURS], ids=["GPT-2", "our own source"])
+EXPORTED = pytest.mark.parametrize("config", [GPT2, OURS])
 # The options that transformers' GPT2Config writes.
-GPT2_OPTIONS = {"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12}
-GPT2_OPTIONS |= {"n_head": 12, "n_inner": None, "activation_function": "gelu_new", "resid_pdrop": 0.1}
-GPT2_OPTIONS |= {"layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+GPT2_OPTIONS = json.loads("""{"model_type": "gpt2", "vocab_size": 50257, "n_positions": 1024, "n_embd": 768,
+    "n_layer": 12, "n_head": 12, "n_inner": null, "activation_function": "gelu_new", "resid_pdrop": 0.1,
+    "layer_norm_epsilon": 1e-5, "scale_attn_weights": true, "scale_attn_by_inverse_layer_idx": false}""")
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from model.files import write_atomically
 from model.glass import open_run
 from model.inspection import heads
 from model.pages.images import COLOURS
+from model.pages.learning import learning
 from model.pages.page import run_page
 from tests.measurements import learned_recording
 from tests.model.pages.browsing import (
@@ -372,11 +373,10 @@ def test_in_a_running_run_a_head_is_named_from_the_second_step_with_its_pattern(
 
 
 def test_the_page_of_a_run_that_has_just_begun_shows_its_chart_and_no_maps(open_file):
-    curves = {"title": "Loss", "unit": "nats", "curves": [{"name": "training", "points": [[1, 4.0], [9, 3.0]]}]}
-    learning = {"story": "It has just begun.", "facts": [], "charts": [curves], "samples": [], "config": ""}
-    page = open_file(run_page("a run", learning=learning, state="running"))
+    learned = learning([{"step": 1, "train/loss": 4.0}, {"step": 9, "train/loss": 3.0}], [], "", {})
+    page = open_file(run_page("a run", learning=learned, state="running"))
     page.locator("#curve path").wait_for(state="attached")
-    assert page.inner_text("#story") == "It has just begun." and page.is_hidden("#main")
+    assert page.inner_text("#story") == learned["story"] != "" and page.is_hidden("#main")
     page.click("#theme")
     assert page.get_attribute("html", "data-theme") == "dark"
 

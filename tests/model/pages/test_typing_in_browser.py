@@ -335,12 +335,11 @@ ACTIONS = """async (chosen) => {
   }
   return Object.keys(actions);
 }"""
-OFTEN = ("type", "step", "compare", "patch all")
 
 
 def test_after_any_actions_the_panels_show_what_a_fresh_page_shows(open_page, slow_page):
     page, draws = open_page(slow_page, hash_="#b=blackboard"), random.Random(6)
-    names = [*page.evaluate(ACTIONS, []), *3 * OFTEN]
+    names = [*page.evaluate(ACTIONS, []), *3 * ("type", "step", "compare", "patch all")]
     chosen = [(draws.choice(names), draws.random(), draws.choice([0, 0, 10, 70, 180])) for _ in range(50)]
     page.evaluate(ACTIONS, chosen)
     if page.get_attribute("#write", "aria-pressed") == "true":

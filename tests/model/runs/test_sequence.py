@@ -14,12 +14,7 @@ from tests.watching import before_call
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 
-PARTS = (
-    (GPTModule, "on_validation_epoch_end"),
-    (AttentionMonitor, "record"),
-    (Samples, "write"),
-    (Checkpoints, "save"),
-)
+PARTS = {GPTModule: "on_validation_epoch_end", AttentionMonitor: "record", Samples: "write", Checkpoints: "save"}
 
 
 @pytest.fixture
@@ -31,7 +26,7 @@ def events(monkeypatch):
         seen.append(((trainer or part.trainer).global_step, name))
 
     monkeypatch.setattr(sequence, "log_metrics", lambda trainer, _: note("log_metrics", None, trainer))
-    for owner, name in PARTS:
+    for owner, name in PARTS.items():
         before_call(monkeypatch.setattr, owner, name, partial(note, name))
     return seen
 
