@@ -122,7 +122,7 @@ class CausalSelfAttention(nn.Module):
         Args:
             mask: boolean, broadcastable to (B, H, T, S), True wherever a query may attend; every query sees at least
                 one key. None means `causal_mask(T, S)`: the last query sees the last key, even if T < S as with a
-                cache.
+                cache. Query t is S - T + t - s positions after key s.
         """
         T, S = q.shape[-2], k.shape[-2]
         is_causal = mask is None and T == S  # with T < S PyTorch's flag would align the first query and the first key

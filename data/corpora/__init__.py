@@ -22,7 +22,8 @@ CORPORA: dict[str, Callable[..., Corpus]] = {
     "hub": HubCorpus,
     "repetitions": RepetitionCorpus,
 }
-# Option -> the corpus that is selected by setting it.
+# Option -> the corpus that is selected by setting it. The page names the text by such an option: add yours to
+# `_text_in_words` in model/pages/learning.py.
 SELECTED_BY = {"files": "files", "dataset": "hub"}
 
 _log = logging.getLogger(__name__)
