@@ -125,8 +125,8 @@ def was_read(tokens: np.ndarray, glass: Glass) -> bool:
     """Returns whether one of the run's splits had exactly these tokens. True if its checkpoint does not say."""
     from model.checkpoint import read_checkpoint
 
-    state = glass.checkpoint and read_checkpoint(glass.checkpoint, on_disk=True).get("TextDataModule")
-    return not state or zlib.crc32(tokens.data) in state.values()
+    data_state = glass.checkpoint and read_checkpoint(glass.checkpoint, on_disk=True).get("TextDataModule")
+    return not data_state or zlib.crc32(tokens.data) in data_state.values()
 
 
 def measure(glass: Glass, tokens: np.ndarray, stride: int, batch_size: int, within_documents: bool) -> dict[str, Any]:

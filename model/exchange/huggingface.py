@@ -131,10 +131,10 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     options["document_masking"] = document_masking
     options["dtype"] = str(gpt.token_embedding.weight.dtype).removeprefix("torch.")
     end_of_text = None if tokenizer is None else tokenizer.end_of_text
-    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    end_ids = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     # Without max_length, transformers' pipeline writes 256 tokens, whatever the context length.
     generation = {"max_length": gpt.config.context_length}
-    files = {CONFIG_JSON: options | ends, GENERATION: generation | ends}
+    files = {CONFIG_JSON: options | end_ids, GENERATION: generation | end_ids}
     if tokenizer is not None:
         files |= tokenizer.huggingface_files(gpt.config.context_length)
     try:
@@ -159,7 +159,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
 def is_gpt2(gpt: GPT) -> bool:
     """Whether every program that reads GPT-2's format computes what this GPT computes.
 
-    GPT-2's format has no place for a weight that you added.
+    A weight that you added makes this False: GPT-2's format has no place for it.
 
     llama.cpp assumes a hidden layer of width 4 D and a GELU, whatever the file says. So feed_forward_dim must have its
     default. The activation may be either form of GELU: they differ by no more than llama.cpp's own rounding. `init` may
@@ -167,9 +167,9 @@ def is_gpt2(gpt: GPT) -> bool:
     """
     config = gpt.config
     modules = {re.sub(r"\.\d+\.", ".*.", name).rpartition(".")[0] for name in gpt.state_dict()}
-    as_read = {name: getattr(config, name) for name in GPT2_OPTIONS if name != "feed_forward_dim"}
-    as_read |= {"activation": config.activation, "init": config.init}
-    is_of_family = config.activation in ("gelu", "gelu_exact") and GPTConfig(**GPT2_FAMILY | as_read) == config
+    read_back = {name: getattr(config, name) for name in GPT2_OPTIONS if name != "feed_forward_dim"}
+    read_back |= {"activation": config.activation, "init": config.init}
+    is_of_family = config.activation in ("gelu", "gelu_exact") and GPTConfig(**GPT2_FAMILY | read_back) == config
     return is_of_family and modules <= GPT2_MODULES.keys()
 
 
@@ -261,9 +261,9 @@ def local_folder(source: str | Path) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
-    hub, wanted = optional_package("huggingface_hub"), [CONFIG_JSON, "model*.safetensors", "tokenizer*.json"]
+    hub, patterns = optional_package("huggingface_hub"), [CONFIG_JSON, "model*.safetensors", "tokenizer*.json"]
     try:
-        return Path(hub.snapshot_download(str(source), allow_patterns=wanted))
+        return Path(hub.snapshot_download(str(source), allow_patterns=patterns))
     except (OSError, ValueError) as error:  # ValueError: not a valid model name
         raise Missing(
             f"there is no folder {source}, and no public model of that name on the Hub ({type(error).__name__}): check "
@@ -302,11 +302,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def copy_network(folder: Path) -> None:
     """Copies the modelling file and all files of the network that it needs, and makes their imports relative."""
-    waiting = [MODELLING]
-    for name in waiting:  # the loop adds the modules that each file imports
+    modules = [MODELLING]
+    for name in modules:  # the loop adds the modules that each file imports
         source = Path(__file__).parent if name == MODELLING else Path(__file__).parents[1]
         text = (source / f"{name}.py").read_text(encoding="utf-8")
-        waiting += set(re.findall(r"^\s*from model\.(\w+) import", text, re.MULTILINE)) - set(waiting)
+        modules += set(re.findall(r"^\s*from model\.(\w+) import", text, re.MULTILINE)) - set(modules)
         text = re.sub(r"^(\s*from )model(\.\w+ import)", r"\1\2", text, flags=re.MULTILINE)
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
 

@@ -88,9 +88,9 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
             logits = self.gpt(input_ids)
         else:
             logits = torch.zeros((*input_ids.shape, self.config.vocab_size), device=input_ids.device)
-            for text, is_read in enumerate(attention_mask.bool()):
+            for row, is_read in enumerate(attention_mask.bool()):
                 if is_read.any():
-                    logits[text, is_read] = self.gpt(input_ids[text, is_read][None])[0]
+                    logits[row, is_read] = self.gpt(input_ids[row, is_read][None])[0]
         loss = None
         if labels is not None:
             targets = labels[:, 1:]
