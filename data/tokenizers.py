@@ -27,7 +27,7 @@ TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # file 
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 GPT2_FINGERPRINT = "648dedb86513872cc826279d044c6ddfd43cd7fd4430662e21e2a73c0e7c55d8"
 # As in GPT-4's pattern, a word keeps the space or punctuation mark before it. Unlike in GPT-4's, a line break and the
-# indentation after it are one piece: in code, nearly every line break is followed by some indentation.
+# indentation after it are one piece: in code, most line breaks are followed by some indentation.
 SPLIT_PATTERN = "|".join(
     [
         r"'(?i:[sdmt]|ll|ve|re)",

@@ -105,7 +105,7 @@ def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
         raise Mistake("--prompt must be at least 2 tokens long, so that there is a next token; this one is 1")
     check_range("--layer", layer, 0, config.num_layers - 1)
     check_range("--head", head, 0, config.num_heads - 1)
-    token = min(2, len(ids) - 2)  # it sees three keys, if the prompt is long enough, and has a next token
+    token = min(2, len(ids) - 2)  # it has a next token, and sees three keys if the prompt is long enough
     H, H_kv = config.num_heads, config.num_kv_heads
     introduction = (
         f"Shapes are written in letters: B = 1 text, T = S = {len(ids)} tokens (T as queries, S as keys), D = "
@@ -192,7 +192,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     mask = sliding_window_mask(T, config.window)
     _, formula = scaled_dot_product_attention(q, k, v, mask, need_weights=True)
     difference = (weights - formula).abs().max().item()
-    is_formula = not difference > EXACT  # if the model has diverged, the difference is NaN, and the stops are shown
+    is_formula = not difference > EXACT  # a diverged model gives NaN, which counts as equal
     error = reading.checks.by_layer["fidelity"][layer]
     problems = "".join(f" Warning: {problem}." for problem in reading.checks.problems.values())
 
