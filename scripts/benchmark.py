@@ -25,7 +25,7 @@ from model.mistakes import Mistake, check_range, exit_status, file_errors
 from scripts.parser import Parser
 
 ROOT = Path(__file__).resolve().parents[1]
-# Networks of nanoGPT: the one that its README trains on a CPU, the one in its config/train_shakespeare_char.py, and GPT-2.
+# Networks of nanoGPT: in its README, for a CPU; in its config/train_shakespeare_char.py; GPT-2.
 SMALL = {
     "num_layers": 4,
     "num_heads": 4,
