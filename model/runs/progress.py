@@ -66,9 +66,11 @@ def validation_line(trainer: Trainer) -> str:
 
 
 def ending(trainer: Trainer) -> str:
-    """Returns why a run ended before trainer.max_steps, "" if it did not."""
+    """Returns why a run did not end at trainer.max_steps, "" if it did."""
     if trainer.global_step == trainer.max_steps:
         return ""
+    if 0 <= trainer.max_steps < trainer.global_step:
+        return f"nothing was trained: step {trainer.global_step} is past trainer.max_steps {trainer.max_steps} already"
     reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
     reason = " ".join(filter(None, reasons)) or "trainer.max_time is over, or a callback stopped it"
     return f"ended after step {trainer.global_step}: {reason}"

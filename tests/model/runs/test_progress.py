@@ -19,6 +19,11 @@ def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_validation_and_without
     assert not re.search("words: |step 18", capsys.readouterr().out)
 
 
+def test_a_run_that_is_past_its_last_step_already_says_so(train, finished_run, capsys):
+    assert train("--resume=runs/run", "--trainer.max_steps=5") == 0
+    assert re.search(r"nothing.* 12 .*trainer.max_steps 5\b", capsys.readouterr().out)
+
+
 def test_a_run_with_the_users_own_bar_that_ends_early_shows_it_and_says_why(train, capsys):
     assert train("--trainer.callbacks+=TQDMProgressBar", f"--trainer.callbacks+={STOPPING}") == 0
     shown = capsys.readouterr().out
