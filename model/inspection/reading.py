@@ -192,6 +192,9 @@ class Reading:
     ) -> dict[str, float]:
         """Returns what each part adds to the logit of a predicted token. The sum is the logit before the soft-cap.
 
+        In a network whose parts do not simply add to the stream, such as one with a norm after each sub-layer, the sum
+        is another number: `figures["attribution_error"]` says how far off it is.
+
         Args:
             at: the token that is read last, counted from 0, or from the end if negative.
             of: the id of the predicted token; None is the true next token, or the likeliest after the last token.

@@ -110,7 +110,7 @@ def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
 @pytest.mark.parametrize(
     "config, options, message",
     [
-        (OptimizerConfig, {"algorithm": "sgd"}, "model.optimizer.algorithm .*'muon' .*'adamw'.* 'sgd'"),
+        (OptimizerConfig, {"algorithm": "sgd"}, "model.optimizer.algorithm .*'muon'.*'adamw'.* 'sgd'"),
         (OptimizerConfig, {"betas": (0.9, 1.0)}, r"betas\[1\] .* 0 .* 1, .* 1\.0"),
         (ScheduleConfig, {"warmup_steps": -1}, "model.schedule.warmup_steps .* 0, .* -1"),
         (ScheduleConfig, {"decay": "step"}, "decay .*'linear', 'cosine' .*'none', .*'step'"),
