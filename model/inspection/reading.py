@@ -82,7 +82,8 @@ class Reading:
     reading; every reading of a `Glass` is frozen.
 
     The tensors are on the CPU and in float32; residual and heads are in float64 if the model is. They belong to the
-    caller: writing to them does not change what the methods and properties return.
+    caller: writing to them does not change what the methods and properties return, except that a page shows `maps` as
+    they are when it is made (they are too large to keep twice).
 
     ids: (T,), int64. tokens: T texts.
     maps: (L, H, T, T), how much each query takes of each key's value; maps[5, 2] is head 5.2. TransformerLens calls it
