@@ -188,8 +188,10 @@ def sentence(error: BaseException) -> str:
 
 
 def with_hint(message: str) -> str:
-    """Adds to argparse's "expected one argument" how to write a value that begins with -."""
+    """Adds to argparse's message how to write a value that begins with -, or that the shell would split."""
     option, _, reason = message.removeprefix("argument ").partition(": ")
     if reason == "expected one argument":
         return f"{message} (write one that begins with - as {option}=-x)"
+    if option == "unrecognized arguments" and not reason.startswith("-"):
+        return f"{message} (put quotes around a value with spaces, and around a pattern such as 'my/*.txt')"
     return message

@@ -99,7 +99,7 @@ PARSED = {
     "--part.length": "--part.length one",
     "--name -x": "--name=-x",
     "part: 3": "of.yaml: part",
-    "--name a.txt b.txt": "b.txt",
+    "--name a.txt b.txt": "b.txt quotes",
 }
 
 
