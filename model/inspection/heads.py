@@ -115,8 +115,9 @@ class Score:
     probe: the kind of text on which it is measured. Duplicate and induction heads show only if a text repeats itself.
     meaning: completes the sentence "this head ..." on the page.
     glossary: two sentences, one of which says why the score matters.
-    keys: the function that makes the pattern; None for the entropy, which is measured differently.
-    letter: for small pictures of a head; by default the first letter of the name.
+    keys: the function that makes the pattern. None for a figure without one, such as the entropy: `figures_of`
+        computes it, and `_patterns_of` says which queries count.
+    letter: of a pattern, for small pictures of a head; by default the first letter of the name. Each has its own.
     """
 
     probe: Kind
