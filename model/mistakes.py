@@ -193,5 +193,5 @@ def with_hint(message: str) -> str:
     if reason == "expected one argument":
         return f"{message} (write one that begins with - as {option}=-x)"
     if option == "unrecognized arguments" and not reason.startswith("-"):
-        return f"{message} (put quotes around a value with spaces, and around a pattern such as 'my/*.txt')"
+        return f"{message} (each value follows its --option; one with spaces or *, such as 'my/*.txt', needs quotes)"
     return message
