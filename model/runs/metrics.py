@@ -120,7 +120,7 @@ class StepLogger(Logger):
             self.row = {}
         # Lightning adds the epoch, which is always 0 here. Other loggers get the same dict, so it must not be changed.
         without_epoch = {name: value for name, value in metrics.items() if name != "epoch"}
-        self.row = {"step": step, **self.row, **without_epoch}
+        self.row = {**self.row, **without_epoch, "step": step}  # last: a callback's figures may have their own step
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
