@@ -64,7 +64,7 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
             f"{path} was written by another version of GlassGPT: its config has {', '.join(map(str, unknown))}, which "
             "this version does not know, so open it with that version"
         )
-    with parsing(path, NO_CHECKPOINT):
+    with parsing(path, ", or was written by another version of GlassGPT"):
         config = GPTConfig(**options)
         weights = {
             name.removeprefix(WEIGHT_PREFIX): weight
