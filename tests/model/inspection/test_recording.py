@@ -93,7 +93,7 @@ def test_resuming_at_an_earlier_step_removes_later_snapshots(recorded):
 
 
 def test_snapshots_of_different_probes_are_not_mixed(recorded, tmp_path):
-    with pytest.raises(Mistake, match="another probe text or tokenizer"):
+    with pytest.raises(Mistake, match="probe"):
         new_recording(recorded, TEXT[1:])
     new_recording(tmp_path / "new", TEXT[1:])
     assert not (tmp_path / "new").exists()  # nothing is written before the first snapshot

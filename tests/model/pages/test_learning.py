@@ -47,7 +47,7 @@ TOLD = [  # a config, and names and figures of its story
     ({"data": {"repeat_fraction": 0.25}}, "25 0"),
     ({"data": REPEATED}, "20 180 540"),
     ({"data": {"random_repeat_fraction": 0.015}}, "1.5"),
-    ({"trainer": {"max_steps": 100}}, "100"),  # a run that goes on
+    ({"trainer": {"max_steps": 100}}, "100"),  # a run that is not finished
 ]
 
 

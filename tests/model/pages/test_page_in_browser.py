@@ -18,6 +18,7 @@ from model.inspection import heads
 from model.pages.images import COLOURS
 from model.pages.learning import learning
 from model.pages.page import run_page
+from tests.command_lines import tells
 from tests.measurements import learned_recording
 from tests.model.pages.browsing import (
     address,
@@ -78,7 +79,7 @@ def test_a_square_has_the_colour_of_its_weight_and_the_readout_its_figure(open_p
         if key > query:
             assert "later" in shown and not shares(shown)
             continue
-        assert f"(token {query}) gives" in shown and shown.endswith("itself." if key == query else f"(token {key}).")
+        assert tells(shown, f"token {query} itself" if key == query else f"token {query} {key}")
         (weight,) = shares(shown)
         assert weight == pytest.approx(recorded[query, key], abs=0.006)
 

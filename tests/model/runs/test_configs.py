@@ -60,7 +60,7 @@ def test_the_config_of_a_run_that_would_import_or_open_anything_is_refused(train
     config = stranger(trainer, more)
     Path("evil").write_text("{class_path: subprocess.Popen}")
     near_misses = {"trainer.callbacks2", "trainer", "samples.prompt", "config"}
-    with pytest.raises(ValueError, match=r"runs/run/config.yaml: .* may name code"):
+    with pytest.raises(ValueError, match=r"runs/run/config.yaml: .*code"):
         plain_config(config, near_misses)
 
 
@@ -69,7 +69,7 @@ def test_an_option_that_the_user_types_replaces_the_one_in_the_config(typed):
     config = stranger("max_steps: 5, callbacks: [{class_path: subprocess.Popen}]")
     assert yaml.safe_load(plain_config(config, {typed})) == {"model": {}, "data": {}, "trainer": {"max_steps": 5}}
     assert yaml.safe_load(plain_config(config, {typed, "trainer.max_steps"}))["trainer"] == {}
-    with pytest.raises(ValueError, match=r"trainer\.logger may name code"):
+    with pytest.raises(ValueError, match=r"trainer\.logger .*code"):
         plain_config(stranger("callbacks: EarlyStopping, logger: CSVLogger"), {typed})
 
 

@@ -67,7 +67,7 @@ def test_a_run_is_resumed_from_its_last_checkpoint_or_from_the_given_one():
     with pytest.raises(ValueError, match="runs/a"):
         resume_point(Path("runs/a"))
     write("runs/a/config.yaml")
-    with pytest.raises(ValueError, match="runs/a has no checkpoint"):
+    with pytest.raises(ValueError, match=r"runs/a .*checkpoint"):
         resume_point(Path("runs/a"))
     best = write("runs/a/checkpoints/best.ckpt")
     assert resume_point(Path("runs/a")) == (Path("runs/a"), best)
@@ -83,7 +83,7 @@ def test_a_linked_checkpoints_folder_is_used_only_for_a_run_that_is_named():
     last = Path("runs/a/checkpoints/last.ckpt")
     assert resume_point(Path("runs/a")) == (Path("runs/a"), last) and Run.open(last).checkpoint == last
     assert Run.open(Path("runs/a")).checkpoint == last
-    with pytest.raises(ValueError, match="runs/a/checkpoints is a link"):
+    with pytest.raises(ValueError, match=r"runs/a/checkpoints .*link"):
         Run.open()
     for name in ("config.yaml", "checkpoints/best.ckpt", "attention"):
         Path("runs/a", name).unlink(missing_ok=True)
