@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from model.gpt import ACTIVATIONS
 from model.inspection import parts, reading, recording
 from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
@@ -124,7 +125,7 @@ def test_measuring_leaves_the_model_unchanged_even_after_an_error(failing, monke
 
     def fails(*args, **options):
         with monkeypatch.context() as patch:
-            patch.setattr(gpt.blocks[1].feed_forward, "activation", interrupted)
+            patch.setitem(ACTIVATIONS, gpt.config.activation, interrupted)
             return measure(*args, **options)
 
     def state():
