@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.gpt import ACTIVATIONS
 from model.inspection import parts, reading, recording
 from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
@@ -125,7 +124,7 @@ def test_measuring_leaves_the_model_unchanged_even_after_an_error(failing, monke
 
     def fails(*args, **options):
         with monkeypatch.context() as patch:
-            patch.setitem(ACTIVATIONS, gpt.config.activation, interrupted)
+            patch.setattr(gpt.blocks[1].feed_forward, "activation", interrupted)
             return measure(*args, **options)
 
     def state():
