@@ -189,7 +189,9 @@ def explanation(error: Exception, run: Run) -> str | None:
     # Lightning: options that do not go together, or a package that is not installed. Python names the module that an
     # import lacks, Lightning does not.
     is_missing = isinstance(cause, ModuleNotFoundError) and cause.name is None
-    if is_missing or isinstance(cause, MisconfigurationException):
+    # EarlyStopping raises a RuntimeError for a metric that is not logged, such as val_loss instead of val/loss.
+    lacks_metric = "Early stopping conditioned on metric" in str(cause)
+    if is_missing or lacks_metric or isinstance(cause, MisconfigurationException):
         return str(cause)
     if is_out_of_memory(error):
         message = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"

@@ -24,6 +24,11 @@ def test_a_run_that_is_past_its_last_step_already_says_so(train, finished_run, c
     assert re.search(r"nothing.* 12 .*trainer.max_steps 5\b", capsys.readouterr().out)
 
 
+def test_a_metric_to_monitor_that_is_not_logged_gets_a_sentence(train, capsys):
+    assert train(f"--trainer.callbacks+={STOPPING.replace('val/loss', 'val_loss')}") == 2
+    assert re.match(r"train.py: .*val_loss.*val/loss", capsys.readouterr().err.splitlines()[-1])
+
+
 def test_a_run_with_the_users_own_bar_that_ends_early_shows_it_and_says_why(train, capsys):
     assert train("--trainer.callbacks+=TQDMProgressBar", f"--trainer.callbacks+={STOPPING}") == 0
     shown = capsys.readouterr().out
