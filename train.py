@@ -97,7 +97,7 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, sequence: R
         overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1, on the whole split
     try:
         trainer = Trainer(**vars(built.trainer) | overrides)
-    except (ValueError, ImportError) as error:  # a strategy or accelerator is unknown or not installed
+    except (ValueError, TypeError, ImportError) as error:  # devices, a strategy or an accelerator that is not there
         raise Mistake(str(error)) from error
     for logger in loggers:
         logger.trainer = trainer

@@ -31,6 +31,7 @@ MISTAKES = {
     "--attention.probe_tokens=4": "attention.probe_tokens 4",
     "--attention.probe_text=abc": "attention.probe_text 3",
     "--trainer.strategy=alone": "alone",
+    "--trainer.devices=-1": "devices",
     "--trainer.logger=MLFlowLogger": "mlflow",  # a package that is not installed
 }
 
