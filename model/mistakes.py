@@ -109,7 +109,7 @@ def check_range(
 
 
 def check_choices(config: Any, prefix: str = "") -> None:
-    """Raises a `Mistake` if a dataclass field is none of its `Literal` choices, or no number where it must be one.
+    """Raises a `Mistake` if a dataclass field is none of its `Literal` choices, or no number or bool where it must be.
 
     Args:
         prefix: put before the field's name in the message, as on the command line ("model.optimizer.").
@@ -120,6 +120,8 @@ def check_choices(config: Any, prefix: str = "") -> None:
             allowed = listed([repr(choice) for choice in typing.get_args(annotation)], "or")
         elif annotation in (int, int | None, float, float | None) and not isinstance(value, annotation | int):
             allowed = "a whole number" if annotation in (int, int | None) else "a number"
+        elif annotation is bool and not isinstance(value, bool):
+            allowed = "true or false"
         if allowed:
             raise Mistake(f"{prefix}{name} must be {allowed}, not {value!r}")
 

@@ -122,6 +122,7 @@ def test_flops_are_those_that_pytorch_counts():
         ({"embed_dim": 12, "num_heads": 6, "num_kv_heads": 4}, "num_kv_heads=4 does not divide num_heads=6"),
         ({"num_kv_heads": 0}, "num_kv_heads .*0"),
         ({"window": 0}, "window .*0"),
+        ({"bias": "no"}, "bias .*'no'"),
         ({"dropout": 1.0}, "dropout .*1.0"),
         ({"embed_dim": 36, "num_heads": 12}, "embed_dim / num_heads is 3"),
         ({"logit_soft_cap": 0.0}, "logit_soft_cap .*0.0"),
