@@ -166,7 +166,7 @@ def is_gpt2(gpt: GPT) -> bool:
     have any value: it says how the weights were initialised, not what the network computes.
     """
     config = gpt.config
-    modules = {re.sub(r"\.\d+\.", ".*.", name).rpartition(".")[0] for name in gpt.state_dict()}
+    modules = {split_name(name)[0] for name in gpt.state_dict()}
     read_back = {name: getattr(config, name) for name in GPT2_OPTIONS if name != "feed_forward_dim"}
     read_back |= {"activation": config.activation, "init": config.init}
     is_of_family = config.activation in ("gelu", "gelu_exact") and GPTConfig(**GPT2_FAMILY | read_back) == config
@@ -207,13 +207,19 @@ def gpt2_options(config: GPTConfig) -> dict[str, Any]:
 # Weights
 
 
+def split_name(name: str) -> tuple[str, str, str]:
+    """Splits the name of a weight: "h.3.ln_1.bias" -> ("h.*.ln_1", "3", "bias"). Without a layer the number is ""."""
+    module, _, kind = name.rpartition(".")
+    number = re.search(r"(?<=\.)\d+(?=\.)", module)
+    if number is None:
+        return module, "", kind
+    return f"{module[: number.start()]}*{module[number.end() :]}", number[0], kind
+
+
 def renamed(name: str, modules: dict[str, str]) -> str:
     """Translates the name of a weight with a table of modules. Raises KeyError if the table lacks its module."""
-    module, _, kind = name.rpartition(".")
-    layer = re.search(r"(?<=\.)\d+(?=\.)", module)
-    if layer is None:
-        return f"{modules[module]}.{kind}"
-    return f"{modules[module.replace(layer[0], '*', 1)].replace('*', layer[0])}.{kind}"
+    module, layer, kind = split_name(name)
+    return f"{modules[module].replace('*', layer)}.{kind}"
 
 
 def in_their_layout(their_name: str, weight: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ SCORES = {
         "text",
         "looks at the first token, which serves as a resting place",
         "The weight on the first token, where heads put attention that they do not need, since a softmax adds up to 1. "
-        "It matters because a high score says that the head rests at most tokens of this text.",
+        "It matters because a high score says that the head rests at most tokens.",
         _sink,
     ),
     "current_token": Score(

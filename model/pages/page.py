@@ -92,7 +92,7 @@ def run_page(
             gpt, means = model.models[-1]
             effects, tried = try_all(gpt, tokenizer, recording.windows["text"], means)
             data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}
-            # The page opens with the longest document, because nobody can type the token that separates documents.
+            # The page opens with one document, the longest: its text box cannot hold an end-of-text token.
             documents = tokenizer.decode(recording.probes["text"].tokens[0].tolist())
             data["text"] = max(documents.split(tokenizer.label(tokenizer.end_of_text)), key=len)
             elements = [template.json_element("manifest", model.manifest)]

@@ -94,8 +94,8 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         group["name"] = name
         group["params"] = []
         group["initial_lr"] = group["lr"]
-    for name, parameter in gpt.named_parameters():
-        groups[group_of(gpt, name, parameter)]["params"].append(parameter)
+    for name, parameter in zip(group_names(gpt), gpt.parameters(), strict=True):
+        groups[name]["params"].append(parameter)
     # The projections to queries, keys and values share one weight, but learn at very different speeds: Muon treats them
     # as three matrices.
     stacked_rows = {}
@@ -114,22 +114,31 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     return optimizer
 
 
-def group_of(gpt: GPT, name: str, parameter: Tensor) -> str:
-    """Returns the name of a parameter's group. `gpt.named_parameters()` lists a tied head as the token embedding."""
-    if name == "head.weight":
-        return "head"
-    if name == "ngram_embedding.weight":
-        return "tables"
-    if name.startswith("blocks."):
-        matrices = {module.weight for module in gpt.blocks.modules() if isinstance(module, nn.Linear)}
-        return "matrices" if parameter in matrices else "vectors"
-    return "embeddings" if parameter.ndim == 2 else "vectors"
+def group_names(gpt: GPT) -> list[str]:
+    """Returns the name of each parameter's group, in the order of `gpt.named_parameters()`.
+
+    That order lists a tied head as the token embedding.
+    """
+    matrices = {module.weight for module in gpt.blocks.modules() if isinstance(module, nn.Linear)}
+    names = []
+    for name, parameter in gpt.named_parameters():
+        if name == "head.weight":
+            names.append("head")
+        elif name == "ngram_embedding.weight":
+            names.append("tables")
+        elif parameter in matrices:
+            names.append("matrices")
+        elif name.startswith("blocks.") or parameter.ndim != 2:
+            names.append("vectors")
+        else:
+            names.append("embeddings")
+    return names
 
 
 def with_vectors_apart(state: dict[str, Any], gpt: GPT) -> dict[str, Any]:
     """Converts the saved state of earlier versions, in which the vectors were in the group of the embeddings."""
     groups = {group.get("name"): group for group in state["param_groups"]}
-    names = [group_of(gpt, name, parameter) for name, parameter in gpt.named_parameters()]
+    names = group_names(gpt)
     if "vectors" in groups or "vectors" not in names or "embeddings" not in groups:
         return state
     mixed = groups["embeddings"]
