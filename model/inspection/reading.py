@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.attention import split_heads
 from model.gpt import GPT
 from model.inspection.maps import Checks, read_maps
 from model.inspection.parts import (
@@ -161,9 +162,10 @@ class Reading:
         divergence: (2L + 1, T), the Kullback-Leibler divergence KL(final prediction || this one), in bits.
         """
         gpt = self.computed.gpt
-        final = self.computed.logits.log_softmax(-1)
+        device = gpt.head.weight.device
+        final = self.computed.logits.to(device).log_softmax(-1)
         final_probabilities = final.exp()
-        targets = F.pad(self.computed.ids[1:], (0, 1))[:, None]
+        targets = F.pad(self.computed.ids[1:], (0, 1))[:, None].to(device)
         names = ["embeddings"]
         for layer in range(len(self.computed.heads)):
             names += [f"attention {layer}", f"feed-forward {layer}"]
@@ -172,18 +174,17 @@ class Reading:
         divergences = []
         with torch.no_grad(), undisturbed(gpt):
             for stream in self.computed.residual:
-                features = gpt.final_norm(stream.to(gpt.head.weight.device))
-                early = gpt.unembed(features).cpu().log_softmax(-1)
+                early = gpt.unembed(gpt.final_norm(stream.to(device))).log_softmax(-1)
                 tokens.append(early.argmax(-1).tolist())
                 probabilities.append(early.gather(-1, targets)[:, 0].exp())
                 divergences.append((final_probabilities * (final - early)).sum(-1) / math.log(2))
-        probability = torch.stack(probabilities)
+        probability = torch.stack(probabilities).cpu()
         probability[:, -1] = math.nan
         return {
             "part": names,
             "token": tokens,
             "probability": probability,
-            "divergence": torch.stack(divergences),
+            "divergence": torch.stack(divergences).cpu(),
         }
 
     def attribution(
@@ -225,36 +226,39 @@ class Reading:
         computed = self.computed
         gpt = computed.gpt
         device = gpt.head.weight.device
-        rows = gpt.head.weight[targets.to(device)].detach().cpu()
+        rows = _double(gpt.head.weight[targets.to(device)])
         stream = computed.residual[-1]
-        embeddings = torch.stack(list(computed.tables.values())).sum(0)
-        added: dict[str, Tensor | None] = {}  # what each part adds to the stream, (T, D), or (D,) for a bias
+        # What a part adds is the dot product of its output with `direction` (T, D), since
+        # (centred(x) * factor) @ row = x @ centred(factor * row): centring is a symmetric matrix.
+        direction = _centred(gpt.final_norm, _factor(gpt.final_norm, stream) * rows)
+        parts = {}
+
+        def add(name: str, output: Tensor | None) -> None:
+            if output is not None:
+                parts[name] = (_double(output) * direction).sum(-1)
+
+        factor = _factor(gpt.embedding_norm, torch.stack(list(computed.tables.values())).sum(0))
         for name, vectors in computed.tables.items():
-            added[name] = _share_of_norm(gpt.embedding_norm, vectors, embeddings)
-        added["embedding bias"] = getattr(gpt.embedding_norm, "bias", None)
+            add(name, _centred(gpt.embedding_norm, _double(vectors)) * factor)
+        add("embedding bias", getattr(gpt.embedding_norm, "bias", None))
         for layer, block in enumerate(blocks_of(gpt)):
             output = block.attention.output_proj
             down = block.feed_forward.down_proj
-            heads = computed.heads[layer]  # (H, T, K)
-            matrices = output.weight.split(heads.shape[-1], dim=1)  # one (D, K) for each head
-            for head, matrix in enumerate(matrices):
-                added[f"head {layer}.{head}"] = _double(heads[head]) @ _double(matrix).T
-            added[f"attention bias {layer}"] = output.bias
+            heads = _double(computed.heads[layer])  # (H, T, K)
+            head_directions = split_heads(direction @ _double(output.weight), len(heads))  # (H, T, K)
+            for head, logits in enumerate((heads * head_directions).sum(-1)):
+                parts[f"head {layer}.{head}"] = logits
+            add(f"attention bias {layer}", output.bias)
             feed_forward = _double(computed.feed_forwards[layer])
-            added[f"feed-forward {layer}"] = feed_forward if down.bias is None else feed_forward - _double(down.bias)
-            added[f"feed-forward bias {layer}"] = down.bias
-        parts = {}
-        for name, addend in added.items():
-            if addend is not None:
-                normed = _share_of_norm(gpt.final_norm, addend, stream)
-                parts[name] = (normed * rows).sum(-1)
+            add(f"feed-forward {layer}", feed_forward if down.bias is None else feed_forward - _double(down.bias))
+            add(f"feed-forward bias {layer}", down.bias)
         bias = getattr(gpt.final_norm, "bias", None)
         if bias is not None:
-            parts["final norm bias"] = rows.double() @ _double(bias)
+            parts["final norm bias"] = rows @ _double(bias)
 
         with torch.no_grad():
             features = gpt.final_norm(stream.to(device)).cpu()
-        logits = (features * rows).sum(-1).double()[:-1]
+        logits = (features * rows).sum(-1)[:-1]
         sums = torch.stack(list(parts.values())).sum(0)[:-1]
         largest = max([1.0, *logits.abs().tolist()])
         error = max((sums - logits).abs().tolist(), default=math.nan)
@@ -403,21 +407,22 @@ def _same_weights(gpt: GPT, other: GPT) -> bool:
     return all(map(torch.equal, gpt.parameters(), other.parameters()))
 
 
-def _share_of_norm(norm: nn.Module, x: Tensor, whole: Tensor) -> Tensor:
-    """Returns what x, a summand of `whole` (N, D), adds to norm(whole) if the scale of norm(whole) is fixed.
-
-    The result is in float64.
-    """
-    x, whole = _double(x), _double(whole)
+def _factor(norm: nn.Module, whole: Tensor) -> Tensor:
+    """Returns what norm(whole) multiplies each number of its centred input by, in float64; `whole` is (N, D)."""
+    whole = _double(whole)
     if isinstance(norm, nn.LayerNorm):
-        x = x - x.mean(-1, keepdim=True)
         squares = whole.var(-1, correction=0, keepdim=True)
     elif isinstance(norm, nn.RMSNorm):
         squares = whole.square().mean(-1, keepdim=True)
     else:
-        return x
-    x = x * torch.rsqrt(squares + norm.eps)
-    return x if norm.weight is None else x * _double(norm.weight)
+        return whole.new_ones(())
+    scale = torch.rsqrt(squares + norm.eps)
+    return scale if norm.weight is None else scale * _double(norm.weight)
+
+
+def _centred(norm: nn.Module, x: Tensor) -> Tensor:
+    """Subtracts the mean from x (N, D), if the norm does so."""
+    return x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
 
 
 def _double(x: Tensor) -> Tensor:
