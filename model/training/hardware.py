@@ -40,21 +40,23 @@ PEAK_TFLOPS = {
 CompileMode = bool | Literal["auto", "reduce-overhead"]
 
 
-def compile_options(mode: CompileMode, device: torch.device) -> dict[str, Any] | None:
+def compile_options(mode: CompileMode, device: torch.device, *, adds_gradients: bool = False) -> dict[str, Any] | None:
     """Returns the options for torch.compile, or None if the network is not to be compiled.
 
     "auto" compiles on CUDA devices only: a CPU run of a few minutes does not win back the minute that compiling takes.
-    With "reduce-overhead" a GPU launches all kernels of a pass at once, as a CUDA graph. Each call then overwrites what
-    the previous call returned, gradients included
-    (https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html).
+    With "reduce-overhead" a GPU launches all kernels of a pass at once, as a CUDA graph, so that it does not wait for
+    Python. Each call then overwrites what the previous call returned, gradients included
+    (https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html). So "auto" uses
+    graphs unless `adds_gradients`: unless the gradients of several batches or devices are added up.
     """
     if mode is False or (mode == "auto" and device.type != "cuda"):
         return None
     if missing := missing_compiler(device):
         log.warning("The network is not compiled: %s is missing.", missing)
         return None
-    # Training and validation may differ in batch size: two graphs of fixed shape are faster than one dynamic graph.
-    return {"mode": "reduce-overhead" if mode == "reduce-overhead" else None, "dynamic": False}
+    uses_graphs = mode == "reduce-overhead" or (mode == "auto" and not adds_gradients)
+    # Training and validation may differ in batch size: two programs of fixed shape are faster than one dynamic program.
+    return {"mode": "reduce-overhead" if uses_graphs else None, "dynamic": False}
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -51,9 +51,9 @@ class GPTModule(LightningModule):
             gpt: the network.
             optimizer: how the weights are updated.
             schedule: how the learning rates change over the run.
-            compile: whether torch.compile compiles the network; auto: only on a GPU, where it soon pays off;
-                reduce-overhead: with CUDA graphs, for networks so small that the GPU waits for Python. Without a C++
-                compiler the network is not compiled.
+            compile: whether torch.compile compiles the network; auto: only on a GPU, where it soon pays off, and there
+                with CUDA graphs if gradients are not added up over batches or devices; reduce-overhead: always with
+                CUDA graphs; true: never with them. Without a C++ compiler the network is not compiled.
             init_from: start from this model's weights instead of random ones. A run, a checkpoint, a folder in Hugging
                 Face's format, or a name on the Hub such as gpt2. The model also sets the tokenizer and the options of
                 the network, except dropout and context_length; if its positions are learned, context_length can only
@@ -101,7 +101,7 @@ class GPTModule(LightningModule):
                 "at 1, or write --model.compile true"
             )
         device = self.trainer.strategy.root_device
-        options = compile_options(self.compile_mode, device)
+        options = compile_options(self.compile_mode, device, adds_gradients=adds_gradients)
         if options is not None:
             self.training_loss = torch.compile(self.training_loss, **options)  # type: ignore[method-assign]
             self.validation_nats = torch.compile(self.validation_nats, **options)  # type: ignore[method-assign]
@@ -126,7 +126,7 @@ class GPTModule(LightningModule):
         all batches since the previous row. To look at gradients, use `on_before_optimizer_step`; on a CPU the gradient
         of n-gram tables can be sparse.
         """
-        return self.training_loss(**batch)
+        return self.training_loss(**batch).clone()  # the next step of a CUDA graph overwrites what this one returned
 
     def training_loss(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """Forward pass and loss.

@@ -82,12 +82,14 @@ def test_compiling_for_a_gpu_needs_triton_a_capability_and_a_compiler(monkeypatc
     assert missing in missing_compiler(torch.device("cuda"))
 
 
-def test_the_network_is_compiled_only_on_gpus_or_on_request_and_with_a_compiler(monkeypatch, caplog):
+def test_the_network_is_compiled_on_gpus_or_on_request_and_with_graphs_if_nothing_adds_gradients(monkeypatch, caplog):
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr(hardware, "missing_compiler", lambda device: None)
     assert compile_options(False, gpu) is None and compile_options("auto", cpu) is None
-    fixed = {"mode": None, "dynamic": False}
-    assert compile_options(True, cpu) == compile_options("auto", gpu) == fixed
-    assert compile_options("reduce-overhead", cpu) == fixed | {"mode": "reduce-overhead"}
+    plain = {"mode": None, "dynamic": False}
+    assert compile_options(True, gpu) == compile_options("auto", gpu, adds_gradients=True) == plain
+    assert (
+        compile_options("auto", gpu) == compile_options("reduce-overhead", cpu) == plain | {"mode": "reduce-overhead"}
+    )
     monkeypatch.setattr(hardware, "missing_compiler", lambda device: "a C++ compiler")
     assert compile_options(True, cpu) is None and "a C++ compiler is missing" in caplog.text

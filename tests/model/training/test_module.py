@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from model.checkpoint import load_gpt, read_checkpoint
+from model.gpt import GPTConfig
 from model.runs.monitoring import AttentionMonitor, Samples
 from model.training.module import GPTModule
 from model.training.optimizer import MuonAdamW, OptimizerConfig
@@ -66,6 +67,13 @@ def test_updates_have_the_schedules_learning_rates_and_clipped_gradients_and_flo
     assert norms == pytest.approx([0.01] * 12, rel=1e-3)
     weights = read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))["state_dict"]
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
+
+
+def test_a_loss_that_is_kept_does_not_change_when_a_later_step_overwrites_its_memory(monkeypatch):
+    memory = torch.zeros(())  # as a CUDA graph has
+    monkeypatch.setattr(GPTModule, "training_loss", lambda self: memory.add_(1.0))
+    module = GPTModule(GPTConfig(), OptimizerConfig(), ScheduleConfig())
+    assert [loss.item() for loss in [module.training_step({}, 0), module.training_step({}, 1)]] == [1.0, 2.0]
 
 
 def test_an_optimizer_of_pytorch_in_place_of_ours_follows_the_schedule_too(train, monkeypatch):
