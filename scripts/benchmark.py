@@ -59,7 +59,16 @@ TEXTS = (1, 16)  # how many texts `generate` writes at once
 # What `time_to_loss` trains on each device: (network, sequences in a batch, our steps, nanoGPT's steps).
 LEARNING = {
     "cpu": (SMALL | {"dropout": 0.0}, 12, 80, 2000),
-    "cuda": (MEDIUM | {"dropout": 0.2}, 64, 600, 5000),
+    "cuda": (MEDIUM | {"dropout": 0.2}, 64, 450, 5000),
+}
+# What else configs/shakespeare_char.yaml says to change for the network of each device.
+LEARNING_OPTIONS = {
+    "cpu": [],
+    "cuda": [
+        "--model.gpt.ngram_sizes=[]",
+        "--model.optimizer.matrix_learning_rate=0.04",
+        "--model.optimizer.weight_decay=0.25",
+    ],
 }
 CONTENDER = "import sys; from scripts.benchmarks.gpt2 import main; main(*sys.argv[1:])"
 
@@ -170,7 +179,7 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
         "batch_size": batch_size,
         "steps": their_steps,
         "our_steps": our_steps,
-        "train_options": options.train_options,
+        "train_options": LEARNING_OPTIONS[options.device] + options.train_options,
         "data": str(options.data.resolve()),
     }
     results = take_turns(contenders(options), job, options)
