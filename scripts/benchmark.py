@@ -163,10 +163,11 @@ def generate(options: argparse.Namespace) -> list[Row]:
 def time_to_loss(options: argparse.Namespace) -> list[Row]:
     """Measures the time to a validation loss on the characters of a text: shakespeare_char.yaml against nanoGPT.
 
-    nanoGPT trains with its published settings. The target is the lowest loss that nanoGPT reaches in every round;
-    without nanoGPT, the lowest loss that GlassGPT reaches. The clock stops during evaluation. The first three steps, in
-    which PyTorch may compile, count as much as the average of the later steps. A round takes 3 minutes on 2 CPU cores;
-    use --rounds 3 for a figure to publish.
+    On a GPU, ours has the options that the comment in shakespeare_char.yaml gives. nanoGPT trains with its published
+    settings. The target is the lowest loss that nanoGPT reaches in every round; without nanoGPT, the lowest loss that
+    GlassGPT reaches. The clock stops during evaluation. The first three steps, in which PyTorch may compile, count as
+    much as the average of the later steps. A round takes 3 minutes on 2 CPU cores; use --rounds 3 for a figure to
+    publish.
     """
     size, batch_size, our_steps, their_steps = LEARNING[options.device]
     with file_errors(options.data):

@@ -258,10 +258,10 @@ class Reading:
 
         with torch.no_grad():
             features = gpt.final_norm(stream.to(device)).cpu()
-        logits = (features * rows).sum(-1)[:-1]
+        whole = (features * rows).sum(-1)[:-1]
         sums = torch.stack(list(parts.values())).sum(0)[:-1]
-        largest = max([1.0, *logits.abs().tolist()])
-        error = max((sums - logits).abs().tolist(), default=math.nan)
+        largest = max([1.0, *whole.abs().tolist()])
+        error = max((sums - whole).abs().tolist(), default=math.nan)
         return parts, error / largest
 
     @property

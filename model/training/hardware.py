@@ -40,7 +40,7 @@ PEAK_TFLOPS = {
 CompileMode = bool | Literal["auto", "reduce-overhead"]
 
 
-def compile_options(mode: CompileMode, device: torch.device, *, adds_gradients: bool = False) -> dict[str, Any] | None:
+def compile_options(mode: CompileMode, device: torch.device, *, adds_gradients: bool) -> dict[str, Any] | None:
     """Returns the options for torch.compile, or None if the network is not to be compiled.
 
     "auto" compiles on CUDA devices only: a CPU run of a few minutes does not win back the minute that compiling takes.

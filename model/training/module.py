@@ -126,7 +126,7 @@ class GPTModule(LightningModule):
         all batches since the previous row. To look at gradients, use `on_before_optimizer_step`; on a CPU the gradient
         of n-gram tables can be sparse.
         """
-        return self.training_loss(**batch).clone()  # the next step of a CUDA graph overwrites what this one returned
+        return self.training_loss(**batch).clone()  # for code that keeps it: a CUDA graph's next step overwrites it
 
     def training_loss(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """Forward pass and loss.

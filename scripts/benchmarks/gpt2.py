@@ -154,7 +154,7 @@ def build_learner(job: Namespace) -> Learner:
     keep_freed_memory()
     model = GPT(gpt2_config(job.size, bias=False)).to(job.device)
     optimizer = build_optimizer(model, OptimizerConfig("adamw", weight_decay=WEIGHT_DECAY, betas=BETAS))
-    options = compile_options("auto", torch.device(job.device))
+    options = compile_options("auto", torch.device(job.device), adds_gradients=False)
     loss = model.loss if options is None else torch.compile(model.loss, **options)
     return Learner(model, loss, optimizer, "bfloat16" if has_fast_bfloat16(job.device) else "float32")
 

@@ -1,12 +1,13 @@
 """Detecting the hardware: compilers, the fast precision, and the peak operations per second."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from model.training import hardware
-from model.training.hardware import compile_options, fast_precision, missing_compiler, peak_flops
+from model.training.hardware import fast_precision, missing_compiler, peak_flops
 
 # From the whitepapers: multiprocessors, multiplications a clock of tensor cores and of other cores, and boost clocks.
 CHIPS = {
@@ -85,6 +86,7 @@ def test_compiling_for_a_gpu_needs_triton_a_capability_and_a_compiler(monkeypatc
 def test_the_network_is_compiled_on_gpus_or_on_request_and_with_graphs_if_nothing_adds_gradients(monkeypatch, caplog):
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr(hardware, "missing_compiler", lambda device: None)
+    compile_options = partial(hardware.compile_options, adds_gradients=False)
     assert compile_options(False, gpu) is None and compile_options("auto", cpu) is None
     plain = {"mode": None, "dynamic": False}
     assert compile_options(True, gpu) == compile_options("auto", gpu, adds_gradients=True) == plain

@@ -94,6 +94,15 @@ def test_accumulating_batches_equals_one_large_batch(train):
     assert column("runs/one", "train/loss") == pytest.approx(column("runs/two", "train/loss"), abs=1e-4)
 
 
+@pytest.mark.parametrize("batches", [1, 2])
+def test_the_compiler_is_told_whether_gradients_are_added_up(train, monkeypatch, no_pages, batches):
+    told = []
+    record = lambda mode, device, *, adds_gradients: told.append(adds_gradients)  # noqa: E731
+    monkeypatch.setattr("model.training.module.compile_options", record)
+    assert train("--name=run", "--trainer.max_steps=1", f"--trainer.accumulate_grad_batches={batches}") == 0
+    assert told == [batches > 1]
+
+
 def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
     """Not validation, samples or recordings. A clock that moves half a second a batch makes the rate exact."""
     now = [0.0]
