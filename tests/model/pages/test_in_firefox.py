@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 FIREFOX = next(filter(None, map(shutil.which, ["firefox", "firefox-esr"])), None)
 PATIENCE = 120  # seconds for Firefox to start or to answer
+HEIGHT = 768 + 85  # of a window, with its bars; Firefox 140.12 ignores a width without a height
 OPTIONS = {"marionette.port": 0, "browser.shell.checkDefaultBrowser": False, "app.update.enabled": False}
 
 
@@ -111,7 +112,7 @@ def test_the_page_of_a_running_run_reloads_and_keeps_the_chosen_head(firefox, tm
 
 
 def test_firefox_computes_what_pytorch_computes_and_the_layout_fits(firefox, tmp_path):
-    firefox("WebDriver:SetWindowRect", width=1366, height=768 + 85)  # with its bars
+    firefox("WebDriver:SetWindowRect", width=1366, height=HEIGHT)
     opened(firefox, tmp_path / "report.html", page_of(*GPTS))
     wait(firefox, f"{text_of('parity')} !== ''")
     type_text(firefox, "def f(x")
@@ -124,14 +125,16 @@ def test_firefox_computes_what_pytorch_computes_and_the_layout_fits(firefox, tmp
     assert max(rows) <= panel
     firefox.evaluate("document.getElementById('undo').click()")
     wait(firefox, f"document.getElementById('box').value === {json.dumps(OPENING)}")
-    firefox("WebDriver:SetWindowRect", width=400)  # Firefox may stay wider than this
+    firefox("WebDriver:SetWindowRect", width=400, height=HEIGHT)  # Firefox may stay wider than this
     wait(firefox, "innerWidth < 600")
     assert firefox.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_a_link_opens_its_view_without_the_tour_and_typing_survives_the_tour(firefox, tmp_path):
     """As in Chromium, see test_tour_in_browser.py. This Firefox has no page in its storage yet."""
-    firefox("WebDriver:SetWindowRect", width=1366)  # in a narrow window the tour begins from its button only
+    firefox(
+        "WebDriver:SetWindowRect", width=1366, height=HEIGHT
+    )  # in a narrow window the tour begins from its button only
     value, path = "document.getElementById('box').value", tmp_path / "report.html"
     path.write_text(page_of(GPT_, texts=LETTERS), encoding="utf-8")
     link = "#typed=abcabc&off=head+0.1"
