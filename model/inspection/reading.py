@@ -228,14 +228,14 @@ class Reading:
         device = gpt.head.weight.device
         rows = _double(gpt.head.weight[targets.to(device)])
         stream = computed.residual[-1]
-        # What a part adds is the dot product of its output with `direction` (T, D), since
+        # What a part adds to the logits is the dot product of its output with `direction` (T, D), since
         # (centred(x) * factor) @ row = x @ centred(factor * row): centring is a symmetric matrix.
         direction = _centred(gpt.final_norm, _factor(gpt.final_norm, stream) * rows)
         parts = {}
 
-        def add(name: str, output: Tensor | None) -> None:
-            if output is not None:
-                parts[name] = (_double(output) * direction).sum(-1)
+        def add(name: str, addend: Tensor | None) -> None:
+            if addend is not None:
+                parts[name] = (_double(addend) * direction).sum(-1)
 
         factor = _factor(gpt.embedding_norm, torch.stack(list(computed.tables.values())).sum(0))
         for name, vectors in computed.tables.items():
@@ -258,10 +258,10 @@ class Reading:
 
         with torch.no_grad():
             features = gpt.final_norm(stream.to(device)).cpu()
-        whole = (features * rows).sum(-1)[:-1]
+        models_own = (features * rows).sum(-1)[:-1]
         sums = torch.stack(list(parts.values())).sum(0)[:-1]
-        largest = max([1.0, *whole.abs().tolist()])
-        error = max((sums - whole).abs().tolist(), default=math.nan)
+        largest = max([1.0, *models_own.abs().tolist()])
+        error = max((sums - models_own).abs().tolist(), default=math.nan)
         return parts, error / largest
 
     @property

@@ -132,9 +132,8 @@ def test_firefox_computes_what_pytorch_computes_and_the_layout_fits(firefox, tmp
 
 def test_a_link_opens_its_view_without_the_tour_and_typing_survives_the_tour(firefox, tmp_path):
     """As in Chromium, see test_tour_in_browser.py. This Firefox has no page in its storage yet."""
-    firefox(
-        "WebDriver:SetWindowRect", width=1366, height=HEIGHT
-    )  # in a narrow window the tour begins from its button only
+    # In a narrow window the tour begins from its button only.
+    firefox("WebDriver:SetWindowRect", width=1366, height=HEIGHT)
     value, path = "document.getElementById('box').value", tmp_path / "report.html"
     path.write_text(page_of(GPT_, texts=LETTERS), encoding="utf-8")
     link = "#typed=abcabc&off=head+0.1"

@@ -97,8 +97,10 @@ def test_accumulating_batches_equals_one_large_batch(train):
 @pytest.mark.parametrize("batches", [1, 2])
 def test_the_compiler_is_told_whether_gradients_are_added_up(train, monkeypatch, no_pages, batches):
     told = []
-    record = lambda mode, device, *, adds_gradients: told.append(adds_gradients)  # noqa: E731
-    monkeypatch.setattr("model.training.module.compile_options", record)
+    monkeypatch.setattr(
+        "model.training.module.compile_options",
+        lambda mode, device, *, adds_gradients: told.append(adds_gradients),
+    )
     assert train("--name=run", "--trainer.max_steps=1", f"--trainer.accumulate_grad_batches={batches}") == 0
     assert told == [batches > 1]
 
