@@ -21,13 +21,13 @@ from data.datamodule import TextDataModule
 from model.kernels import keep_freed_memory
 from model.mistakes import Mistake, exit_status
 from model.runs.command_line import Options, as_list, explanation, quiet, read_options
+from model.runs.end_of_step import EndOfStep, TrainingInterrupted
 from model.runs.metrics import CSVLogger
-from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import Progress, ending, say
+from model.runs.recorder import Recorder, Samples
 from model.runs.results import finish
 from model.runs.run import RUNS, Run
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
-from model.runs.sequence import RunSequence, TrainingInterrupted
 from model.runs.starting import RunFolder, new_run_dir
 from model.runs.wandb_logger import WandbLogger, WandbMode
 from model.training.module import GPTModule
@@ -70,20 +70,20 @@ def build_parser() -> ArgumentParser:
     # context_length and seed are not options here: they come from --model.gpt.context_length and --seed_everything.
     parser.add_class_arguments(TextDataModule, "data", instantiate=False, skip={"context_length", "seed"})
     parser.add_class_arguments(Checkpoints, "checkpoints")
-    parser.add_class_arguments(AttentionMonitor, "attention")
+    parser.add_class_arguments(Recorder, "recording")
     parser.add_class_arguments(Samples, "samples")
     return parser
 
 
-def build_trainer(options: Options, run_dir: Path, built: Namespace, sequence: RunSequence) -> Trainer:
+def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step: EndOfStep) -> Trainer:
     """Builds Lightning's Trainer with this project's callbacks, loggers and plugins, and with the user's.
 
     built: the options, with an object in place of each option or group that describes one.
     """
     loggers = [CSVLogger(run_dir), WandbLogger(run_dir, options.config.wandb)]
     folder = RunFolder(options.saved, is_new=options.checkpoint is None)
-    # The user's callbacks run after RunFolder and before RunSequence: Lightning runs Checkpoint callbacks last.
-    callbacks = [folder, sequence, *as_list(built.trainer.callbacks)]
+    # The user's callbacks run after RunFolder and before EndOfStep: Lightning runs Checkpoint callbacks last.
+    callbacks = [folder, end_of_step, *as_list(built.trainer.callbacks)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     if built.trainer.enable_progress_bar is not False and not has_bar:
         callbacks.append(Progress())
@@ -125,21 +125,21 @@ def main(args: list[str] | None = None) -> int:
     seed_everything(config.seed_everything, workers=True)
     try:
         built = parser.instantiate(config)
-        module, sequence = built.model, RunSequence(built.attention, built.samples, built.checkpoints)
+        module, end_of_step = built.model, EndOfStep(built.recording, built.samples, built.checkpoints)
         module.trained = options.trained
         data = TextDataModule(
             **config.data.as_dict(),
             context_length=config.model.gpt.context_length,
             seed=config.seed_everything,
         )
-        trainer = build_trainer(options, run.folder, built, sequence)
+        trainer = build_trainer(options, run.folder, built, end_of_step)
         trainer.fit(module, data, ckpt_path=options.checkpoint)
         if trainer.is_global_zero and not trainer.fast_dev_run:
             say("\n".join(filter(None, [finish(run.folder), ending(trainer)])))
     except TrainingInterrupted as stop:
         print(f"{stop}, and saved; {run.how_to_resume}", file=sys.stderr)
         return 128 + stop.signum
-    except SIGTERMException:  # Lightning's SystemExit(0), for a SIGTERM before RunSequence handles signals
+    except SIGTERMException:  # Lightning's SystemExit(0), for a SIGTERM before EndOfStep handles signals
         return 128 + signal.SIGTERM
     except Exception as error:
         if message := explanation(error, run):
@@ -151,7 +151,7 @@ def main(args: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Until training begins, a signal exits at once. Then RunSequence handles it: the run is saved first.
+    # Until training begins, a signal exits at once. Then EndOfStep handles it: the run is saved first.
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda received, _: sys.exit(128 + received))
     sys.exit(main())

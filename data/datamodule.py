@@ -133,7 +133,7 @@ class TextDataModule(lightning.LightningDataModule):
         self.seed = seed
         self.num_workers = num_workers
         self.num_threads = num_threads
-        self.windows_read: int | None = 0  # training windows, by all devices since the start of the run
+        self.windows_read = 0  # training windows, by all devices since the start of the run
 
     def setup(self, stage: str | None = None) -> None:
         """Tokenises the corpus, or opens its tokens in the cache. Raises Mistake if there are too few tokens."""
@@ -161,13 +161,10 @@ class TextDataModule(lightning.LightningDataModule):
         """Resumes reading where the checkpoint stopped. Warns if the training text is not the same."""
         if state.get("training_text") != self.tokenized.train.checksum:
             _log.warning("The training text has changed since this checkpoint; training continues with the new text.")
-        self.windows_read = state.get("windows_read")
+        self.windows_read = state["windows_read"]
 
     def train_dataloader(self) -> DataLoader:
         """Returns a loader of endless batches, beginning with the first window that the run has not read."""
-        if self.windows_read is None:  # a checkpoint of an earlier version, in which a run kept its batch size
-            batches = self.trainer.global_step * self.trainer.accumulate_grad_batches
-            self.windows_read = batches * self.batch_size
         if self.windows_read and self.trainer.overfit_batches:  # resumed, it would repeat other batches
             raise Mistake("a run with trainer.overfit_batches cannot be resumed: start a new one")
         return self._loader(

@@ -100,7 +100,7 @@ def with_weights(config: GPTConfig, weights: dict[str, Tensor]) -> GPT:
             raise Mistake(f"{name} is {in_file} in the file, but {in_code} in the network")
     model.load_state_dict({name: weight.float() for name, weight in weights.items()}, assign=True)
     if config.tie_embeddings:
-        model.head.weight = model.token_embedding.weight
+        model.lm_head.weight = model.token_embedding.weight
     return model
 
 
@@ -145,7 +145,7 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
             if opcode.name == "GLOBAL" and not PLAIN_TYPES.fullmatch(argument):
                 raise Mistake(f"it may hold only plain tensors and values, but names {argument}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)
-        _check_size(checkpoint, 2 * path.stat().st_size)  # a tied head counts twice
+        _check_size(checkpoint, 2 * path.stat().st_size)  # a tied lm_head counts twice
         if missing := [name for name in CONTENT if name not in checkpoint]:
             raise Mistake(f"it has no {', '.join(missing)}")
         return checkpoint

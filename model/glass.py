@@ -85,7 +85,7 @@ def open_run(
         tokenizer,
         str(checkpoint),
         checkpoint,
-        run=run.folder if run.is_run else None,
+        folder=run.folder if run.is_run else None,
         step=description["global_step"],
         document_masking=bool(description.get("document_masking")),
     )
@@ -110,7 +110,7 @@ class Glass:
     tokenizer: a `data.tokenizers.Tokenizer`, with encode(text) and decode(ids).
     source: the file or name from which the model was read.
     checkpoint: the path of its checkpoint; None for a Hugging Face model.
-    run: the folder of its run; None if it belongs to no run.
+    folder: the folder of its run; None if it belongs to no run.
     step: the number of updates in its training; None if unknown.
     document_masking: whether the model was trained to attend within documents only, as far as its files say.
     """
@@ -119,7 +119,7 @@ class Glass:
     tokenizer: Tokenizer
     source: str
     checkpoint: Path | None = None
-    run: Path | None = None
+    folder: Path | None = None
     step: int | None = None
     document_masking: bool = False
 
@@ -138,14 +138,14 @@ class Glass:
     @property
     def name(self) -> str:
         """The name of the run, or else of the file or model."""
-        if self.run:
-            return self.run.resolve().name
+        if self.folder:
+            return self.folder.resolve().name
         return Path(self.source).stem
 
     @property
     def steps(self) -> list[int]:
         """The steps of the checkpoints that the run has kept besides the best and the last, in ascending order."""
-        return Run(self.run).kept_steps if self.run else []
+        return Run(self.folder).kept_steps if self.folder else []
 
     def at(self, step: int) -> Glass:
         """Opens the model at a step: one of `steps`, the best or the last. Raises a `Mistake` for any other step."""
@@ -162,9 +162,9 @@ class Glass:
 
         Maps and scores are numpy arrays. Raises a `Mistake` if nothing was recorded.
         """
-        if self.run is None:
+        if self.folder is None:
             raise Missing(f"{self.source} belongs to no run, so nothing was recorded in its training")
-        return Recording.open(self.run / ATTENTION, self.name)
+        return Recording.open(self.folder / ATTENTION, self.name)
 
     def recorded_or_none(self) -> Recording | None:
         """Returns `recorded`, or None if nothing was recorded.

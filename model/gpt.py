@@ -1,7 +1,7 @@
 """GPT: token embeddings -> blocks -> logits. Two families of models share one code path.
 
-GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU, biases, tied head.
-Modern: rotary positions, RMSNorm without parameters, QK-norm, squared ReLU or SwiGLU, no biases, untied head,
+GPT-2 (Radford et al. 2019): learned positions, LayerNorm, GELU, biases, tied lm_head.
+Modern: rotary positions, RMSNorm without parameters, QK-norm, squared ReLU or SwiGLU, no biases, untied lm_head,
 value embeddings, logit soft-cap, grouped KV heads.
 
 Shapes: B batch, T query length, S key length, D model width, H heads, K head width, V vocabulary.
@@ -51,7 +51,7 @@ class GPTConfig:
             "gelu" (the tanh approximation, as in GPT-2; three times slower on a CPU) or "gelu_exact"
             (arXiv:1606.08415).
         bias: give the linear layers in the blocks and the LayerNorms a bias.
-        tie_embeddings: use the token embedding's matrix as the head's (arXiv:1608.05859).
+        tie_embeddings: use the token embedding's matrix as lm_head's (arXiv:1608.05859).
         qk_norm: normalise queries and keys before their dot product (arXiv:2302.05442).
         window: number of positions that a query can see, its own and those just before it; null means all.
         value_embeddings: in every second layer, add a learned vector of each token to its value, so that attention
@@ -283,9 +283,9 @@ class GPT(nn.Module):
             for layer in range((config.num_layers - 1) % 2, config.num_layers, 2):
                 self.value_embeddings[str(layer)] = nn.Embedding(V, config.num_kv_heads * config.head_dim)
         self.final_norm = build_norm(config)
-        self.head = nn.Linear(D, V, bias=False)
+        self.lm_head = nn.Linear(D, V, bias=False)
         if config.tie_embeddings:
-            self.head.weight = self.token_embedding.weight
+            self.lm_head.weight = self.token_embedding.weight
         self.init_weights()
 
     @torch.no_grad()
@@ -300,9 +300,9 @@ class GPT(nn.Module):
 
         "scaled": like muP (Yang et al. 2022, arXiv:2203.03466) as in modded-nanogpt. Matrices are uniform with standard
         deviation 1 / sqrt(fan-in), value embeddings with 1 / sqrt(D). The token embedding is normal with standard
-        deviation 1, learned positions with 0.02. The head, the n-gram tables and the last matrix of each sub-layer are
-        zero, so that every block starts as the identity and the first logits are exactly uniform. A tied head cannot be
-        zero: its standard deviation is 1 / D, which keeps the logit that each token gives itself near 1.
+        deviation 1, learned positions with 0.02. lm_head, the n-gram tables and the last matrix of each sub-layer are
+        zero, so that every block starts as the identity and the first logits are exactly uniform. A tied lm_head cannot
+        be zero: its standard deviation is 1 / D, which keeps the logit that each token gives itself near 1.
 
         All draws are from torch's global generator.
         """
@@ -316,12 +316,12 @@ class GPT(nn.Module):
                 continue
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-            if module is self.head and self.config.tie_embeddings:
+            if module is self.lm_head and self.config.tie_embeddings:
                 continue  # it is the token embedding, which is drawn below
             if self.config.init == "gpt2":
                 std = 0.02 / math.sqrt(2 * self.config.num_layers) if module in sublayer_ends else 0.02
                 nn.init.normal_(module.weight, std=std)
-            elif module in sublayer_ends or module is self.head or module is self.ngram_embedding:
+            elif module in sublayer_ends or module is self.lm_head or module is self.ngram_embedding:
                 nn.init.zeros_(module.weight)
             elif module is self.token_embedding:
                 std = 1 / self.config.embed_dim if self.config.tie_embeddings else 1.0
@@ -403,11 +403,11 @@ class GPT(nn.Module):
         """Features (..., D) -> logits (..., V) in float32, soft-capped if logit_soft_cap is set."""
         cap = self.config.logit_soft_cap
         if cap is None:
-            return self.head(x).float()
+            return self.lm_head(x).float()
         # cap * tanh(z / cap) = 2 cap sigmoid(2 z / cap) - cap, where z are the logits. Sigmoid is faster than tanh, and
         # scaling x costs less than scaling z, which is larger. The subtraction rounds logits to cap / 10 million:
         # GPTConfig refuses a cap so large that this would matter.
-        gates = torch.sigmoid(self.head(x * (2 / cap)).float())
+        gates = torch.sigmoid(self.lm_head(x * (2 / cap)).float())
         return (2 * cap * gates).sub_(cap)
 
     def loss(
@@ -441,7 +441,7 @@ class GPT(nn.Module):
         return tokens.to(self.token_embedding.weight.device)
 
     def num_parameters(self) -> int:
-        """Returns the number of weights. The matrix of a tied head counts once."""
+        """Returns the number of weights. The matrix of a tied lm_head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self) -> int:

@@ -49,8 +49,8 @@ def main(argv: list[str] | None = None) -> None:
     glass = open_run(options.checkpoint, device=choose_device(options.device))
     reads_own_text = OTHER_TEXT.isdisjoint(typed.keys())
     defaults = {"document_masking": glass.document_masking}
-    if glass.run and reads_own_text:
-        training = read_config(glass.run / CONFIG).get("data", {})
+    if glass.folder and reads_own_text:
+        training = read_config(glass.folder / CONFIG).get("data", {})
         defaults |= {name: value for name, value in training.items() if name in options.data}
     options = layered(parser, parse(parser, json.dumps({"data": defaults})), typed)
     split = options.split or ("all" if "data.files" in typed else "validation")
@@ -137,7 +137,7 @@ def measure(glass: Glass, tokens: np.ndarray, stride: int, batch_size: int, with
     import torch
 
     from data.windows import document_ids
-    from model.exchange.evaluation import count_nats, loss_and_bits, text_logprobs
+    from model.losses import count_nats, loss_and_bits, text_logprobs
 
     tokenizer = glass.tokenizer
     text, documents = torch.from_numpy(tokens.astype("int64")), None

@@ -38,7 +38,7 @@ TEXT = "def main(argv):\n    for i in range(10):\n        print(i)\n"
 # The arguments of `python` for each check. {limits} makes a large run small on the CPU. {peer} is --nanogpt, if given.
 TRAIN = "train.py --name={name} --trainer.default_root_dir={folder} --trainer.accelerator={device} --wandb=disabled"
 DEBUG = f"{TRAIN} --config=configs/debug.yaml --trainer.max_steps=20"
-PLAIN = f"{DEBUG} --model.compile=auto --attention.enabled=false --samples.max_new_tokens=0"
+PLAIN = f"{DEBUG} --model.compile=auto --recording.enabled=false --samples.max_new_tokens=0"
 GPT2 = (
     f"{TRAIN} --config=configs/gpt2_124m.yaml --data.corpus=stdlib --data.dataset=null --data.dataset_config=null "
     "--data.tokenizer=bytes --data.batch_size=12 --trainer.accumulate_grad_batches=1 --trainer.val_check_interval=100 "
@@ -61,8 +61,8 @@ CHECKS = {
     "resumed": "train.py --resume={folder}/3-steps --trainer.max_steps=6",
     "compare_weights": f"{FUNCTION} {{folder}}/6-steps {{folder}}/3-steps",
     "measure_parts": f"{FUNCTION} {{device}}",
-    "gpt2_124m": f"{GPT2} --attention.enabled=false --trainer.max_steps=100 {{limits}}",
-    "gpt2_124m recorded": f"{GPT2} --attention.every_n_steps=50 --trainer.max_steps=100 {{limits}}",
+    "gpt2_124m": f"{GPT2} --recording.enabled=false --trainer.max_steps=100 {{limits}}",
+    "gpt2_124m recorded": f"{GPT2} --recording.every_n_steps=50 --trainer.max_steps=100 {{limits}}",
     "train": "scripts/benchmark.py train --rounds=1 --device={device} {peer}",
     "generate": "scripts/benchmark.py generate --rounds=1 --device={device} {peer}",
 }

@@ -345,7 +345,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
                """)
     cap = config.logit_soft_cap
     capped = f", squeezed to stay between -{cap:g} and {cap:g}" if cap else ""
-    matrix = "the token embedding, which is also the head" if config.tie_embeddings else "the head, the last matrix"
+    matrix = "the token embedding, which is also lm_head" if config.tie_embeddings else "lm_head, the last matrix"
     likeliest = ", ".join(f"{text} {probability:.1%}" for text, probability in reading.top(token, 3))
     here, following = reading.tokens[token : token + 2]
     yield Stop("logits", "(B, T, V)",

@@ -76,7 +76,7 @@ class ByHand:
 
     def read(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the logits of a residual stream (T, D)."""
-        logits, cap = self.linear(self.norm(x, "final_norm"), "head"), self.config.logit_soft_cap
+        logits, cap = self.linear(self.norm(x, "final_norm"), "lm_head"), self.config.logit_soft_cap
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def written(self, layers: int | None = None) -> dict[str, torch.Tensor]:

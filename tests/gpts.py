@@ -66,8 +66,8 @@ def hand_made_gpt(layers: int, parts: int) -> tuple[GPT, list[slice]]:
             weight.zero_()
         gpt.token_embedding.weight[:, places[0]] = one_hot
         gpt.position_embedding.weight[:, places[1]] = torch.eye(64)
-        gpt.head.weight[:, places[-1]] = one_hot
-        gpt.head.weight[[*range(97), *range(123, 257)]] = 0  # it predicts lower-case letters only
+        gpt.lm_head.weight[:, places[-1]] = one_hot
+        gpt.lm_head.weight[[*range(97), *range(123, 257)]] = 0  # it predicts lower-case letters only
     return gpt, places
 
 

@@ -18,7 +18,7 @@ from train import main
 
 STEPS = (250, 700, 1500)
 # Records nothing and writes no samples, which would take half of the time and changes no weight.
-QUICK = ["--attention.enabled=false", "--samples.max_new_tokens=0", "--name=run"]
+QUICK = ["--recording.enabled=false", "--samples.max_new_tokens=0", "--name=run"]
 QUICK += ["--wandb=disabled", "--data.cache_dir=cache"]
 WATCHED = ["--trainer.val_check_interval=250", f"--checkpoints.keep_steps={list(STEPS)}"]
 PERIODS = (16, 31, 50)  # tokens after which text repeats itself

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from model.checkpoint import load_gpt
-from model.exchange.evaluation import text_logprobs
 from model.gpt import GPT
+from model.losses import text_logprobs
 from scripts.convert_huggingface import main as convert
 from scripts.evaluate import main
 from tests.command_lines import call, check_mistakes, tells

@@ -18,7 +18,7 @@ from data.corpora import CorpusOptions
 from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt
 from model.gpt import GPT, GPTConfig
-from model.runs.monitoring import AttentionMonitor, Samples
+from model.runs.recorder import Recorder, Samples
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from tests.command_lines import call
@@ -36,7 +36,7 @@ GPT_OPTIONS = {
     "ngram_sizes": [2, 3], "ngram_buckets": 64, "logit_soft_cap": 2.0, "dropout": 0.5, "init": "gpt2",
 }  # fmt: skip
 OPTIMIZER_OPTIONS = {
-    "algorithm": "adamw", "learning_rate": 0.1, "head_learning_rate": 0.1, "matrix_learning_rate": 0.1,
+    "algorithm": "adamw", "learning_rate": 0.1, "lm_head_learning_rate": 0.1, "matrix_learning_rate": 0.1,
     "vector_learning_rate": 0.1, "table_learning_rate": 0.1, "weight_decay": 0.5,
     "betas": (0.5, 0.5), "epsilon": 1.0, "momentum": 0.5,
 }  # fmt: skip
@@ -136,8 +136,8 @@ def test_every_option_of_data_changes_what_is_read(here, small_text):
 # Options of samples and maps, and two of train.py itself. The tests of a feature have its other options.
 RUN_OPTIONS = {
     "samples.max_new_tokens": 3, "samples.prompt": "the ", "samples.temperature": 0.0, "samples.top_k": 1,
-    "attention.enabled": False, "attention.probe_tokens": 7, "attention.probe_text": "another text",
-    "attention.every_n_steps": 3, "name": "other", "seed_everything": 7,
+    "recording.enabled": False, "recording.probe_tokens": 7, "recording.probe_text": "another text",
+    "recording.every_n_steps": 3, "name": "other", "seed_everything": 7,
 }  # fmt: skip
 
 
@@ -145,7 +145,7 @@ RUN_OPTIONS = {
 @pytest.mark.usefixtures("no_pages")
 def test_every_option_of_a_run_changes_what_it_leaves(train):
     """Trains a run for each option; four steps are enough to record, to draw and to sample."""
-    groups = ("samples", Samples), ("attention", AttentionMonitor)
+    groups = ("samples", Samples), ("recording", Recorder)
     fields = [(group, field) for group, config in groups for field in dataclasses.fields(config)]
     assert {f"{group}.{field.name}" for group, field in fields if field.init} <= RUN_OPTIONS.keys()
     short = {"trainer.max_steps": 4, "trainer.val_check_interval": 2, "trainer.log_every_n_steps": 1}

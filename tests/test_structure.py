@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "model/pages/": "model.* model.inspection model.pages torch numpy matplotlib",
     "model/exchange/modeling_glassgpt.py": "model.* torch transformers",  # runs inside transformers
     "model/exchange/": "model.* model.exchange torch",
-    "model/training/": "model.* model.exchange model.training torch lightning",
+    "model/training/": "model.* model.training torch lightning",
     "model/runs/": "model.* model.exchange model.inspection model.pages model.training model.runs data torch numpy"
     " lightning jsonargparse yaml tqdm wandb",
     "model/": "model.* torch",

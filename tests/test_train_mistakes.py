@@ -28,8 +28,8 @@ MISTAKES = {
     "--seed_everything=-1": "seed_everything -1",
     "--samples.top_k=0": "samples.top_k 0",
     "--name=caf\udce9": "UTF-8",
-    "--attention.probe_tokens=4": "attention.probe_tokens 4",
-    "--attention.probe_text=abc": "attention.probe_text 3",
+    "--recording.probe_tokens=4": "recording.probe_tokens 4",
+    "--recording.probe_text=abc": "recording.probe_text 3",
     "--trainer.strategy=alone": "alone",
     "--trainer.devices=-1": "devices",
     "--trainer.logger=MLFlowLogger": "mlflow",  # a package that is not installed
@@ -50,7 +50,7 @@ CANNOT_RESUME = {
     "--resume=runs/run --model.gpt.num_layers=3": "num_layers 2 3",
     "--resume=runs/run --data.tokenizer=bpe --data.vocab_size=300": "vocab_size",
     "--resume=runs/run --model.optimizer.algorithm=adamw": "muon",
-    "--resume=runs/run --attention.probe_tokens=9": "runs/run probe",
+    "--resume=runs/run --recording.probe_tokens=9": "runs/run probe",
     "--resume=runs/run --data.files=other.txt": "runs/run probe",
     "--model.init_from=runs/run --model.gpt='{num_layers: 6}'": "model.gpt.num_layers 6 2",  # the default, but typed
     "--model.init_from=runs/run --model.gpt.window=4": "model.gpt.window 4 None",
@@ -105,7 +105,7 @@ def test_help_begins_with_the_usual_commands_and_explains_every_option(capsys):
     assert typed >= {"--config", "--resume", "--data.files", "--model.init_from"}
     for option in typed:
         assert f"{option} " in all_options or f"{option}\n" in all_options, option
-    for option in ("model.gpt.qk_norm", "attention.every_n_steps", "samples.prompt", "checkpoints.every_n_steps"):
+    for option in ("model.gpt.qk_norm", "recording.every_n_steps", "samples.prompt", "checkpoints.every_n_steps"):
         assert f"--{option}" in all_options
     corpus = all_options.split("--data.corpus CORPUS")[1].split("\n  --")[0]
     for name in CORPORA:

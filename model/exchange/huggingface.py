@@ -77,7 +77,7 @@ GPT2_MODULES = {
     "blocks.*.feed_forward.up_proj": "transformer.h.*.mlp.c_fc",
     "blocks.*.feed_forward.down_proj": "transformer.h.*.mlp.c_proj",
     "final_norm": "transformer.ln_f",
-    "head": "lm_head",
+    "lm_head": "lm_head",
 }
 OUR_MODULES = {theirs: ours for ours, theirs in GPT2_MODULES.items()}
 PREFIX = "gpt."  # begins the name of every weight in a GlassGPTForCausalLM
@@ -228,10 +228,10 @@ def in_their_layout(their_name: str, weight: Tensor) -> Tensor:
 
 
 def to_theirs(gpt: GPT, *, as_gpt2: bool) -> dict[str, Tensor]:
-    """Returns a GPT's weights under the names and with the axes that the file has, without a tied head."""
+    """Returns a GPT's weights under the names and with the axes that the file has, without a tied lm_head."""
     theirs = {}
     for name, weight in gpt.state_dict().items():
-        if name != "head.weight" or not gpt.config.tie_embeddings:
+        if name != "lm_head.weight" or not gpt.config.tie_embeddings:
             their_name = renamed(name, GPT2_MODULES) if as_gpt2 else PREFIX + name
             weight = in_their_layout(their_name, weight).cpu()
             theirs[their_name] = weight.clone(memory_format=torch.contiguous_format)
@@ -254,8 +254,8 @@ def to_ours(weights: dict[str, Tensor], config: GPTConfig, *, as_gpt2: bool) -> 
         except KeyError:
             raise Mistake(f"it has weights for which a GPT has no place, such as {name}") from None
         ours[our_name] = in_their_layout(their_name, weight).cpu().contiguous()
-    if config.tie_embeddings and "token_embedding.weight" in ours:  # a file may store a tied head or leave it out
-        ours["head.weight"] = ours["token_embedding.weight"]
+    if config.tie_embeddings and "token_embedding.weight" in ours:  # a file may store a tied lm_head or leave it out
+        ours["lm_head.weight"] = ours["token_embedding.weight"]
     return ours
 
 

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from model.gpt import GPT, GPTConfig
 
-IGNORED = {"use_cache", "cache_position"}  # transformers passes these arguments, but they change nothing here
+WITHOUT_EFFECT = {"use_cache", "cache_position"}  # transformers passes these arguments, but they change nothing here
 
 
 class GlassGPTConfig(PretrainedConfig):
@@ -44,7 +44,7 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = GlassGPTConfig
     base_model_prefix = "gpt"
     accepts_loss_kwargs = False  # the loss is the mean over the batch
-    _tied_weights_keys = {"gpt.head.weight": "gpt.token_embedding.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"gpt.lm_head.weight": "gpt.token_embedding.weight"}  # noqa: RUF012
 
     def __init__(self, config: GlassGPTConfig) -> None:
         super().__init__(config)
@@ -58,7 +58,7 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
         return self.gpt.token_embedding
 
     def get_output_embeddings(self) -> nn.Module:
-        return self.gpt.head
+        return self.gpt.lm_head
 
     def forward(
         self,
@@ -78,11 +78,11 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
                 tokens before it is returned too. It leaves out padding and the first token after padding.
             logits_to_keep: return the logits of only this many last positions; 0 returns all.
             return_dict: False returns a tuple; None follows the config.
-            others: arguments in IGNORED may have any value. Any other argument must be None or False, because this
-                model cannot do what it asks for.
+            others: arguments in WITHOUT_EFFECT may have any value. Any other argument must be None or False, because
+                this model cannot do what it asks for.
         """
         for name, value in others.items():
-            if name not in IGNORED and value is not None and value is not False:
+            if name not in WITHOUT_EFFECT and value is not None and value is not False:
                 raise ValueError(f"a {type(self).__name__} does not take {name}")
         if attention_mask is None or attention_mask.all():
             logits = self.gpt(input_ids)

@@ -9,5 +9,5 @@ An attention map comes from a layer to the browser in these steps:
     pages/page.py               reads them back when report.html is written, and packs each weight into a byte
     pages/browser/recorded.js   unpacks them in the browser; maps.js draws them
 
-During training runs/monitoring.py calls `take_snapshot` and `append`, then runs/results.py writes the page.
+During training runs/recorder.py calls `take_snapshot` and `append`, then runs/results.py writes the page.
 """

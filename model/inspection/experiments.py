@@ -443,7 +443,7 @@ def _measure(
         # The padding after a text does not change the prediction at its end.
         batch = pad_sequence(tokens, batch_first=True).to(gpt.token_embedding.weight.device)
         features = gpt.features(batch)[rows, last]
-    listed = gpt.unembed(features).softmax(-1).cpu().topk(min(LISTED, gpt.head.out_features))
+    listed = gpt.unembed(features).softmax(-1).cpu().topk(min(LISTED, gpt.lm_head.out_features))
     right_places = []
     for ids, trial in zip(listed.indices, trials, strict=True):
         right_places.append(torch.isin(ids, torch.tensor(trial.right)))

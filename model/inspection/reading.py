@@ -162,7 +162,7 @@ class Reading:
         divergence: (2L + 1, T), the Kullback-Leibler divergence KL(final prediction || this one), in bits.
         """
         gpt = self.computed.gpt
-        device = gpt.head.weight.device
+        device = gpt.lm_head.weight.device
         final = self.computed.logits.to(device).log_softmax(-1)
         final_probabilities = final.exp()
         targets = F.pad(self.computed.ids[1:], (0, 1))[:, None].to(device)
@@ -212,7 +212,7 @@ class Reading:
     def _attributed(self, targets: Tensor) -> tuple[dict[str, Tensor], float]:
         """Returns by part name what each part adds to the logits of `targets` (T,), as (T,) in float64, and the error.
 
-        Before the soft-cap, a logit is the product of the token's row in the head and the normalised residual stream.
+        Before the soft-cap, a logit is the product of the token's row in lm_head and the normalised residual stream.
         The stream is a sum of parts: tables, heads, feed-forwards and biases. With the scale of each norm fixed at its
         value in this text, the logit is a sum too, with one term for each part ("direct logit attribution" in
         TransformerLens, which folds the norms into the weights first). The term of a part leaves out what the part
@@ -225,8 +225,8 @@ class Reading:
         """
         computed = self.computed
         gpt = computed.gpt
-        device = gpt.head.weight.device
-        rows = _double(gpt.head.weight[targets.to(device)])
+        device = gpt.lm_head.weight.device
+        rows = _double(gpt.lm_head.weight[targets.to(device)])
         stream = computed.residual[-1]
         # What a part adds to the logits is the dot product of its output with `direction` (T, D), since
         # (centred(x) * factor) @ row = x @ centred(factor * row): centring is a symmetric matrix.
@@ -393,7 +393,7 @@ _copies: weakref.WeakValueDictionary[tuple, GPT] = weakref.WeakValueDictionary()
 
 def _copy_of(gpt: GPT) -> GPT:
     """Returns a copy of the model. Readings of the same weights share one, which is freed with the last of them."""
-    weight = gpt.head.weight
+    weight = gpt.lm_head.weight
     key = id(gpt), weight.device, weight.dtype
     last = _copies.get(key)
     if last is not None and _same_weights(gpt, last):

@@ -139,7 +139,7 @@ class Recording:
         path = folder / "probe.json"
         scores = folder / "scores.jsonl"
         if not path.is_file():
-            raise Missing(f"{folder} holds no recorded maps: train with --attention.enabled true")
+            raise Missing(f"{folder} holds no recorded maps: train with --recording.enabled true")
         content = content_of(path)
         with parsing(path):
             stored = json.loads(content)

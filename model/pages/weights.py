@@ -40,7 +40,7 @@ EXACT_BYTES = 12_000_000  # up to which weights are stored in bfloat16
 
 # The weights that browser/network.js computes with. A weight that you teach it needs its name here.
 PAGE_WEIGHTS = re.compile(
-    r"((token|position|ngram)_embedding|value_embeddings\.\d+|(embedding|final)_norm|head"
+    r"((token|position|ngram)_embedding|value_embeddings\.\d+|(embedding|final)_norm|lm_head"
     r"|blocks\.\d+\.(attention_norm|attention\.(qkv|output)_proj|feed_forward_norm|feed_forward\.(up|gate|down)_proj))"
     r"\.(weight|bias)"
 )
@@ -95,7 +95,7 @@ def pack(
         if not all(weight.isfinite().all() for weight in gpt.parameters()):
             raise Mistake(f"the model at step {step} has diverged: some of its weights are not numbers")
     kind = _kind_that_fits(snapshots)
-    kept = min(probe.length, max(1, MAX_REFERENCE // snapshots[0][1].head.out_features))
+    kept = min(probe.length, max(1, MAX_REFERENCE // snapshots[0][1].lm_head.out_features))
     positions = np.linspace(probe.length - 1, 0, kept).astype(int)[::-1].tolist()  # evenly spread, with the last
     blocks, bits, models = [], [], []
     for _, gpt in snapshots:
@@ -134,7 +134,7 @@ def pack(
 
 def _parameters(gpt: GPT) -> dict[str, int]:
     """Counts the parameters of the model, of its last matrix and of each part; a head counts 1/H of its attention."""
-    counts = {"model": gpt.num_parameters(), "next token": gpt.head.weight.numel()}
+    counts = {"model": gpt.num_parameters(), "next token": gpt.lm_head.weight.numel()}
     for name, part in parts_of(gpt).items():
         is_head = name.startswith("head ")
         module = gpt.get_submodule(f"blocks.{part.layer}.attention") if is_head else part.module
@@ -182,7 +182,7 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
     """A copy of the model with the page's rounded weights, and for each weight its kind and the tensors to store."""
     rounded = copy.deepcopy(gpt)
     stored = {}
-    for name, parameter in rounded.named_parameters():  # yields a head tied to the embedding only once
+    for name, parameter in rounded.named_parameters():  # yields an lm_head tied to the embedding only once
         weight = parameter.detach()
         if weight.ndim < 2:
             stored[name] = ("float32", [weight])

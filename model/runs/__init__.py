@@ -5,10 +5,10 @@ Read in this order:
     run.py            a run's folder, its files, and the checkpoint to open or to resume
     command_line.py   the options of train.py, filled in and checked; configs.py parses them
     starting.py       the run's folder is created and locked
-    sequence.py       what happens around each step, and in which order
+    end_of_step.py    what happens around each step, and in which order
     saving.py         checkpoints, and what --resume does
     metrics.py        training metrics, and metrics.csv
-    monitoring.py     attention maps and samples recorded while the model trains
+    recorder.py       attention maps and samples recorded while the model trains
     wandb_logger.py   the same metrics, maps and samples for Weights & Biases
     progress.py       lines on the terminal
     results.py        reads what a run has recorded, and writes its page

@@ -16,7 +16,7 @@ from model.files import content_of
 from model.mistakes import Mistake, parsing, with_hint
 
 SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]  # groups of options
-SECTIONS += ["attention", "samples", "checkpoints"]
+SECTIONS += ["recording", "samples", "checkpoints"]
 # These options of the Trainer take classes, so a run's config may not set them to a string.
 CLASS_OPTIONS = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
 # Strings that the Trainer's other options may have: no dotted class name, no path, no URL, no YAML.
@@ -76,10 +76,6 @@ def plain_config(path: Path, typed: Iterable[str]) -> str:
     settings = read_config(path)
     if not all(isinstance(settings.get(group), dict) for group in ("model", "data", "trainer")):
         raise Mistake(f"{path} is damaged: restore the options that the run was started with")
-    if settings["data"].get("documents") == "file":  # earlier versions had an option for what every run does now
-        del settings["data"]["documents"]
-    if isinstance(settings.get("attention"), dict):
-        settings["attention"].pop("early_steps", None)  # an option of earlier versions
     for name in typed:
         section, _, option = name.partition(".")
         if section == "trainer":

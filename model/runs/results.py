@@ -78,12 +78,8 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
     with parsing(path):
         reader = csv.DictReader(io.StringIO(text))
-        rows: dict[int, dict[str, float]] = {}
-        for row in reader:
-            figures = {name: number(value) for name, value in row.items() if value}
-            step = figures["step"] = int(figures["step"])
-            rows[step] = rows.get(step, {}) | figures  # earlier versions wrote several rows for a step
-        return [rows[step] for step in sorted(rows)]
+        rows = [{name: number(value) for name, value in row.items() if value} for row in reader]
+        return sorted(rows, key=lambda row: row["step"])
 
 
 def write_metrics(path: Path, rows: list[dict[str, Any]]) -> list[str]:

@@ -7,9 +7,9 @@ A training step runs in this order:
     on_before_optimizer_step        sets the learning rates
     gradient clipping               if trainer.gradient_clip_val is set
     MuonAdamW.step                  updates the weights
-    RunSequence.on_train_batch_end  logs train/loss and the speed, every trainer.log_every_n_steps
+    EndOfStep.on_train_batch_end  logs train/loss and the speed, every trainer.log_every_n_steps
     validation                      if due: on_validation_epoch_start, validation_step for each batch, ..._epoch_end
-    RunSequence.end_step            what is due: records maps, logs val/loss, writes samples and the page, saves, stops
+    EndOfStep.end_step            what is due: records maps, logs val/loss, writes samples and the page, saves, stops
 
 Lightning passes the first four lines to `MuonAdamW.step` as a closure, so in a traceback they are inside it (but not
 with 16-mixed precision).
@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from model.exchange.evaluation import count_nats, loss_and_bits
 from model.gpt import GPT, GPTConfig
+from model.losses import count_nats, loss_and_bits
 from model.mistakes import Mistake
 from model.training.hardware import CompileMode, compile_options
 from model.training.optimizer import MuonAdamW, OptimizerConfig, build_optimizer
@@ -176,6 +176,6 @@ class GPTModule(LightningModule):
         sums = self.trainer.strategy.reduce(torch.stack(self.validation_sums).sum(dim=0), reduce_op="sum")
         loss, bits = loss_and_bits(sums)
         self.validation_metrics = {"val/loss": loss, "val/bits_per_byte": bits}
-        # Only for the progress bar and callbacks that monitor a metric: RunSequence passes the metrics to the loggers,
+        # Only for the progress bar and callbacks that monitor a metric: EndOfStep passes the metrics to the loggers,
         # in full precision.
         self.log_dict(self.validation_metrics, prog_bar=True, logger=False, sync_dist=True)

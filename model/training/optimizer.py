@@ -1,7 +1,7 @@
 """The optimizer, with one parameter group and one update rule for each kind of weight.
 
 embeddings   AdamW     embeddings of tokens and positions, and value embeddings
-head         AdamW     the last matrix, unless it is tied to the token embedding
+lm_head      AdamW     the last matrix, unless it is tied to the token embedding
 tables       Adagrad   n-gram tables
 matrices     Muon      the weight of every nn.Linear inside a block
 vectors      AdamW     all other weights: biases, gains of norms, bare parameters such as a gate or sink that you add
@@ -32,12 +32,12 @@ class OptimizerConfig:
         algorithm: muon: Muon for the weights of the linear layers in the blocks, AdamW for the rest; adamw: AdamW for
             both. N-gram tables use Adagrad either way.
         learning_rate: AdamW's rate for embeddings; with algorithm adamw also for matrices, biases and norms.
-        head_learning_rate: AdamW's rate for an untied head; null means learning_rate.
+        lm_head_learning_rate: AdamW's rate for an untied lm_head; null means learning_rate.
         matrix_learning_rate: Muon's rate: about how far one step moves a matrix, as a spectral norm.
         vector_learning_rate: with algorithm muon, AdamW's rate for biases, gains of norms, and parameters that you add
             to attention, such as a gate or a sink: about how far one step moves each number.
         table_learning_rate: Adagrad's rate for n-gram tables.
-        weight_decay: a step shrinks matrices and the head by learning rate x weight_decay (decoupled). Embeddings,
+        weight_decay: a step shrinks matrices and lm_head by learning rate x weight_decay (decoupled). Embeddings,
             tables, norms, biases and bare parameters are never decayed.
         betas: AdamW's decay rates of the first and second moment.
         epsilon: added to the root by which AdamW and Adagrad divide.
@@ -49,7 +49,7 @@ class OptimizerConfig:
 
     algorithm: Literal["muon", "adamw"] = "muon"
     learning_rate: float = 0.01
-    head_learning_rate: float | None = None
+    lm_head_learning_rate: float | None = None
     matrix_learning_rate: float = 0.02
     vector_learning_rate: float = 0.003
     table_learning_rate: float = 0.25
@@ -62,7 +62,7 @@ class OptimizerConfig:
         check_choices(self, "model.optimizer.")
         names = (
             "learning_rate",
-            "head_learning_rate",
+            "lm_head_learning_rate",
             "matrix_learning_rate",
             "vector_learning_rate",
             "table_learning_rate",
@@ -80,13 +80,13 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Builds the optimizer of all weights of `gpt`. Each group has a `name`, and an `initial_lr` for the schedule."""
     groups: dict[str, dict[str, Any]] = {
         "embeddings": {"lr": config.learning_rate, "weight_decay": 0.0},
-        "head": {"lr": config.learning_rate},
+        "lm_head": {"lr": config.learning_rate},
         "tables": {"lr": config.table_learning_rate, "rule": "adagrad"},
         "matrices": {"lr": config.learning_rate},
         "vectors": {"lr": config.learning_rate, "weight_decay": 0.0},
     }
-    if config.head_learning_rate is not None:
-        groups["head"]["lr"] = config.head_learning_rate
+    if config.lm_head_learning_rate is not None:
+        groups["lm_head"]["lr"] = config.lm_head_learning_rate
     if config.algorithm == "muon":
         groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "rule": "muon"}
         groups["vectors"]["lr"] = config.vector_learning_rate
@@ -103,27 +103,25 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         if isinstance(layer, CausalSelfAttention):
             queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
             stacked_rows[layer.qkv_proj.weight] = [queries, keys, keys]
-    optimizer = MuonAdamW(
+    return MuonAdamW(
         [group for group in groups.values() if group["params"]],
         stacked_rows,
         betas=config.betas,
         eps=config.epsilon,
         weight_decay=config.weight_decay,
     )
-    optimizer.register_load_state_dict_pre_hook(lambda _, state: with_vectors_apart(state, gpt))
-    return optimizer
 
 
 def group_names(gpt: GPT) -> list[str]:
     """Returns the name of each parameter's group, in the order of `gpt.named_parameters()`.
 
-    That order lists a tied head as the token embedding.
+    That order lists a tied lm_head as the token embedding.
     """
     matrices = {module.weight for module in gpt.blocks.modules() if isinstance(module, nn.Linear)}
     names = []
     for name, parameter in gpt.named_parameters():
-        if name == "head.weight":
-            names.append("head")
+        if name == "lm_head.weight":
+            names.append("lm_head")
         elif name == "ngram_embedding.weight":
             names.append("tables")
         elif parameter in matrices:
@@ -133,20 +131,6 @@ def group_names(gpt: GPT) -> list[str]:
         else:
             names.append("embeddings")
     return names
-
-
-def with_vectors_apart(state: dict[str, Any], gpt: GPT) -> dict[str, Any]:
-    """Converts the saved state of earlier versions, in which the vectors were in the group of the embeddings."""
-    groups = {group.get("name"): group for group in state["param_groups"]}
-    names = group_names(gpt)
-    if "vectors" in groups or "vectors" not in names or "embeddings" not in groups:
-        return state
-    mixed = groups["embeddings"]
-    names = [name for name in names if name in ("embeddings", "vectors")]
-    for group_name in ("embeddings", "vectors"):
-        params = [number for number, name in zip(mixed["params"], names, strict=True) if name == group_name]
-        groups[group_name] = mixed | {"name": group_name, "params": params}
-    return state | {"param_groups": [*groups.values()]}
 
 
 class MuonAdamW(torch.optim.Optimizer):

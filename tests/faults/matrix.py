@@ -186,7 +186,10 @@ DIVERGED = "lower the learning rates"
 STOPS = {  # the fault in a batch, and words of the sentence
     "out of memory": (lambda *_: torch.empty(2**60, dtype=torch.uint8), "lower data.batch_size"),
     "nan weight": (lambda module, *_: module.gpt.token_embedding.weight.data[0, 0].fill_(torch.nan), DIVERGED),
-    "nan gradient": (lambda module, *_: module.gpt.head.weight.register_hook(lambda grad: grad * torch.nan), DIVERGED),
+    "nan gradient": (
+        lambda module, *_: module.gpt.lm_head.weight.register_hook(lambda g: g * torch.nan),
+        DIVERGED,
+    ),
 }
 
 

@@ -39,7 +39,7 @@ def test_a_gpt_comes_back_unchanged_from_a_file_and_from_a_run(tmp_path, options
         loaded, info = load_gpt(source)
         assert torch.equal(loaded(tokens), gpt(tokens)) and not loaded.training
         assert info == {"tokenizer": byte_level().to_dict(), "global_step": 7}
-        assert (loaded.head.weight is loaded.token_embedding.weight) == gpt.config.tie_embeddings
+        assert (loaded.lm_head.weight is loaded.token_embedding.weight) == gpt.config.tie_embeddings
     save(path.with_name("best.ckpt"), gpt, global_step=5)
     assert load_gpt(tmp_path / "run")[1]["global_step"] == 5
 
@@ -91,7 +91,7 @@ with limited_memory(2**25):
         ({"gpt_config": None}, ""),
         ({"gpt_config": SIZES | {"num_layers": "two"}}, ""),
         ({"state_dict": {1: torch.zeros(2)}}, ""),
-        ({"state_dict": {"gpt.head.weight": 1}}, ""),
+        ({"state_dict": {"gpt.lm_head.weight": 1}}, ""),
         ({"gpt_config": SIZES | {"num_layers": 3}}, r"blocks\.2\..* absent"),
         ({"gpt_config": SIZES | {"bigram_buckets": 64}}, "bigram_buckets"),  # an option of an earlier version
     ],
@@ -120,7 +120,7 @@ LARGE = [{"num_layers": 1_000_000}, {"embed_dim": 32768}, {"embed_dim": 2**70}, 
 LARGE += [{"ngram_sizes": [2], "ngram_buckets": 10**12}, {"feed_forward_dim": 10**12}]
 LARGE += [{"value_embeddings": True, "vocab_size": 10**12}, {"context_length": 10**12, "position": "learned"}]
 TOO_LARGE = {str(sizes): {"gpt_config": SIZES | sizes} for sizes in LARGE} | {
-    "weight": {"state_dict": {"gpt.head.weight": ENORMOUS}},
+    "weight": {"state_dict": {"gpt.lm_head.weight": ENORMOUS}},
     "optimizer": {"optimizer_states": [{"state": {0: {"momentum": ENORMOUS}}}]},
     "config": {"gpt_config": {"num_layers": doubled(100)}},
     "tokenizer": {"tokenizer": {"name": doubled(100)}},

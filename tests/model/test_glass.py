@@ -119,7 +119,7 @@ def test_a_reading_has_no_page_after_its_model_has_changed(run):
     reading = glass.read(TEXT)
     assert "<iframe" in reading._repr_html_()
     with torch.no_grad():
-        glass.gpt.head.weight *= 2
+        glass.gpt.lm_head.weight *= 2
     assert "<iframe" not in reading._repr_html_()
     assert "<iframe" in glass.read(TEXT)._repr_html_()
 

@@ -28,7 +28,7 @@ def test_modern_family_equals_hugging_face_nanochat(num_kv_heads):
         """Exchanges the halves of each head: NanoChat rotates pairs in the opposite sense."""
         return weight.unflatten(0, (-1, 2, 4)).flip(1).flatten(0, 2)
 
-    weights = {"model.embed_tokens.weight": gpt.token_embedding.weight, "lm_head.weight": gpt.head.weight}
+    weights = {"model.embed_tokens.weight": gpt.token_embedding.weight, "lm_head.weight": gpt.lm_head.weight}
     for layer, block in enumerate(gpt.blocks):
         q, k, v = block.attention.qkv_proj.weight.split((32, 8 * num_kv_heads, 8 * num_kv_heads))
         attention = {"q_proj": mirrored(q), "k_proj": mirrored(k), "v_proj": v}
@@ -83,7 +83,7 @@ def test_initial_weights_have_the_distributions_of_their_formulas(init, tied):
             expected = 0.02 / math.sqrt(2 * 8) if ends_sublayer else normal.get(name, 0.02)
             assert weight.std().item() == pytest.approx(expected, rel=0.05), name
             assert weight.abs().max() > 3 * expected, name
-        elif ends_sublayer or name in ("head.weight", "ngram_embedding.weight"):
+        elif ends_sublayer or name in ("lm_head.weight", "ngram_embedding.weight"):
             assert not weight.any(), name
         else:
             assert 0.99 * uniform < weight.abs().max() <= uniform, name

@@ -11,7 +11,7 @@ import pytest
 from tests.small_runs import REPOSITORY
 
 SHORT = """--trainer.max_steps=4 --trainer.val_check_interval=2 --trainer.limit_val_batches=1 --model.gpt.num_layers=2
-    --model.gpt.embed_dim=48 --data.max_tokens=200000 --samples.max_new_tokens=5 --attention.probe_tokens=8"""
+    --model.gpt.embed_dim=48 --data.max_tokens=200000 --samples.max_new_tokens=5 --recording.probe_tokens=8"""
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")

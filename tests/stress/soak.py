@@ -27,7 +27,7 @@ class Watch(Callback):
 def test_neither_memory_nor_open_files_grow(train, capsys):
     """The run also validates, samples, records, logs and saves."""
     each = STEPS // 50
-    options = f"""--trainer.max_steps={STEPS} --trainer.val_check_interval={each} --attention.every_n_steps={each}
+    options = f"""--trainer.max_steps={STEPS} --trainer.val_check_interval={each} --recording.every_n_steps={each}
         --checkpoints.every_n_steps={each // 2} --trainer.callbacks=tests.stress.soak.Watch
         --trainer.callbacks.path=watched.csv --trainer.enable_progress_bar=false"""
     assert train(*options.split()) == 0

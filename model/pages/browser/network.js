@@ -85,7 +85,7 @@ export class Network {
     this.scratch = Object.fromEntries(Object.entries(sizes).map(([name, n]) => [name, this.products.floats(n)]));
     this.weights = new Map();
     for (const [name, { size }] of tensors) this.weights.set(name, this.products.floats(size));
-    if (config.tie_embeddings) this.weights.set("head.weight", this.weights.get("token_embedding.weight"));
+    if (config.tie_embeddings) this.weights.set("lm_head.weight", this.weights.get("token_embedding.weight"));
     for (const [name, { fill }] of tensors) fill(this.weights.get(name));
     this.turns = config.position === "rotary" ? turns(config.context_length, K) : null;
   }
@@ -230,7 +230,7 @@ export class Network {
     const out = this.scratch.logits.subarray(0, T * V);
     const x = this.scratch.x.subarray(0, T * D);
     x.set(features); // `products` only reads its own memory
-    this.products.into(out, x, this.weight("head"), T, D, V);
+    this.products.into(out, x, this.weight("lm_head"), T, D, V);
     // This is cap * tanh(z / cap); Math.tanh takes twice as long.
     if (cap) for (let i = 0; i < out.length; i++) out[i] = cap - (2 * cap) / (1 + Math.exp((2 / cap) * out[i]));
     return out;

@@ -90,7 +90,7 @@ export class Reading {
     const { network, trace } = this;
     const { D, L } = network;
     const next = this.tokenAfter(t) ?? likeliestNext;
-    const wanted = row(network.weight("head"), next, D);
+    const wanted = row(network.weight("lm_head"), next, D);
     const parts = this.shares(this.beforeNorm("final_norm", row(trace.residual.at(-1), t, D), wanted), L, t);
     this.addBias(parts, "final norm bias", "final_norm", wanted);
     const sum = Object.values(parts).reduce((a, b) => a + b, 0);
@@ -193,7 +193,7 @@ export class Reading {
     const middle = weight ? average(value) : 0;
     const [, divisor] = moments(row(trace.residual.at(-1), query, D), weight);
     const normed = value.map((x, i) => ((x - middle) / divisor) * (weight ? weight[i] : 1));
-    const changes = Float64Array.from({ length: V }, (_, id) => dot(row(network.weight("head"), id, D), normed));
+    const changes = Float64Array.from({ length: V }, (_, id) => dot(row(network.weight("lm_head"), id, D), normed));
     return {
       first, scores, weights, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]),
       sources: sources.sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, TOP),

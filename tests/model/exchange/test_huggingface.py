@@ -83,7 +83,7 @@ def test_an_exported_model_has_equal_logits_and_comes_back_bit_for_bit(class_nam
     gpt, folder = exported(config, byte_level())
     imported = from_huggingface(folder)
     assert same_weights(imported, gpt) and not imported.training
-    assert (imported.head.weight is imported.token_embedding.weight) == gpt.config.tie_embeddings
+    assert (imported.lm_head.weight is imported.token_embedding.weight) == gpt.config.tie_embeddings
     assert imported.num_parameters() == gpt.num_parameters()
     # torch.save would keep a transposed view, and a kernel may need contiguous rows.
     assert all(weight.is_contiguous() for weight in imported.state_dict().values())

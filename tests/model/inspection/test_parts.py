@@ -49,7 +49,7 @@ def tables_of(gpt):
 def without(gpt, part, layer=None, head=None):
     """A copy of the model whose weights are edited so that a part is constant."""
     edited = copy.deepcopy(gpt)
-    edited.head.weight = nn.Parameter(gpt.head.weight.detach().clone())  # a tied table must not change the head
+    edited.lm_head.weight = nn.Parameter(gpt.lm_head.weight.detach().clone())  # a tied table must not change lm_head
     if layer is None:
         table, ids = tables_of(edited)[part]
         table.weight[:] = table.weight[ids.flatten()].double().mean(0)

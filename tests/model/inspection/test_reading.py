@@ -50,11 +50,11 @@ def test_surprise_next_tokens_and_lens_are_those_of_the_forward_pass_by_hand(eac
 
 @torch.no_grad()
 def test_the_attribution_of_a_logit_to_parts_is_what_each_writes_and_adds_up_to_the_logit(each_gpt):
-    """Each part passes through the final norm and the head's row of the next token."""
+    """Each part passes through the final norm and lm_head's row of the next token."""
     found = read(each_gpt, TEXT)
     exact = ByHand(each_gpt, TOKENS.tolist())
     stream = exact.layers[-1]["stream after the block"]
-    rows = each_gpt.head.weight.double()[TOKENS[1:]]
+    rows = each_gpt.lm_head.weight.double()[TOKENS[1:]]
     expected = {}
     for part, x in exact.written().items():
         expected[part] = (exact.share_of_norm(x, stream, "final_norm")[:-1] * rows).sum(-1)

@@ -25,7 +25,7 @@ def plain_gpt(seed: int, config: GPTConfig = CONFIG) -> GPT:
     with torch.no_grad():
         for weight in gpt.parameters():
             weight.copy_(weight.bfloat16())
-        gpt.head.weight[[*range(32), *range(127, 257)]] = 0
+        gpt.lm_head.weight[[*range(32), *range(127, 257)]] = 0
     return gpt
 
 

@@ -155,7 +155,7 @@ def check_square(square: dict, gpt: GPT, name: str):
     written = block.output_proj.weight.double().unflatten(1, (gpt.config.num_heads, -1))[:, head]  # (D, K)
     added = written @ v[key] * traced.maps[layer, head, query, key]
     normed = ByHand(gpt, TOKENS.tolist()).share_of_norm(added, traced.residual[-1][query].double(), "final_norm")
-    changes = gpt.head.weight.double() @ normed
+    changes = gpt.lm_head.weight.double() @ normed
     largest = changes.topk(5)
     assert [token for token, _ in square["pushes"]] == largest.indices.tolist(), name
     np.testing.assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4, err_msg=name)

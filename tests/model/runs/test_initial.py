@@ -20,7 +20,7 @@ SMALL_GPT2 = replace(CONFIGS["gpt2"], vocab_size=257, context_length=32)
 
 FINETUNED = """--data.tokenizer=bytes --data.cache_dir=cache --data.num_threads=1 --model.gpt.context_length=16
     --model.compile=false --trainer.accelerator=cpu --trainer.precision=32-true --trainer.max_steps=4
-    --trainer.val_check_interval=8 --samples.max_new_tokens=4 --attention.probe_tokens=8 --wandb=disabled
+    --trainer.val_check_interval=8 --samples.max_new_tokens=4 --recording.probe_tokens=8 --wandb=disabled
     --name=run --model.init_from=model"""
 
 
@@ -56,7 +56,7 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, m
     from scripts import convert_huggingface, evaluate
 
     Path("my.txt").write_text(small_text.read_text()[::-1])
-    quiet = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--attention.enabled=false"]
+    quiet = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--recording.enabled=false"]
     quiet += ["--samples.max_new_tokens=0", "--wandb=disabled"]
     own_text = [*quiet, "--data.files=my.txt", "--data.cache_dir=cache"]
     bpe = ["--data.tokenizer=bpe", "--data.vocab_size=300"]

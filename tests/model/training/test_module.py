@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPTConfig
-from model.runs.monitoring import AttentionMonitor, Samples
+from model.runs.recorder import Recorder, Samples
 from model.training.module import GPTModule
 from model.training.optimizer import MuonAdamW, OptimizerConfig
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -57,7 +57,7 @@ def test_updates_have_the_schedules_learning_rates_and_clipped_gradients_and_flo
         return loss
 
     monkeypatch.setattr(MuonAdamW, "step", spy)
-    options = """--model.optimizer.learning_rate=0.5 --model.optimizer.head_learning_rate=0.25
+    options = """--model.optimizer.learning_rate=0.5 --model.optimizer.lm_head_learning_rate=0.25
         --model.optimizer.matrix_learning_rate=0.125 --trainer.accumulate_grad_batches=2
         --trainer.gradient_clip_val=0.01 --trainer.precision=bf16-mixed --name=run"""
     assert train(*options.split()) == 0
@@ -117,7 +117,7 @@ def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
 
     slow_down(GPTModule, "training_step", 0.5)
     slow_down(GPTModule, "validation_step", 100)
-    slow_down(AttentionMonitor, "record", 1000)
+    slow_down(Recorder, "record", 1000)
     slow_down(Samples, "write", 10000)
     assert train("--name=run", "--trainer.val_check_interval=6", "--trainer.accumulate_grad_batches=2") == 0
     rate, steps = 4 * 16 / 0.5, (2, 4, 6, 8, 10, 12)

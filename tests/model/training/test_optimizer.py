@@ -10,7 +10,6 @@ from torch import nn
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
 from model.training.optimizer import POLAR_EXPRESS, MuonAdamW, OptimizerConfig, build_optimizer, orthogonalize
-from tests.gpts import GPT2
 
 SMALL = GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8)
 DRESSED = replace(SMALL, norm="layernorm", bias=True, position="learned", value_embeddings=True)
@@ -135,27 +134,6 @@ class Sink(CausalSelfAttention):
 
 
 @BOTH
-@pytest.mark.parametrize("config", [replace(SMALL, **GPT2), DRESSED])
-def test_every_weight_is_in_one_group_with_the_rate_of_its_kind_and_only_matrices_decay(algorithm, config, monkeypatch):
-    """A matrix is the weight of an nn.Linear: a bare parameter is a vector, also one with two axes."""
-    monkeypatch.setattr("model.gpt.CausalSelfAttention", Sink)
-    gpt = GPT(config)
-    rates = {"learning_rate": 0.5, "head_learning_rate": 1.0}
-    muon = {"matrix_learning_rate": 0.25, "vector_learning_rate": 0.125}
-    optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm, weight_decay=0.1, **rates, **muon))
-    grouped = [(id(parameter), group) for group in optimizer.param_groups for parameter in group["params"]]
-    assert sorted(parameter for parameter, _ in grouped) == sorted(map(id, gpt.parameters()))
-    for name, parameter in gpt.named_parameters():
-        group, kind = dict(grouped)[id(parameter)], "matrix" if name.endswith("_proj.weight") else "vector"
-        if name == "head.weight":  # in the tied GPT-2 it is the embedding
-            kind = "head"
-        elif parameter.ndim == 2 and "embedding" in name:
-            kind = "embedding"
-        expected = (rates | muon if algorithm == "muon" else rates).get(f"{kind}_learning_rate", 0.5)
-        assert (group["lr"], group["initial_lr"]) == (expected, expected), name
-        assert group["weight_decay"] == (0.1 if kind in ("matrix", "head") else 0), name
-
-
 def updated(config, algorithm):
     """A GPT and its optimizer after one update."""
     gpt = GPT(config)
@@ -163,22 +141,6 @@ def updated(config, algorithm):
     gpt.loss(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long)).backward()
     optimizer.step()
     return gpt, optimizer
-
-
-@BOTH
-def test_the_state_of_earlier_versions_is_restored_weight_by_weight(algorithm):
-    """Earlier versions saved vectors and embeddings in one group, in the order of the model's parameters."""
-    gpt, optimizer = updated(DRESSED, algorithm)
-    groups = {group["name"]: dict(group) for group in optimizer.param_groups}
-    vectors = groups.pop("vectors")["params"]
-    ids = {id(parameter) for parameter in groups["embeddings"]["params"] + vectors}
-    groups["embeddings"]["params"] = [parameter for parameter in gpt.parameters() if id(parameter) in ids]
-    old = MuonAdamW([*groups.values()], optimizer.parts, betas=(0.8, 0.95), eps=1e-8)
-    old.state.update(optimizer.state)
-    restored = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
-    restored.load_state_dict(old.state_dict())
-    for parameter in gpt.parameters():
-        torch.testing.assert_close(dict(restored.state[parameter]), dict(optimizer.state[parameter]))
 
 
 @BOTH

@@ -5,16 +5,16 @@ from functools import partial
 
 import pytest
 
-from model.runs import sequence
-from model.runs.monitoring import AttentionMonitor, Samples
+from model.runs import end_of_step
+from model.runs.end_of_step import StopSignals, TrainingInterrupted
+from model.runs.recorder import Recorder, Samples
 from model.runs.saving import Checkpoints
-from model.runs.sequence import StopSignals, TrainingInterrupted
 from model.training.module import GPTModule
 from tests.watching import before_call
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 
-PARTS = {GPTModule: "on_validation_epoch_end", AttentionMonitor: "record", Samples: "write", Checkpoints: "save"}
+PARTS = {GPTModule: "on_validation_epoch_end", Recorder: "record", Samples: "write", Checkpoints: "save"}
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def events(monkeypatch):
     def note(name, part, trainer=None, *_, **__):
         seen.append(((trainer or part.trainer).global_step, name))
 
-    monkeypatch.setattr(sequence, "log_metrics", lambda trainer, _: note("log_metrics", None, trainer))
+    monkeypatch.setattr(end_of_step, "log_metrics", lambda trainer, _: note("log_metrics", None, trainer))
     for owner, name in PARTS.items():
         before_call(monkeypatch.setattr, owner, name, partial(note, name))
     return seen
@@ -56,7 +56,7 @@ VALIDATES = {  # options, and the steps at which they validate
 
 @pytest.mark.parametrize("options", VALIDATES)
 def test_each_step_ends_once_with_any_options_of_validation(train, monkeypatch, events, options):
-    ended, owner = [], sequence.RunSequence
+    ended, owner = [], end_of_step.EndOfStep
     before_call(monkeypatch.setattr, owner, "end_step", lambda _, trainer, *__: ended.append(trainer.global_step))
     assert train("--trainer.max_steps=5", *options.split()) == 0
     assert ended == [0, 1, 2, 3, 4, 5]

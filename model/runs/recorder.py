@@ -30,7 +30,7 @@ KNOWN_TOKENS = 100_000
 
 
 @dataclass
-class AttentionMonitor:
+class Recorder:
     """Records attention maps and measurements of fixed texts: at step 0, every validation and checkpoints.keep_steps.
 
     Args:
@@ -48,8 +48,8 @@ class AttentionMonitor:
     recording: Recording | None = field(default=None, init=False)  # set by `start`, on the first rank only
 
     def __post_init__(self) -> None:
-        check_range("attention.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
-        check_range("attention.every_n_steps", self.every_n_steps, 1)
+        check_range("recording.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
+        check_range("recording.every_n_steps", self.every_n_steps, 1)
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:
         """Opens the recording, with its probes, and with windows from the validation split (see `Texts`).
@@ -69,8 +69,8 @@ class AttentionMonitor:
         if len(tokens) < MIN_PROBE_TOKENS:
             raise Mistake(
                 f"attention maps need at least {MIN_PROBE_TOKENS} tokens, and the text has {len(tokens)}: raise "
-                "attention.probe_tokens or model.gpt.context_length, lengthen attention.probe_text or the validation "
-                "split, or write --attention.enabled false"
+                "recording.probe_tokens or model.gpt.context_length, lengthen recording.probe_text or the validation "
+                "split, or write --recording.enabled false"
             )
         frequent = set(np.unique(validation.read(0, KNOWN_TOKENS)).tolist()) - {end_of_text}
         candidates = frequent if len(frequent) > 1 else range(tokenizer.vocab_size)

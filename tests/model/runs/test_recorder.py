@@ -13,7 +13,7 @@ from data.windows import as_batch
 from model.attention import CausalSelfAttention
 from model.inspection.recording import Recording
 from model.inspection.texts import MAX_TOKENS, spread_starts
-from model.runs.monitoring import AttentionMonitor
+from model.runs.recorder import Recorder
 from scripts.inspect_attention import main as inspect_attention
 from tests.attentions import LEAK
 from tests.small_runs import column, csv_rows
@@ -21,7 +21,7 @@ from tests.small_runs import column, csv_rows
 
 def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
     options = ["--trainer.precision=bf16-mixed", "--trainer.max_steps=4"]
-    options += ["--attention.probe_text=the model reads a text"]
+    options += ["--recording.probe_text=the model reads a text"]
     assert train("--name=run", *options) == 0
     for run, kernel, most in ((trained(), "float32", 1e-5), ("runs/run", "bfloat16", 2e-2)):
         recording = Recording.open(Path(run, "attention"))
@@ -43,7 +43,7 @@ def started(folder: Path, text: list[int], length: int, context: int = 512, mask
     data = SimpleNamespace(tokenizer=tokenizer, tokenized=tokenized, document_masking=masking)
     trainer = SimpleNamespace(datamodule=data, default_root_dir=folder, **{"is_global_zero": True} | options)
     gpt = SimpleNamespace(config=SimpleNamespace(context_length=context, window=None))
-    monitor = AttentionMonitor(probe_tokens=length)
+    monitor = Recorder(probe_tokens=length)
     monitor.start(trainer, SimpleNamespace(gpt=gpt))
     return monitor.recording
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model.exchange.evaluation import IGNORED, count_nats, loss_and_bits, text_logprobs
+from model.losses import IGNORED, count_nats, loss_and_bits, text_logprobs
 from tests.gpts import CONFIGS, random_gpt
 
 

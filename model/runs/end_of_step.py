@@ -28,8 +28,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from model.runs.metrics import TrainingMetrics, check_finite, log_metrics, write_rows
-from model.runs.monitoring import AttentionMonitor, Samples
 from model.runs.progress import first_lines, tell, validation_line
+from model.runs.recorder import Recorder, Samples
 from model.runs.results import write_report
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 
@@ -51,11 +51,11 @@ def is_due(step: int, every: int | None) -> bool:
     return every is not None and step > 0 and step % every == 0
 
 
-class RunSequence(Checkpoint):
+class EndOfStep(Checkpoint):
     """The callback that ends each step. It is a `Checkpoint` because Lightning runs those after all other callbacks."""
 
-    def __init__(self, attention: AttentionMonitor, samples: Samples, checkpoints: Checkpoints):
-        self.attention = attention
+    def __init__(self, recorder: Recorder, samples: Samples, checkpoints: Checkpoints):
+        self.recorder = recorder
         self.samples = samples
         self.checkpoints = checkpoints
         self.metrics = TrainingMetrics()
@@ -105,11 +105,11 @@ class RunSequence(Checkpoint):
         step, is_validated = trainer.global_step, validation is not None
         is_kept = step in self.checkpoints.keep_steps
         is_best = is_validated and validation["val/loss"] < self.best_loss
-        is_its_turn = step == 0 or is_due(step, self.attention.every_n_steps)
-        is_recorded = self.attention.enabled and (is_validated or is_kept or is_its_turn)
+        is_its_turn = step == 0 or is_due(step, self.recorder.every_n_steps)
+        is_recorded = self.recorder.enabled and (is_validated or is_kept or is_its_turn)
         if is_recorded:
             self.metrics.stop_clock()  # recording is not training; the next batch starts it again
-            self.attention.record(trainer, module, with_losses=is_kept or trainer.should_stop)
+            self.recorder.record(trainer, module, with_losses=is_kept or trainer.should_stop)
         if is_validated:
             log_metrics(trainer, validation)
             self.samples.write(trainer, module)
@@ -133,13 +133,13 @@ class RunSequence(Checkpoint):
         """Writes the run's page. A browser that shows the previous page loads the new one by itself."""
         if trainer.is_global_zero:
             write_rows(trainer)  # so that the page has the metrics of this step too
-            write_report(Path(trainer.default_root_dir), state, self.attention.recording)
+            write_report(Path(trainer.default_root_dir), state, self.recorder.recording)
 
     # How training begins and ends.
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
         # Before RunFolder creates the run's folder in on_train_start: a probe that is too short must leave no folder.
-        self.attention.start(trainer, module)
+        self.recorder.start(trainer, module)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         is_new = trainer.ckpt_path is None
@@ -161,7 +161,7 @@ class RunSequence(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.is_running = False
-        self.attention.finish(trainer, module)
+        self.recorder.finish(trainer, module)
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self.signals.remove()
