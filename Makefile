@@ -49,8 +49,11 @@ audit: $(BIN)/python ## look up every pinned package in the public list of vulne
 faults: $(VENV)/installed-dev ## kill runs, fill their disk and damage their files, and count what is lost, in four minutes; FAULTS=5 tries five times as many moments
 	$(PYTEST) -p no:warnings tests/faults/matrix.py $(ARGS)
 
-gpu: $(VENV)/installed-dev ## check and time everything on this machine's GPU, and print one JSON object; ARGS="--nanogpt ../nanoGPT" compares
-	$(BIN)/python scripts/gpu.py $(ARGS)
+gpu: $(VENV)/installed-dev ## test and time this project on a GPU, to send what is printed; ARGS="--nanogpt ../nanoGPT" compares, ARGS="--device cpu" needs no GPU
+	$(BIN)/python -m pytest tests/on_a_gpu.py
+	$(BIN)/python scripts/benchmark.py train --device cuda $(ARGS)
+	$(BIN)/python scripts/benchmark.py generate --device cuda $(ARGS)
+	@echo "Please send the three results to the project: the summary of the tests and both JSON objects."
 
 lint: $(VENV)/installed-dev ## check style, formatting and types
 	$(BIN)/ruff check $(SOURCES)

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Mistake, check_range, exit_status, file_errors
-from scripts.parser import Parser
+from scripts.parser import Parser, choose_device
 
 ROOT = Path(__file__).resolve().parents[1]
 # Networks of nanoGPT: in its README, for a CPU; in its config/train_shakespeare_char.py; GPT-2.
@@ -104,6 +104,7 @@ def main(argv: list[str] | None = None) -> None:
             )
     options = parser.parse_args(argv)
     check_range("--rounds", options.rounds, 1)
+    choose_device(options.device)  # raises for a missing GPU, before any contender starts
     rows = options.function(options)
     machines = [row.pop("machine") for row in rows]
     print("{device}, {threads} threads:\n".format(**machines[0]))

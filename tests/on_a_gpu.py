@@ -1,6 +1,6 @@
 """Trains, resumes and uses runs on this machine's GPU, or on the pretended GPU with which test_device.py starts this.
 
-python -m pytest tests/on_a_gpu.py
+`make gpu` runs this; without a GPU, on the processor.
 """
 
 import os
@@ -17,30 +17,38 @@ from model.gpt import GPT
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from scripts import evaluate, generate, inspect_attention
 from tests.gpts import CONFIGS
+from tests.small_runs import assert_same, final_state
 
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
+IS_PRETENDED = "PRETENDED_GPU" in os.environ
+COMPILED = "--model.compile=false" if IS_PRETENDED else "--model.compile=auto"
 RUNS = {
-    "tables and documents": """--model.gpt.ngram_sizes=[2,3] --model.gpt.ngram_buckets=64 --trainer.deterministic=true
+    "tables and documents": """--model.gpt.ngram_sizes=[2,3] --model.gpt.ngram_buckets=64 --model.compile=false
         --model.gpt.value_embeddings=true --data.document_masking=true --model.gpt.dropout=0.1
-        --trainer.accumulate_grad_batches=2""",
-    "window and groups": """--model.gpt.num_heads=4 --model.gpt.num_kv_heads=2 --model.gpt.window=5
+        --trainer.accumulate_grad_batches=2 --trainer.deterministic=true""",
+    "window and groups": f"""{COMPILED} --model.gpt.num_heads=4 --model.gpt.num_kv_heads=2 --model.gpt.window=5
         --trainer.gradient_clip_val=1.0 --trainer.precision=bf16-mixed""",
-    "GPT-2": """--model.gpt.position=learned --model.gpt.norm=layernorm --model.gpt.tie_embeddings=true
+    "GPT-2": f"""{COMPILED} --model.gpt.position=learned --model.gpt.norm=layernorm --model.gpt.tie_embeddings=true
         --model.optimizer.algorithm=adamw --trainer.precision=16-mixed --model.gpt.activation=swiglu""",
 }
 
 
 @pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
 def test_a_run_is_trained_resumed_and_used(options, train, small_text):
-    options = f"{options} --trainer.accelerator={DEVICE.type} --model.compile=false --checkpoints.every_n_steps=2"
-    assert train("--name=run", "--trainer.max_steps=3", "--trainer.val_check_interval=2", *options.split()) == 0
+    options += f" --trainer.accelerator={DEVICE.type} --checkpoints.every_n_steps=2 --trainer.val_check_interval=2"
+    assert train("--name=run", "--trainer.max_steps=3", *options.split()) == 0
     assert train("--resume=runs/run", "--trainer.max_steps=4") == 0
+    if "deterministic" in options:
+        assert train("--name=whole", "--trainer.max_steps=4", *options.split()) == 0
+        assert_same(final_state("runs/run"), final_state("runs/whole"))
     if DEVICE.type != "cpu":
         assert read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))["random_states"][0][DEVICE.type] is not None
     assert not generate.main(["--max_new_tokens=20", "--num_samples=2", "--top_k=5", "--top_p=0.9", "--min_p=0.1"])
     assert not evaluate.main([f"--data.files={small_text}", "--split=validation"])
     assert not inspect_attention.main(["--prompt=the model", "--output=page.html"])
     glass = open_run("runs/run", device=DEVICE)
+    maps_on_cpu = open_run("runs/run", device="cpu").read("the model").maps
+    torch.testing.assert_close(glass.read("the model").maps, maps_on_cpu, rtol=0, atol=1e-5)
     assert glass.read("the model", without=["head 0.0"]).loss > 0
     assert glass.ablate("the model reads")
 
@@ -61,7 +69,7 @@ def count_of_step(config, **options) -> Counter:
     return counts - before
 
 
-@pytest.mark.skipif("PRETENDED_GPU" not in os.environ, reason="a real GPU does not count")
+@pytest.mark.skipif(not IS_PRETENDED, reason="a real GPU does not count")
 def test_a_step_never_waits_for_the_device_and_muon_takes_as_many_operations_for_any_number_of_layers():
     extra = []
     for layers in (2, 4):

@@ -198,6 +198,7 @@ def test_validation_counts_every_token_once_with_the_clock_stopped(length, monke
 
 MISTAKES = {
     "train --nanogpt nowhere": "nowhere nanoGPT",
+    **({} if torch.cuda.is_available() else {"train --device cuda": "cuda cpu"}),
     "time_to_loss --data x.txt": "x.txt",
     "time_to_loss --data umlauts.txt": "umlauts.txt ASCII",
 }
