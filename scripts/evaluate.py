@@ -1,8 +1,9 @@
-"""Measures how well a GPT predicts a text: bits per byte and perplexity.
+"""Measures how well GPTs predict a text: bits per byte and perplexity.
 
 python scripts/evaluate.py                                             the newest run, on its own validation split
 python scripts/evaluate.py --checkpoint runs/NAME --data.files 'my/*.txt' --stride 64             all of these files
 python scripts/evaluate.py --checkpoint FOLDER --split all             a Hugging Face model, on the corpus stdlib
+python scripts/evaluate.py --checkpoint runs/lr-* --json               several runs, each a line of JSON
 
 The model's own tokenizer encodes the text. Bits per byte can be compared across tokenizers, perplexity cannot.
 With the default stride, the context length, the results are computed as in the validation during training.
@@ -27,7 +28,7 @@ from scripts.parser import DEFAULTS, add_model_options, choose_device
 
 if TYPE_CHECKING:
     import numpy as np
-    from jsonargparse import ArgumentParser
+    from jsonargparse import ArgumentParser, Namespace
 
     from data.datamodule import TextDataModule
     from model.glass import Glass
@@ -39,14 +40,22 @@ READING = {"corpus", "max_tokens", "document_masking", "corpus_options"}
 
 @exit_status("evaluate.py")
 def main(argv: list[str] | None = None) -> None:
-    from data.datamodule import TextDataModule
     from model.glass import open_run
-    from model.runs.configs import layered, parse, read_config
+    from model.runs.configs import layered, parse
 
     parser = build_parser()
     typed = parse(parser, sys.argv[1:] if argv is None else argv)
     options = layered(parser, typed)
-    glass = open_run(options.checkpoint, device=choose_device(options.device))
+    for source in options.checkpoint or [None]:
+        evaluate(open_run(source, device=choose_device(options.device)), parser, typed)
+
+
+def evaluate(glass: Glass, parser: ArgumentParser, typed: Namespace) -> None:
+    """Prints how well one model predicts the text that the `typed` options name, or its run's own text."""
+    from data.datamodule import TextDataModule
+    from model.runs.configs import layered, parse, read_config
+
+    options = layered(parser, typed)
     reads_own_text = OTHER_TEXT.isdisjoint(typed.keys())
     defaults = {"document_masking": glass.document_masking}
     if glass.folder and reads_own_text:
@@ -69,14 +78,15 @@ def main(argv: list[str] | None = None) -> None:
     if reads_own_text and split != "all" and not was_read(tokens, glass):
         print(f"This is not the {split} split that the run read: files or options have changed since.", file=sys.stderr)
     print(f"{glass} reads {data.corpus.name}, --split {split}: {len(tokens):,} tokens", file=sys.stderr)
-    result = {"checkpoint": str(glass), "text": data.corpus.name, "split": split}
+    result = {"checkpoint": glass.source, "step": glass.step, "text": data.corpus.name, "split": split}
     result |= measure(glass, tokens, stride, options.batch_size, options.data.document_masking)
     if options.json:
         print(json.dumps(result))
         return
     formats = {str: "", int: ",", float: ",.6f"}
     for name, value in result.items():
-        print(f"{name.replace('_', ' '):<16}{value:{formats[type(value)]}}")
+        if value is not None:
+            print(f"{name.replace('_', ' '):<16}{value:{formats[type(value)]}}")
 
 
 def build_parser() -> ArgumentParser:
@@ -85,7 +95,7 @@ def build_parser() -> ArgumentParser:
     from data.datamodule import TextDataModule
 
     parser = ArgumentParser(prog="evaluate.py", description=__doc__, exit_on_error=False, **DEFAULTS)
-    add_model_options(parser)
+    add_model_options(parser, nargs="+")
     add = parser.add_argument
     add(
         "--stride",
@@ -100,7 +110,7 @@ def build_parser() -> ArgumentParser:
         help="part of the text to read, divided as in training (default: all if --data.files is set, else validation)",
     )
     add("--batch_size", type=int, default=16, metavar="N", help="windows that the model reads at once (default: 16)")
-    add("--json", action="store_true", help="print the result as one line of JSON")
+    add("--json", action="store_true", help="print the result of each model as one line of JSON")
     only_training = inspect.signature(TextDataModule).parameters.keys() - READING
     parser.add_class_arguments(TextDataModule, "data", skip=only_training)
     return parser

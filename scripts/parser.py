@@ -30,11 +30,12 @@ class Parser(argparse.ArgumentParser):
         raise Mistake(f"{with_hint(message)}; --help lists the options")
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Adds --checkpoint, for `open_run`, and --device, for `choose_device`."""
+def add_model_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    """Adds --checkpoint, for `open_run`, and --device, for `choose_device`. nargs "+": one or more checkpoints."""
     parser.add_argument(
         "--checkpoint",
         type=Path,
+        nargs=nargs,
         metavar="PATH",
         help="checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/)",
     )

@@ -82,6 +82,14 @@ def test_without_options_the_figures_are_those_of_training(masked, files, capsys
     assert result(capsys, *named)["documents"] < found["documents"]
 
 
+def test_several_models_get_a_line_each_with_path_and_step_apart(run_dir, masked, capsys, files):
+    both = [str(run_dir / "checkpoints/best.ckpt"), str(masked / "checkpoints/last.ckpt")]
+    status, out, _ = call(main, capsys, "--checkpoint", *both, f"--data.files={files}", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert status == 0 and [(line["checkpoint"], line["step"]) for line in lines] == [*zip(both, (7, 12), strict=True)]
+    assert lines[1] == result(capsys, "--data.files", files, "--checkpoint", both[1])
+
+
 def test_the_splits_add_up_to_all_of_the_users_files_which_the_table_has_by_default(run_dir, capsys, files):
     options = ("--checkpoint", run_dir, "--data.files", files)
     parts = {split: result(capsys, *options, "--split", split) for split in ("train", "validation", "all")}
