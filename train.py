@@ -81,7 +81,7 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
     built: the options, with an object in place of each option or group that describes one.
     """
     loggers = [CSVLogger(run_dir), WandbLogger(run_dir, options.config.wandb)]
-    folder = RunFolder(options.saved, is_new=options.checkpoint is None)
+    folder = RunFolder(options.saved, is_new=options.run is None)
     # The user's callbacks run after RunFolder and before EndOfStep: Lightning runs Checkpoint callbacks last.
     callbacks = [folder, end_of_step, *as_list(built.trainer.callbacks)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
@@ -121,19 +121,19 @@ def main(args: list[str] | None = None) -> int:
     if config.print_config:
         print(options.saved, end="")
         return 0
-    run = Run(Path(config.resume) if options.checkpoint else new_run_dir(config))
+    run = options.run or Run(new_run_dir(config))
     seed_everything(config.seed_everything, workers=True)
     try:
         built = parser.instantiate(config)
         module, end_of_step = built.model, EndOfStep(built.recording, built.samples, built.checkpoints)
         module.trained = options.trained
         data = TextDataModule(
-            **config.data.as_dict(),
+            **config.data.as_dict() | {"tokenizer": options.tokenizer},
             context_length=config.model.gpt.context_length,
             seed=config.seed_everything,
         )
         trainer = build_trainer(options, run.folder, built, end_of_step)
-        trainer.fit(module, data, ckpt_path=options.checkpoint)
+        trainer.fit(module, data, ckpt_path=options.run and options.run.resumed)
         if trainer.is_global_zero and not trainer.fast_dev_run:
             say("\n".join(filter(None, [finish(run.folder), ending(trainer)])))
     except TrainingInterrupted as stop:

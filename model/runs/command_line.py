@@ -46,12 +46,13 @@ MAY_DIFFER = ("context_length", "dropout")  # options of a run that may differ f
 
 @dataclasses.dataclass
 class Options:
-    """All options of a run, and the checkpoint or model from which the run starts."""
+    """All options of a run, and the run or the model from which it starts."""
 
     config: Namespace
     saved: str  # the run's config.yaml: `config` without NOT_SAVED
-    checkpoint: Path | None  # the checkpoint to resume; None for a new run
+    run: Run | None  # the run to resume; None for a new one
     trained: Glass | None  # the model of --model.init_from, if a new run starts from one
+    tokenizer: str | dict[str, Any] | None  # for TextDataModule: data.tokenizer, or what it stands for if it is a model
 
 
 def read_options(parser: ArgumentParser, args: list[str], default_config: Path) -> Options:
@@ -62,11 +63,32 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     3. the config of the run to resume; or `default_config`, if there is neither --resume nor --config;
     4. the default.
 
-    Then fills in what the machine or a model decides: trainer.precision if it is unset, the network of
-    --model.init_from, and the tokenizer if it is a model's.
+    Then fills in what the machine or a model decides: trainer.precision if it is unset, and the network of
+    --model.init_from.
 
     Raises a `Mistake` for options that contradict each other, and for runs and models that are missing or damaged.
     """
+    chosen = chosen_options(parser, args)
+    run = run_to_resume(chosen)
+    config = layered(parser, base_options(parser, chosen, run, default_config), chosen)
+    check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
+    check_trainer(config.trainer)
+    if run and config.trainer.fast_dev_run:
+        raise Mistake("trainer.fast_dev_run saves nothing, so it cannot continue a run: leave out --resume")
+    trained = None if run or config.model.init_from is None else open_run(config.model.init_from)
+    found = Namespace() if trained is None else options_of_model(trained, chosen)
+    if config.trainer.precision is None:
+        found["trainer.precision"] = fast_precision(config.trainer.accelerator)
+    config = layered(parser, config, found)
+    saved = config.clone()
+    for option in NOT_SAVED:
+        saved.pop(option)
+    text = parser.dump(saved, skip_unset=False)
+    return Options(config, text, run, trained, tokenizer_of(config.data.tokenizer, chosen, run, trained))
+
+
+def chosen_options(parser: ArgumentParser, args: list[str]) -> Namespace:
+    """Returns the options that the user sets, by typing them or in files of --config."""
     for arg in args:
         if arg.encode(errors="replace").decode() != arg:
             raise Mistake(f"{arg!a} is not UTF-8, so config.yaml cannot hold it: rename the file, or type a pattern")
@@ -74,37 +96,7 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     for file in typed.get("config") or []:
         chosen.update(parse_file(parser, Path(file)))
     chosen.update(typed)
-    base, checkpoint, trained = Namespace(), None, None
-    if chosen.get("resume") is not None:
-        for other in ("name", "model.init_from"):
-            if chosen.get(other) is not None:
-                raise Mistake(f"--resume continues a run in its own folder, with its own weights: leave out --{other}")
-        run = Run.open(Path(chosen.resume), CONFIG)
-        chosen.resume, checkpoint = str(run.folder), run.resumed
-        base = parse(parser, plain_config(run.folder / CONFIG, chosen.keys()), f"{run.folder / CONFIG}: ")
-    elif "config" not in chosen:
-        chosen.config = [str(default_config)]
-        base = parse_file(parser, default_config)
-    config = layered(parser, base, chosen)
-    check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
-    check_trainer(config.trainer)
-    if checkpoint and config.trainer.fast_dev_run:
-        raise Mistake("trainer.fast_dev_run saves nothing, so it cannot continue a run: leave out --resume")
-    if config.model.init_from is not None and not checkpoint:
-        trained = trained_model(config, chosen)
-    if config.trainer.precision is None:
-        config.trainer.precision = fast_precision(config.trainer.accelerator)
-    saved = config.clone()
-    for option in NOT_SAVED:
-        saved.pop(option)
-    text = parser.dump(saved, skip_unset=False)
-    name = config.data.tokenizer
-    if name is None or "/" in name:  # the tokenizer of a model
-        if checkpoint and "data.tokenizer" not in chosen:  # that model may be gone, so take it from the checkpoint
-            config.data.tokenizer = read_checkpoint(checkpoint, on_disk=True)["tokenizer"]
-        elif owner := open_run(name) if name else trained:
-            config.data.tokenizer = owner.tokenizer.to_dict()
-    return Options(config, text, checkpoint, trained)
+    return chosen
 
 
 def parse_file(parser: ArgumentParser, path: Path) -> Namespace:
@@ -118,17 +110,38 @@ def parse_file(parser: ArgumentParser, path: Path) -> Namespace:
     return options
 
 
-def trained_model(config: Namespace, chosen: Namespace) -> Glass:
-    """Opens the model of --model.init_from, and puts its network and its tokenizer into `config`.
+def run_to_resume(chosen: Namespace) -> Run | None:
+    """Opens the run of --resume. Raises a `Mistake` for options that only a new run can have."""
+    if chosen.get("resume") is None:
+        return None
+    for other in ("name", "model.init_from"):
+        if chosen.get(other) is not None:
+            raise Mistake(f"--resume continues a run in its own folder, with its own weights: leave out --{other}")
+    return Run.open(Path(chosen.resume), CONFIG)
+
+
+def base_options(parser: ArgumentParser, chosen: Namespace, run: Run | None, default_config: Path) -> Namespace:
+    """Returns the options over which the `chosen` ones are laid: the run's, or `default_config` if none is chosen."""
+    if run:
+        path = run.folder / CONFIG
+        return parse(parser, plain_config(path, chosen.keys()), f"{path}: ")
+    if "config" in chosen:
+        return Namespace()
+    base = parse_file(parser, default_config)
+    base.config = [str(default_config)]
+    return base
+
+
+def options_of_model(glass: Glass, chosen: Namespace) -> Namespace:
+    """Returns the options that the model of --model.init_from decides: its network, and its tokenizer, by null.
 
     Raises a `Mistake` if the user has `chosen` another value than the model's, or more positions than it has learned.
     """
-    network, glass = config.model.gpt, open_run(config.model.init_from)
     values = dataclasses.asdict(glass.gpt.config)
     for name, trained in values.items():
         if f"model.gpt.{name}" not in chosen:
             continue
-        value = network[name]
+        value = chosen.model.gpt[name]
         is_unset = value is None and GPTConfig.__dataclass_fields__[name].default is None
         if name in MAY_DIFFER:
             values[name] = value
@@ -142,10 +155,22 @@ def trained_model(config: Namespace, chosen: Namespace) -> Glass:
             f"model.gpt.context_length is {values['context_length']}, but the model of --model.init_from has learned "
             f"only {glass.gpt.config.context_length} positions: set it to that or less"
         )
-    network.update(Namespace(**values))
+    found = Namespace({f"model.gpt.{name}": value for name, value in values.items()})
     if "data.tokenizer" not in chosen:
-        config.data.tokenizer = None
-    return glass
+        found["data.tokenizer"] = None
+    return found
+
+
+def tokenizer_of(
+    name: str | None, chosen: Namespace, run: Run | None, trained: Glass | None
+) -> str | dict[str, Any] | None:
+    """Returns the tokenizer that the option data.tokenizer stands for: its `name`, or that of a model as a dict."""
+    if name is not None and "/" not in name:
+        return name
+    if run and "data.tokenizer" not in chosen:  # the model may be gone, so take the tokenizer from the checkpoint
+        return read_checkpoint(run.resumed, on_disk=True)["tokenizer"]
+    owner = open_run(name) if name else trained
+    return owner.tokenizer.to_dict() if owner else None
 
 
 def check_trainer(options: Namespace) -> None:

@@ -36,7 +36,7 @@ def test_options_that_are_left_out_get_their_defaults(options):
         assert (read.config.model.gpt.num_layers, read.config.trainer.max_steps) == (layers, steps), args
         assert read.config.trainer.precision is not None
         saved = yaml.safe_load(read.saved)
-        assert saved["model"]["gpt"]["num_layers"] == layers and read.checkpoint is None
+        assert saved["model"]["gpt"]["num_layers"] == layers and read.run is None
         assert saved.keys() == read.config.as_dict().keys() - {"config", "print_config", "name", "resume"}
 
 
