@@ -16,6 +16,8 @@ from model.gpt import GPT, in_eval_mode
 from model.kernels import products_by_slices
 from model.mistakes import check_range
 
+Generators = torch.Generator | list[torch.Generator] | None  # one for all texts of a batch, or one for each
+
 
 def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
     """Continues each prompt of a batch: (B, T) -> (B, T + new tokens), the prompts included. Options as in `stream`."""
@@ -32,7 +34,7 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generators = None,
     stop_token: int | None = None,
     cache: KVCache | None = None,
 ) -> Iterator[Tensor]:
@@ -44,7 +46,7 @@ def stream(
     of its context.
 
     Args:
-        model: put into eval mode until generation ends.
+        model: put into eval mode for each token; between tokens, others may use it.
         tokens: prompts (B, T), T >= 1, on the model's device.
         max_new_tokens: the largest number of tokens to generate, at least 1.
         temperature: divides the logits; 0 always takes the likeliest token.
@@ -53,7 +55,8 @@ def stream(
             Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
         min_p: draw only from tokens whose probability is at least min_p times the largest one, in [0, 1] (Nguyen et al.
             2024, https://arxiv.org/abs/2407.01082); applied after temperature, top_k and top_p.
-        generator: source of randomness, on the model's device; PyTorch's default generator if None.
+        generator: source of randomness, on the model's device; PyTorch's default generator if None. With a list, which
+            has one for each prompt, no text depends on the others.
         stop_token: a sequence that draws this token ends, and is padded with it; generation stops when all have ended.
         cache: the cache of an earlier call, to continue its texts: `tokens` follow the cached ones. The last token that
             the earlier call yielded is not cached yet, so `tokens` must begin with it. The first call takes
@@ -88,8 +91,9 @@ def stream(
             # Less than the whole context where possible: a large batch with few new tokens then needs less memory.
             cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
         finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
-        with in_eval_mode(model), products_by_slices(model):
-            for _ in range(max_new_tokens):
+        modules = [*model.modules()]  # listed once: to walk the model takes longer than all else that `with` does below
+        for _ in range(max_new_tokens):
+            with in_eval_mode(modules), products_by_slices(modules):
                 if cache.length + unread.shape[1] > cache.max_len:
                     # The context is full: read its last half again, or all unread tokens if those are more.
                     num_kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
@@ -97,15 +101,15 @@ def stream(
                     unread = text[:, -num_kept:]
                     cache.length = 0
                 logits = model.unembed(model.features(unread, cache=cache)[:, -1])
-                token = draw(logits)
-                if stop_token is not None:
-                    token = token.masked_fill(finished, stop_token)
-                    finished = token == stop_token  # rows that ended earlier stay finished: their token is stop_token
-                yield token
-                # `finished.all()` waits for the device, so it runs only if there is a stop_token.
-                if stop_token is not None and finished.all():
-                    return
-                unread = token[:, None]
+            token = draw(logits)
+            if stop_token is not None:
+                token = token.masked_fill(finished, stop_token)
+                finished = token == stop_token  # rows that ended earlier stay finished: their token is stop_token
+            yield token
+            # `finished.all()` waits for the device, so it runs only if there is a stop_token.
+            if stop_token is not None and finished.all():
+                return
+            unread = token[:, None]
 
     # The body of a generator runs, and raises, only when it is iterated: the checks above must not be in it.
     return write(tokens, cache)
@@ -125,7 +129,7 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    generator: torch.Generator | None = None,
+    generator: Generators = None,
 ) -> Tensor:
     """Draws a token from each row of logits, (B, V) -> (B,), without waiting for the device. Options as in `stream`."""
     if temperature == 0:
@@ -149,7 +153,11 @@ def sample(
     # The noise is drawn for all tokens, in the order of their ids: the result must not depend on the order in which
     # `topk` sorts almost equal logits. `new_empty`, not `empty_like`: some matrix products return transposed memory,
     # which `empty_like` would copy, and then each logit would get other noise.
-    noise = logits.new_empty((len(logits), vocab_size)).exponential_(generator=generator).log_()
+    noise = logits.new_empty((len(logits), vocab_size))
+    generators = generator if isinstance(generator, list) else [generator]
+    for rows, source in zip(noise.chunk(len(generators)), generators, strict=True):
+        rows.exponential_(generator=source)
+    noise.log_()
     if token_ids is None:
         return (logits - noise).argmax(dim=-1)
     drawn = (logits - noise.gather(-1, token_ids)).argmax(dim=-1, keepdim=True)

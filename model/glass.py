@@ -335,13 +335,16 @@ class Glass:
     ) -> Iterator[Tensor]:
         """Continues a prompt `num_texts` times, and yields each next token of these texts, (num_texts,), once drawn.
 
-        An empty prompt begins a document. The same seed draws the same tokens; None uses torch's own generator.
+        An empty prompt begins a document. The first text is drawn with this seed, the next with the seed after it, and
+        so on: the same seed draws the same tokens. None uses torch's own generator.
         For other options, such as temperature, see `model.generation.stream`.
         """
         tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
         prompts = torch.tensor([tokens], device=self.device).repeat(num_texts, 1)
-        generator = None if seed is None else torch.Generator(self.device).manual_seed(seed)
-        options = {"generator": generator, "stop_token": self.tokenizer.end_of_text, **options}
+        if seed is not None:
+            seeds = range(seed, seed + num_texts)
+            options["generator"] = [torch.Generator(self.device).manual_seed(one) for one in seeds]
+        options = {"stop_token": self.tokenizer.end_of_text, **options}
         return stream(self.gpt, prompts, max_new_tokens, **options)
 
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:

@@ -8,7 +8,8 @@ Shapes: B batch, T query length, S key length, D model width, H heads, K head wi
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -457,13 +458,23 @@ class GPT(nn.Module):
         return 6 * sum(map(Tensor.numel, matrices)) + 12 * config.num_layers * config.embed_dim * S
 
 
+# Held by whoever changes a model for a while, such as with hooks: one model may have many callers, in threads or in
+# turns. One lock for all models, because random numbers and the compiler's state belong to the whole process.
+one_at_a_time = threading.RLock()
+
+
 @contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Puts all modules into eval mode, without dropout, while the block runs; then restores the mode of each."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+def in_eval_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Puts modules into eval mode, without dropout, while the block runs; then restores the mode of each.
+
+    Holds `one_at_a_time`. modules: all of a model, `model.modules()`.
+    """
+    with one_at_a_time:
+        training = [module for module in modules if module.training]
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for module in training:
+                module.training = True

@@ -13,7 +13,7 @@ Shapes: N sequences (batch times heads), T length, K head width, I features in, 
 import ctypes
 import math
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 
@@ -105,16 +105,16 @@ def has_slow_vector_products() -> bool:
 
 
 @contextmanager
-def products_by_slices(model: nn.Module) -> Iterator[None]:
-    """In this context every `torch.nn.Linear` of a model runs `linear_by_slices`, if that is faster on this CPU.
+def products_by_slices(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """In this context every `torch.nn.Linear` among the modules runs `linear_by_slices`, if that is faster on this CPU.
 
-    The choice depends on nothing but the CPU, so that a seed gives the same text in every process.
+    Enter it inside `in_eval_mode`, where nobody else changes the model. The choice depends on nothing but the CPU, so
+    that a seed gives the same text in every process.
     """
     layers: list[nn.Linear] = []
     if has_slow_vector_products():
-        linears = (module for module in model.modules() if type(module) is nn.Linear)
-        # Where `forward` is replaced already, another generation is running, which will restore it.
-        layers = [layer for layer in linears if "forward" not in vars(layer)]
+        # Somebody may have replaced `forward` of a layer: that one stays.
+        layers = [layer for layer in modules if type(layer) is nn.Linear and "forward" not in vars(layer)]
     try:
         for layer in layers:
             vars(layer)["forward"] = partial(linear_by_slices, layer)

@@ -51,7 +51,7 @@ def text_logprobs(
     # One tensor for all batches: small ones, left among large ones that are freed, would fragment the memory.
     logprobs = torch.empty(num_windows * T)
     filled = 0
-    with torch.inference_mode(), in_eval_mode(model):
+    with torch.inference_mode(), in_eval_mode(model.modules()):
         for first in range(0, num_windows, batch_size):
             rows = slice(first, first + batch_size)
             batch = windows[rows].to(device)

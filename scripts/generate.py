@@ -97,7 +97,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=random.getrandbits(32),
         metavar="N",
-        help="seed of the random draws: the same seed repeats the same texts (default: a new seed each time)",
+        help="seed of the first text; the next text has the seed N + 1, and so on. The same seed repeats the same text "
+        "(default: a new seed each time)",
     )
     add(
         "--dtype",

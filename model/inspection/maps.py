@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.gpt import GPT
+from model.gpt import GPT, one_at_a_time
 from model.inspection.parts import blocks_of, features_of, undisturbed
 from model.inspection.texts import Texts
 from model.mistakes import listed
@@ -204,7 +204,7 @@ def observed(
 
         return attend_observed
 
-    with ExitStack() as undo:
+    with one_at_a_time, ExitStack() as undo:
         for block in blocks_of(gpt):
             layer = block.attention
             if "attend" in vars(layer):  # somebody has replaced the method of this layer

@@ -16,14 +16,14 @@ Shapes: N texts, T tokens, D model width, K head width, V vocabulary.
 import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.gpt import GPT, Block, in_eval_mode
+from model.gpt import GPT, Block, in_eval_mode, one_at_a_time
 from model.inspection.texts import Texts
 
 TOKENS_AT_ONCE = 8192  # in one forward pass, over all texts
@@ -248,7 +248,8 @@ def in_float32(gpt: GPT) -> GPT:
     dtype = gpt.token_embedding.weight.dtype
     if dtype in (torch.float32, torch.float64):
         return gpt
-    return copy.deepcopy(gpt).float()
+    with one_at_a_time:
+        return copy.deepcopy(gpt).float()
 
 
 @contextmanager
@@ -258,17 +259,20 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
     autocast: use autocast to this type, as mixed-precision training does; None turns autocast off.
     """
     device = gpt.token_embedding.weight.device
-    # Compiled code may skip hooks and a replaced `attend`. Setting the stance imports the compiler, which takes a
-    # second, so it is set only if the compiler is loaded already. The only sign of that is a private module name;
-    # test_reading.py fails if PyTorch renames it.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     with (
-        eager,
+        in_eval_mode(gpt.modules()),
+        _eager(),
         torch.random.fork_rng([device] if device.type == "cuda" else []),
-        in_eval_mode(gpt),
         torch.autocast(device.type, autocast, enabled=autocast is not None),
     ):
         yield
+
+
+def _eager() -> AbstractContextManager:
+    """Switches compiled code off: it may skip hooks and a replaced `attend`."""
+    # Setting the stance imports the compiler, which takes a second, so it is set only if the compiler is loaded
+    # already. The only sign of that is a private module name; test_reading.py fails if PyTorch renames it.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager
@@ -281,7 +285,7 @@ def hooked(
 
     If the hook returns a tensor, it replaces that input or output.
     """
-    with ExitStack() as undo:
+    with one_at_a_time, ExitStack() as undo:
         for module in inputs:
             handle = module.register_forward_pre_hook(lambda module, args: hook(module, args[0]))
             undo.callback(handle.remove)

@@ -225,7 +225,7 @@ class Curve:
     @torch.no_grad()
     def mean_nats(self) -> float:
         nats = 0.0
-        with in_eval_mode(self.model):
+        with in_eval_mode(self.model.modules()):
             for rows in self.windows.split(128):
                 nats += self.loss(*inputs_and_targets(rows)).item() * len(rows)
         return nats / len(self.windows)

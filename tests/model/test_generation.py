@@ -1,10 +1,13 @@
 """Generation against a loop without a cache, and sampling against the distribution that its options describe."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import zip_longest
 
 import pytest
 import torch
 
+from model import kernels
 from model.generation import generate, new_cache, sample, stream
 from tests.gpts import CONFIGS, random_gpt
 
@@ -82,10 +85,39 @@ def test_generation_switches_dropout_off_and_restores_the_mode():
     gpt.train()
     assert generate(gpt, tokens, 8, temperature=0).equal(expected)
     assert gpt.training
-    unfinished = stream(gpt, tokens, 8)
-    next(unfinished)
-    unfinished.close()
-    assert gpt.training
+
+
+def test_texts_written_in_turns_or_in_threads_are_those_written_alone(monkeypatch):
+    """Between two tokens the model is as it was, even if a text is never finished."""
+    monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: True)
+    gpt = random_gpt(replace(MODERN, dropout=0.5)).train()
+    gpt.blocks[1].eval()  # a frozen part stays frozen
+    modes = [module.training for module in gpt.modules()]
+
+    def text(seed):
+        return stream(gpt, torch.tensor([[seed]]), 4 + seed, generator=torch.Generator().manual_seed(seed))
+
+    expected = [[*map(int, text(seed))] for seed in range(4)]
+    in_turns = [[] for _ in expected]
+    for tokens in zip_longest(*map(text, range(4))):
+        assert [module.training for module in gpt.modules()] == modes
+        assert not any("forward" in vars(module) for module in gpt.modules())
+        for written, token in zip(in_turns, tokens, strict=True):
+            written += [] if token is None else [int(token)]
+    assert in_turns == expected
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(lambda seed: [*map(int, text(seed))], range(4))] == expected
+
+
+def test_a_text_with_its_own_generator_does_not_depend_on_the_others():
+    gpt, options = random_gpt(MODERN), {"top_k": 20, "temperature": 1.5}
+
+    def texts(*seeds):
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        return generate(gpt, torch.ones(len(seeds), 2, dtype=torch.long), 12, generator=generators, **options).tolist()
+
+    alone = [texts(seed)[0] for seed in (4, 5, 6)]
+    assert texts(4, 5, 6) == alone and alone[0] != alone[1]
 
 
 @EVERY_CONFIG

@@ -1,8 +1,11 @@
 """The API for notebooks returns what independent computations give, for a run and for a folder in GPT-2's format."""
 
+import copy
 import html
 import json
+import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -138,6 +141,23 @@ def test_token_ids_and_heads_may_be_given_in_any_form(glass):
     heads = ([1, 0], np.array([1, 0]), torch.tensor([1, 0]), (1, 0))
     first, *others = [glass.patch(TEXT, "which model", head=head, position=np.int64(5)).logits for head in heads]
     assert all(torch.equal(first, other) for other in others)
+
+
+def test_threads_that_share_a_model_read_what_each_would_read_alone(glass):
+    texts = ["the model", "a text and", "which word", "learns"]
+    asked = [(text, without) for text in texts for without in ((), "head 0.1", "feed-forward 1")]
+
+    def told(text, without):
+        reading = glass.read(text, without=without)
+        return [reading.maps, reading.logits, reading.heads, reading.residual]
+
+    expected = [told(*question) for question in asked]
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(told, *zip(*asked * 3, strict=True))]
+    for one, other in zip(found, expected * 3, strict=True):
+        assert all(map(torch.equal, one, other))
+    copies = [copy.deepcopy(glass.gpt), pickle.loads(pickle.dumps(glass.gpt))]  # nothing is left on the model
+    assert all(torch.equal(one(torch.tensor([[5, 6]])), glass.gpt(torch.tensor([[5, 6]]))) for one in copies)
 
 
 def test_a_model_trained_within_documents_reads_within_documents(run):

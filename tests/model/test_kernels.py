@@ -9,7 +9,7 @@ from torch import nn
 
 from model import attention, kernels
 from model.attention import CausalSelfAttention
-from model.generation import generate, stream
+from model.generation import generate
 from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, linear_by_slices, products_by_slices, short_causal_attention
 from model.multihead import scaled_dot_product_attention
 from tests.attentions import values_and_gradients
@@ -123,7 +123,7 @@ def test_slices_are_used_only_while_writing_for_few_rows_in_float32_without_grad
     for slow in (True, False):
         monkeypatch.setattr(kernels, "has_slow_vector_products", lambda slow=slow: slow)
         calls.clear()
-        with products_by_slices(layer):
+        with products_by_slices([layer]):
             layer(x)
             with torch.no_grad():
                 layer(torch.randn(FEW_ROWS + 1, 6))
@@ -158,13 +158,3 @@ def test_the_processor_decides_on_slow_products_and_fast_bfloat16(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     assert kernels.has_slow_vector_products.__wrapped__() == (slow_products and torch.backends.mkl.is_available())
     assert kernels.has_fast_bfloat16.__wrapped__("cpu") == fast_bfloat16
-
-
-def test_two_texts_of_one_model_can_be_written_alternately(monkeypatch):
-    monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: True)
-    gpt = random_gpt(CONFIGS["modern"])
-    prompt = torch.zeros(1, 1, dtype=torch.long)
-    short, long = stream(gpt, prompt, 2, temperature=0), stream(gpt, prompt, 5, temperature=0)
-    in_turn = [next(short), next(long), next(short), *short, *long]
-    expected = generate(gpt, prompt, 5, temperature=0)[0, 1:]
-    assert torch.equal(torch.cat(in_turn), torch.stack([expected[0], expected[0], expected[1], *expected[1:]]))
