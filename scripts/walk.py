@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
     from model.glass import Glass
     from model.gpt import GPT
+    from model.inspection.reading import Reading
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 96  # characters in a printed line
@@ -38,14 +39,130 @@ NORMS = {
 }
 ACTIVATION_NAMES = {"relu2": "the square of ReLU", "gelu": "GELU", "gelu_exact": "GELU", "swiglu": "SiLU"}
 
+# Why the model needs the value of each stop. The words in braces are those of `words_of`.
+WHY = {
+    "ids": """
+        The tokenizer cuts the text into tokens, pieces that are in its vocabulary, and replaces each by its number, the
+        id. The network sees nothing else of the text. Here: {pieces}
+        """,
+    "token embedding": """
+        Each id selects its row of a learned table with {config.vocab_size:,} rows: a token becomes a vector of
+        {config.embed_dim} numbers.
+        """,
+    "n-gram embedding": """
+        Further tables add a vector for the last {sizes} tokens, taken together, so that the model knows common
+        sequences before any attention. All sequences of one length share {config.ngram_buckets:,} rows: a hash of the
+        sequence selects its row.
+        """,
+    "position embedding": """
+        Attention alone cannot tell the order of its keys, so each position adds a learned vector of its own.
+        """,
+    "residual stream": """
+        The sum of the vectors looked up so far{normed}. The blocks start from here: every layer reads this stream and
+        adds its result to it.
+        """,
+    "stream into the block": """
+        The stream after {layer} of the {config.num_layers} blocks.
+        """,
+    "attention norm": """
+        Each token's vector is {norm}, so that the layer works at one scale, however large the numbers in the stream
+        have grown.
+        """,
+    "queries, keys, values": """
+        One matrix computes all three for all heads; then the result is cut into heads of {config.head_dim} channels. A
+        query says what a token looks for, a key how other tokens find it, a value what it hands on to them.
+        """,
+    "queries": """
+        What each token looks for, in each of {config.num_heads} heads.
+        """,
+    "queries, normalised": """
+        What each token looks for, in each of {config.num_heads} heads. Queries and keys are divided by their root mean
+        square (QK-norm). The dot product of a query and a key then never exceeds K = {config.head_dim}, which keeps
+        training stable.
+        """,
+    "queries, turned": """
+        Rotary positions: in queries and keys, each pair of channels is turned by an angle that grows with the position.
+        The product of a query and a key then depends on how far apart their tokens are, not on where they stand. Values
+        are not turned.
+        """,
+    "keys": """
+        What other tokens can find each token by, computed in the same way as the queries.{shared}
+        """,
+    "value embedding": """
+        A further table has a vector for each token, which is added to the token's values. So attention can hand on
+        which token this was, even if the stream no longer shows it.
+        """,
+    "values": """
+        What each token hands on to the tokens that attend to it.
+        """,
+    "scores": """
+        How well each query (row) fits each key (column): their dot product, divided by sqrt({config.head_dim}) =
+        {root:.3g}. Without the division, the sum of {config.head_dim} products would be so large that the softmax would
+        be too sharp.
+        """,
+    "mask": """
+        True where a query may attend: to {reach}, never to a later token. The model learns to predict all next tokens
+        of the text at once, and no position may see its own answer.
+        """,
+    "weights": """
+        The attention map: how much of each key's value (column) each query (row) takes. {rule} Fast kernels never store
+        the map, so it is measured: it is what the layer's own `attend` returns when the values are the identity matrix.
+        It differs from softmax(query @ key^T / sqrt(K)) by at most {difference:.2g}.
+        """,
+    "mixed values": """
+        What `attend` returns for each query. If the map tells the truth, this is the mean of the values, weighted by
+        the map: the two differ by at most {error:.1e}.{problems}
+        """,
+    "output projection": """
+        The results of all {config.num_heads} heads are put side by side, as one vector for each token again. A matrix
+        combines what the heads have found into what attention adds to the stream.
+        """,
+    "stream after attention": """
+        The result is added to the stream and replaces nothing: what came in is still there, and in training the
+        gradient has a direct way back.
+        """,
+    "feed-forward norm": """
+        Each token's vector is {norm}, as before attention.
+        """,
+    "hidden units": """
+        Each unit asks one question about a token: it multiplies the token's vector by a vector of its own, and
+        {nonlinearity}. Without this nonlinear step, two matrices in a row could do no more than one.
+        """,
+    "feed-forward output": """
+        Another matrix turns the units into what the feed-forward adds to the stream.
+        """,
+    "stream after the block": """
+        Again the result is added. Attention has moved information between tokens; the feed-forward has worked on each
+        token by itself.
+        """,
+    "final norm": """
+        Every block has added to the stream, with weights of its own. Each token's vector is {norm} once more, so that
+        its direction, not its length, decides what comes next.
+        """,
+    "logits": """
+        One number for each token of the vocabulary: the larger it is, the likelier this token comes next. It is the dot
+        product of the vector above and the token's row of {matrix}{capped}. Likeliest after {here}: {likeliest}. The
+        prompt goes on with {following}, {probability:.1%}.
+        """,
+    "surprise": """
+        -ln p of the token that really comes next, in nats: 0 for certainty, ln {config.vocab_size:,} = {log_V:.3f} for
+        a blind guess. Nothing comes after the last token, so it does not count.
+        """,
+    "loss": """
+        The mean surprise of the {others} tokens that count. Each training step changes the weights a little, in the
+        direction that makes the loss smaller.
+        """,
+}
+SOFTMAX = "Softmax turns the visible scores of each row into shares that add up to 1; hidden keys get 0."
+
 
 class Stop(NamedTuple):
     """One value of the forward pass. letters: its shape. function: computes it. why: a paragraph about its purpose."""
 
     name: str
     letters: str
-    value: Tensor
     function: Callable
+    value: Tensor
     why: str
 
 
@@ -149,7 +266,19 @@ def source_of(function: Callable) -> str:
     return f"{function.__qualname__}, {os.path.relpath(inspect.getfile(function), ROOT)}:{line}"
 
 
-# fmt: off
+def outputs_of(gpt: GPT, tokens: Tensor, shown_input: nn.Module) -> dict[nn.Module | None, Tensor]:
+    """Runs the model on tokens (1, T). Returns what each module returned; of `shown_input`, what it was given."""
+    import torch
+
+    from model.inspection.parts import hooked, undisturbed
+
+    outputs: dict[nn.Module | None, Tensor] = {}
+    others = [module for module in gpt.modules() if module is not shown_input]
+    with torch.no_grad(), undisturbed(gpt), hooked([shown_input], others, outputs.__setitem__):
+        gpt(tokens)
+    return outputs
+
+
 def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: int) -> Iterator[Stop | str]:
     """Yields the stops of one forward pass, and headings as str. There are no stops for parts that the model lacks.
 
@@ -157,214 +286,115 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     shown only if the usual formula computes the same weights from them.
     """
     import torch
+    from torch.nn import functional as F
 
-    from data.windows import IGNORED
     from model.attention import CausalSelfAttention
     from model.gpt import GPT, Block, FeedForward, NgramEmbedding
     from model.inspection.maps import EXACT
-    from model.inspection.parts import hooked, undisturbed
     from model.inspection.reading import read
     from model.inspection.texts import Texts
     from model.masks import causal_mask, sliding_window_mask
-    from model.mistakes import listed
     from model.multihead import scaled_dot_product_attention
     from model.rotary import apply_rotary
 
     config, block = gpt.config, gpt.blocks[layer]
     attention, feed_forward = block.attention, block.feed_forward
-    D, H, H_kv, K, V = config.embed_dim, config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size
-    T, norm, group = len(ids), NORMS[config.norm], H // H_kv
-    tokens, targets = torch.tensor([ids]), torch.tensor([[*ids[1:], IGNORED]])
-
-    # What every module returns, and what attention computes inside it, each with an axis B of one text.
-    label = partial(quoted, tokenizer)
+    label, tokens = partial(quoted, tokenizer), torch.tensor([ids])
     reading = read(gpt, Texts.of(ids, label), label=label)
-    outputs: dict[nn.Module, Tensor] = {}
-    last_matrix = feed_forward.down_proj  # its input, the hidden units, is shown
-    others = [module for module in gpt.modules() if module is not last_matrix]
-    with torch.no_grad(), undisturbed(gpt), hooked([last_matrix], others, outputs.__setitem__):
-        surprise = gpt.loss(tokens, targets, reduction="none")
+    outputs = outputs_of(gpt, tokens, feed_forward.down_proj)  # its input, the hidden units, is shown
+    with torch.no_grad():
         queries, _, _ = attention.project(outputs[block.attention_norm])  # not yet turned by rotary positions
+        surprise = F.pad(reading.surprise * math.log(2), (0, 1))  # nothing comes after the last token
     q, k, v, weights, mixed = (
         of_layers[layer][None] for of_layers in (reading.q, reading.k, reading.v, reading.maps, reading.heads)
     )
+    group = config.num_heads // config.num_kv_heads  # heads that share keys and values
     streams = reading.residual[:, None]  # after the embeddings, attention 0, feed-forward 0, attention 1, ...
-    mask = sliding_window_mask(T, config.window)
+    scores, mask = q @ k.mT / math.sqrt(config.head_dim), sliding_window_mask(len(ids), config.window)
     _, formula = scaled_dot_product_attention(q, k, v, mask, need_weights=True)
     difference = (weights - formula).abs().max().item()
     is_formula = not difference > EXACT  # a diverged model gives NaN, which counts as equal
-    error = reading.checks.by_layer["fidelity"][layer]
-    problems = "".join(f" Warning: {problem}." for problem in reading.checks.problems.values())
+    value_embedding = dict(gpt.value_embeddings.items()).get(str(layer))
+    project, masked_by = CausalSelfAttention.project, sliding_window_mask if config.window else causal_mask
 
-    yield "From text to vectors"
-    pieces = " ".join(reading.tokens[:50]) + " ..." * (T > 50)
-    yield Stop("ids", "(B, T)",
-               tokens, tokenizer.encode, f"""
-               The tokenizer cuts the text into tokens, pieces that are in its vocabulary, and replaces each by its
-               number, the id. The network sees nothing else of the text. Here: {pieces}
-               """)
-    yield Stop("token embedding", "(B, T, D)",
-               outputs[gpt.token_embedding], GPT.features, f"""
-               Each id selects its row of a learned table with {V:,} rows: a token becomes a vector of {D} numbers.
-               """)
-    if gpt.ngram_embedding is not None:
-        sizes = listed([str(size) for size in config.ngram_sizes])
-        yield Stop("n-gram embedding", "(B, T, D)",
-                   outputs[gpt.ngram_embedding], NgramEmbedding.rows, f"""
-                   Further tables add a vector for the last {sizes} tokens, taken together, so that the model knows
-                   common sequences before any attention. All sequences of one length share {config.ngram_buckets:,}
-                   rows: a hash of the sequence selects its row.
-                   """)
-    if gpt.position_embedding is not None:
-        yield Stop("position embedding", "(T, D)",
-                   outputs[gpt.position_embedding], GPT.features, """
-                   Attention alone cannot tell the order of its keys, so each position adds a learned vector of its own.
-                   """)
-    normed = f", each vector {norm}" if config.embedding_norm else ""
-    yield Stop("residual stream", "(B, T, D)",
-               streams[0], GPT.features, f"""
-               The sum of the vectors looked up so far{normed}. The blocks start from here: every layer reads this
-               stream and adds its result to it.
-               """)
+    # Name, letters of the shape, the function that computes the value, and the value: None if the model lacks the part.
+    rows = [
+        "From text to vectors",
+        ("ids", "(B, T)", tokenizer.encode, tokens),
+        ("token embedding", "(B, T, D)", GPT.features, outputs[gpt.token_embedding]),
+        ("n-gram embedding", "(B, T, D)", NgramEmbedding.rows, outputs.get(gpt.ngram_embedding)),
+        ("position embedding", "(T, D)", GPT.features, outputs.get(gpt.position_embedding)),
+        ("residual stream", "(B, T, D)", GPT.features, streams[0]),
+        f"Block {layer}, attention: tokens read each other",
+        ("stream into the block", "(B, T, D)", GPT.features, streams[2 * layer] if layer else None),
+        ("attention norm", "(B, T, D)", Block.forward, outputs[block.attention_norm]),
+        ("queries, keys, values", "(B, T, (H+2*H_kv)*K)", project, outputs[attention.qkv_proj]),
+        ("queries", "(B, H, T, K)", project, None if config.qk_norm else queries),
+        ("queries, normalised", "(B, H, T, K)", project, queries if config.qk_norm else None),
+        ("queries, turned", "(B, H, T, K)", apply_rotary, q if config.position == "rotary" else None),
+        ("keys", "(B, H_kv, T, K)", project, k[:, ::group]),
+        ("value embedding", "(B, T, H_kv*K)", project, outputs.get(value_embedding)),
+        ("values", "(B, H_kv, T, K)", project, v[:, ::group]),
+        ("scores", "(B, H, T, S)", scaled_dot_product_attention, scores if is_formula else None),
+        ("mask", "(T, S)", masked_by, mask if is_formula else None),
+        ("weights", "(B, H, T, S)", attention.attend, weights),
+        ("mixed values", "(B, H, T, K)", attention.attend, mixed),
+        ("output projection", "(B, T, D)", CausalSelfAttention.forward, outputs[attention.output_proj]),
+        ("stream after attention", "(B, T, D)", Block.forward, streams[2 * layer + 1]),
+        f"Block {layer}, feed-forward: each token by itself",
+        ("feed-forward norm", "(B, T, D)", Block.forward, outputs[block.feed_forward_norm]),
+        ("hidden units", "(B, T, F)", FeedForward.forward, outputs[feed_forward.down_proj]),
+        ("feed-forward output", "(B, T, D)", FeedForward.forward, outputs[feed_forward]),
+        ("stream after the block", "(B, T, D)", Block.forward, streams[2 * layer + 2]),
+        "From vectors to the loss",
+        ("final norm", "(B, T, D)", GPT.features, outputs[gpt.final_norm]),
+        ("logits", "(B, T, V)", GPT.unembed, reading.logits[None]),
+        ("surprise", "(B*T)", GPT.loss, surprise),
+        ("loss", "()", GPT.loss, surprise[:-1].mean()),
+    ]
+    words = words_of(gpt, reading, layer, token) | {"difference": difference}
+    words["rule"] = SOFTMAX if is_formula else "This layer computes the map by a rule of its own."
+    for row in rows:
+        if isinstance(row, str):
+            yield row
+        elif row[-1] is not None:
+            yield Stop(*row, WHY[row[0]].format(**words))
 
-    yield f"Block {layer}, attention: tokens read each other"
-    if layer:
-        yield Stop("stream into the block", "(B, T, D)",
-                   streams[2 * layer], GPT.features, f"""
-                   The stream after {layer} of the {config.num_layers} blocks.
-                   """)
-    yield Stop("attention norm", "(B, T, D)",
-               outputs[block.attention_norm], Block.forward, f"""
-               Each token's vector is {norm}, so that the layer works at one scale, however large the numbers in the
-               stream have grown.
-               """)
-    yield Stop("queries, keys, values", "(B, T, (H+2*H_kv)*K)",
-               outputs[attention.qkv_proj], CausalSelfAttention.project, f"""
-               One matrix computes all three for all heads; then the result is cut into heads of {K} channels. A query
-               says what a token looks for, a key how other tokens find it, a value what it hands on to them.
-               """)
-    name, normed = "queries", ""
-    if config.qk_norm:
-        name = "queries, normalised"
-        normed = (" Queries and keys are divided by their root mean square (QK-norm). The dot product of a query and a "
-                  f"key then never exceeds K = {K}, which keeps training stable.")
-    yield Stop(name, "(B, H, T, K)",
-               queries, CausalSelfAttention.project, f"""
-               What each token looks for, in each of {H} heads.{normed}
-               """)
-    if config.position == "rotary":
-        yield Stop("queries, turned", "(B, H, T, K)",
-                   q, apply_rotary, """
-                   Rotary positions: in queries and keys, each pair of channels is turned by an angle that grows with
-                   the position. The product of a query and a key then depends on how far apart their tokens are, not on
-                   where they stand. Values are not turned.
-                   """)
-    shared = f" Every {group} neighbouring heads share the same keys and values." if group > 1 else ""
-    yield Stop("keys", "(B, H_kv, T, K)",
-               k[:, ::group], CausalSelfAttention.project, f"""
-               What other tokens can find each token by, computed in the same way as the queries.{shared}
-               """)
-    if str(layer) in gpt.value_embeddings:
-        yield Stop("value embedding", "(B, T, H_kv*K)",
-                   outputs[gpt.value_embeddings[str(layer)]], CausalSelfAttention.project, """
-                   A further table has a vector for each token, which is added to the token's values. So attention can
-                   hand on which token this was, even if the stream no longer shows it.
-                   """)
-    yield Stop("values", "(B, H_kv, T, K)",
-               v[:, ::group], CausalSelfAttention.project, """
-               What each token hands on to the tokens that attend to it.
-               """)
-    rule = "This layer computes the map by a rule of its own."
-    if is_formula:
-        rule = "Softmax turns the visible scores of each row into shares that add up to 1; hidden keys get 0."
-        yield Stop("scores", "(B, H, T, S)",
-                   q @ k.mT / math.sqrt(K), scaled_dot_product_attention, f"""
-                   How well each query (row) fits each key (column): their dot product, divided by sqrt({K}) =
-                   {math.sqrt(K):.3g}. Without the division, the sum of {K} products would be so large that the softmax
-                   would be too sharp.
-                   """)
-        reach = "itself and the tokens before it"
-        if config.window:
-            reach = f"the nearest {config.window}, itself included (each further layer reaches further back)"
-        yield Stop("mask", "(T, S)",
-                   mask, sliding_window_mask if config.window else causal_mask, f"""
-                   True where a query may attend: to {reach}, never to a later token. The model learns to predict all
-                   next tokens of the text at once, and no position may see its own answer.
-                   """)
-    yield Stop("weights", "(B, H, T, S)",
-               weights, attention.attend, f"""
-               The attention map: how much of each key's value (column) each query (row) takes. {rule} Fast kernels
-               never store the map, so it is measured: it is what the layer's own `attend` returns when the values are
-               the identity matrix. It differs from softmax(query @ key^T / sqrt(K)) by at most {difference:.2g}.
-               """)
-    yield Stop("mixed values", "(B, H, T, K)",
-               mixed, attention.attend, f"""
-               What `attend` returns for each query. If the map tells the truth, this is the mean of the values,
-               weighted by the map: the two differ by at most {error:.1e}.{problems}
-               """)
-    yield Stop("output projection", "(B, T, D)",
-               outputs[attention.output_proj], CausalSelfAttention.forward, f"""
-               The results of all {H} heads are put side by side, as one vector for each token again. A matrix combines
-               what the heads have found into what attention adds to the stream.
-               """)
-    yield Stop("stream after attention", "(B, T, D)",
-               streams[2 * layer + 1], Block.forward, """
-               The result is added to the stream and replaces nothing: what came in is still there, and in training the
-               gradient has a direct way back.
-               """)
 
-    yield f"Block {layer}, feed-forward: each token by itself"
-    yield Stop("feed-forward norm", "(B, T, D)",
-               outputs[block.feed_forward_norm], Block.forward, f"""
-               Each token's vector is {norm}, as before attention.
-               """)
+def words_of(gpt: GPT, reading: Reading, layer: int, token: int) -> dict[str, Any]:
+    """Returns what the texts of WHY say about this model and this text."""
+    from model.mistakes import listed
+
+    config = gpt.config
+    norm, window, cap = NORMS[config.norm], config.window, config.logit_soft_cap
+    group = config.num_heads // config.num_kv_heads
     activation = ACTIVATION_NAMES.get(config.activation, config.activation)
-    nonlinearity = f"multiplies the product by a gate, which is {activation} of a second product of this kind"
-    if feed_forward.gate_proj is None:
-        nonlinearity = f"passes the product through {activation}"
-    yield Stop("hidden units", "(B, T, F)",
-               outputs[last_matrix], FeedForward.forward, f"""
-               Each unit asks one question about a token: it multiplies the token's vector by a vector of its own, and
-               {nonlinearity}. Without this nonlinear step, two matrices in a row could do no more than one.
-               """)
-    yield Stop("feed-forward output", "(B, T, D)",
-               outputs[feed_forward], FeedForward.forward, """
-               Another matrix turns the units into what the feed-forward adds to the stream.
-               """)
-    yield Stop("stream after the block", "(B, T, D)",
-               streams[2 * layer + 2], Block.forward, """
-               Again the result is added. Attention has moved information between tokens; the feed-forward has worked on
-               each token by itself.
-               """)
-
-    yield "From vectors to the loss"
-    yield Stop("final norm", "(B, T, D)",
-               outputs[gpt.final_norm], GPT.features, f"""
-               Every block has added to the stream, with weights of its own. Each token's vector is {norm} once more, so
-               that its direction, not its length, decides what comes next.
-               """)
-    cap = config.logit_soft_cap
-    capped = f", squeezed to stay between -{cap:g} and {cap:g}" if cap else ""
-    matrix = "the token embedding, which is also lm_head" if config.tie_embeddings else "lm_head, the last matrix"
-    likeliest = ", ".join(f"{text} {probability:.1%}" for text, probability in reading.top(token, 3))
+    near = f"the nearest {window}, itself included (each further layer reaches further back)"
+    gate = f"multiplies the product by a gate, which is {activation} of a second product of this kind"
+    has_gate = gpt.blocks[layer].feed_forward.gate_proj is not None
     here, following = reading.tokens[token : token + 2]
-    yield Stop("logits", "(B, T, V)",
-               reading.logits[None], GPT.unembed, f"""
-               One number for each token of the vocabulary: the larger it is, the likelier this token comes next. It is
-               the dot product of the vector above and the token's row of {matrix}{capped}. Likeliest after {here}:
-               {likeliest}. The prompt goes on with {following}, {math.exp(-surprise[token]):.1%}.
-               """)
-    yield Stop("surprise", "(B*T)",
-               surprise, GPT.loss, f"""
-               -ln p of the token that really comes next, in nats: 0 for certainty, ln {V:,} = {math.log(V):.3f} for a
-               blind guess. Nothing comes after the last token, so it does not count.
-               """)
-    yield Stop("loss", "()",
-               surprise[:-1].mean(), GPT.loss, f"""
-               The mean surprise of the {T - 1} tokens that count. Each training step changes the weights a little, in
-               the direction that makes the loss smaller.
-               """)
-# fmt: on
+    return {
+        "config": config,
+        "others": len(reading.tokens) - 1,
+        "layer": layer,
+        "norm": norm,
+        "pieces": " ".join(reading.tokens[:50]) + " ..." * (len(reading.tokens) > 50),
+        "sizes": listed([str(size) for size in config.ngram_sizes]),
+        "normed": f", each vector {norm}" if config.embedding_norm else "",
+        "shared": f" Every {group} neighbouring heads share the same keys and values." if group > 1 else "",
+        "root": math.sqrt(config.head_dim),
+        "reach": near if window else "itself and the tokens before it",
+        "error": reading.checks.by_layer["fidelity"][layer],
+        "problems": "".join(f" Warning: {problem}." for problem in reading.checks.problems.values()),
+        "nonlinearity": gate if has_gate else f"passes the product through {activation}",
+        "capped": f", squeezed to stay between -{cap:g} and {cap:g}" if cap else "",
+        "matrix": "the token embedding, which is also lm_head" if config.tie_embeddings else "lm_head, the last matrix",
+        "likeliest": ", ".join(f"{text} {probability:.1%}" for text, probability in reading.top(token, 3)),
+        "here": here,
+        "following": following,
+        "probability": 2 ** -reading.surprise[token].item(),
+        "log_V": math.log(config.vocab_size),
+    }
 
 
 def quoted(tokenizer: Tokenizer, id: int) -> str:
