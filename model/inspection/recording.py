@@ -3,8 +3,8 @@
 A `Recording` is kept in the attention folder of a run, or in memory only. The files of a folder are written atomically,
 and checked when they are read:
 
-    probe.json           the probes and the windows (see `Texts`) and the tokenizer's fingerprint
-    step_XXXXXXXX.npz    the maps of a step: for each probe (L, H, T, T) in float16
+    probe.json           the probes, the windows, the film's words (see `Texts`), and the tokenizer's fingerprint
+    step_XXXXXXXX.npz    the maps of a step: for each probe (L, H, T, T) in float16; and the film's `Frame`
     step_XXXXXXXX.json   for each probe what the model predicted and why, see `Reading.figures`
     scores.jsonl         one line for each step: the rest of a `Snapshot`, each score as L lists of H numbers
 
@@ -28,6 +28,7 @@ import torch
 
 from model.files import atomic_file, content_of, write_atomically
 from model.gpt import GPT
+from model.inspection.film import Frame, take_frame
 from model.inspection.heads import SCORES, HeadTable, measure_heads
 from model.inspection.maps import Checks
 from model.inspection.parts import Vectors, in_float32, measure_losses, replaced
@@ -35,7 +36,7 @@ from model.inspection.reading import Reading, RecordedReading, as_json, read
 from model.inspection.texts import Label, Texts
 from model.mistakes import Missing, Mistake, file_errors, listed, parsing
 
-VERSION = 3  # of the folder's file format
+VERSION = 4  # of the folder's file format
 SCORE_DIGITS = ".5f"  # five decimals in scores.jsonl
 LEFT_OUT = ": remove it to see the other steps"  # advice for a damaged file of one step
 FILES = (".npz", ".json")  # the suffixes of a step's files
@@ -50,6 +51,7 @@ class Snapshot:
     loss: nats per token on the "text" and "repeated" windows. None at most steps, as `ablation` is.
     ablation: for the same windows, how the loss changes without each part, by name: a `Change`, or its two numbers.
     readings: what is recorded of each probe. None if it is on disk only, in the recording's folder.
+    frame: of the recording's film; None if it has none, or if it is on disk only.
     """
 
     step: int
@@ -58,6 +60,7 @@ class Snapshot:
     loss: dict[str, float] | None = None
     ablation: Mapping[str, Mapping[str, Sequence[float]]] | None = None
     readings: Mapping[str, RecordedReading] | None = None
+    frame: Frame | None = None
 
     @property
     def scores(self) -> dict[str, np.ndarray]:
@@ -116,6 +119,7 @@ class Recording:
         occur twice: on them heads show whether they look back for repetitions.
     windows: the texts of each kind on which heads and losses are measured; the probes if empty.
     tokenizer: fingerprint of the tokenizer that made the ids.
+    words: the texts of the film, see `film_texts`; None for no film.
     name: the name of the model on pages.
     folder: where snapshots are stored; None keeps them in memory.
     is_prompt: whether the probe "text" is a user's prompt. Pages then open with it.
@@ -124,6 +128,7 @@ class Recording:
     probes: Mapping[str, Texts]
     windows: Mapping[str, Texts] = field(default_factory=dict)
     tokenizer: str = ""
+    words: Texts | None = None
     name: str = ""
     folder: Path | None = None
     is_prompt: bool = False
@@ -152,7 +157,8 @@ class Recording:
         with parsing(path):
             probes = {kind: Texts.from_json(kind, texts) for kind, texts in stored["probes"].items()}
             windows = {kind: Texts.from_json(kind, texts) for kind, texts in stored["windows"].items()}
-            recording = cls(probes, windows, str(stored["tokenizer"]), name, folder)
+            words = stored["words"] and Texts.from_json("text", stored["words"])
+            recording = cls(probes, windows, str(stored["tokenizer"]), words, name, folder)
         for number, line in enumerate(content_of(scores).splitlines(), start=1):
             with parsing(f"{scores}, line {number}"):
                 recording.snapshots.append(Snapshot.from_json(json.loads(line)))
@@ -165,13 +171,14 @@ class Recording:
         probes: Mapping[str, Texts],
         windows: Mapping[str, Texts],
         tokenizer: str,
+        words: Texts | None = None,
     ) -> Recording:
         """Opens the recording in the folder if there is one, else makes a new one.
 
         The folder of a new one is created with the first snapshot. Raises a `Mistake` if the recording in the folder
         has other texts or another tokenizer.
         """
-        new = cls(probes, windows, tokenizer, folder=Path(folder))
+        new = cls(probes, windows, tokenizer, words, folder=Path(folder))
         if not (new.folder / "probe.json").exists():
             return new
         existing = cls.open(folder)
@@ -189,6 +196,7 @@ class Recording:
             "tokenizer": self.tokenizer,
             "probes": {kind: texts.to_json() for kind, texts in self.probes.items()},
             "windows": {kind: texts.to_json() for kind, texts in self.windows.items()},
+            "words": self.words and self.words.to_json(),
         }
 
     @property
@@ -261,6 +269,17 @@ class Recording:
                 readings[kind] = RecordedReading(probe.labels[0], maps[kind], figures[kind])
         return readings
 
+    def frame(self, step: int) -> Frame:
+        """Returns the frame of the film at a step. Raises a `Mistake` if it is missing or its file is damaged."""
+        snapshot = self.at(step)
+        if snapshot.frame is not None:
+            return snapshot.frame
+        path = self.path(step)
+        with file_errors(path):
+            content = io.BytesIO(path.read_bytes())
+        with parsing(path, LEFT_OUT), np.load(content) as file:
+            return Frame.from_arrays(file)
+
     def append(self, snapshot: Snapshot) -> None:
         """Adds a snapshot, and removes those of the same or a later step, which exist if a run was resumed before them.
 
@@ -279,6 +298,8 @@ class Recording:
             for kind, reading in snapshot.readings.items():
                 maps[kind] = reading.maps.half().numpy()
                 figures[kind] = reading.figures
+            if snapshot.frame is not None:
+                maps |= snapshot.frame.arrays()
             with atomic_file(self.path(snapshot.step)) as file:
                 np.savez_compressed(file, **maps)
             write_atomically(self.path(snapshot.step, ".json"), _as_bytes(figures))
@@ -286,7 +307,7 @@ class Recording:
         lines = content_of(scores).splitlines()[: len(self.snapshots)]
         lines.append(_as_bytes(snapshot.to_json()))
         write_atomically(scores, b"\n".join([*lines, b""]))
-        self.snapshots.append(replace(snapshot, readings=None))
+        self.snapshots.append(replace(snapshot, readings=None, frame=None))
         for step in outdated:
             for suffix in FILES:
                 self.path(step, suffix).unlink(missing_ok=True)
@@ -322,8 +343,9 @@ def take_snapshot(
         loss = ablation = None
         if with_losses:
             loss, ablation = measure_losses(exact, recording.windows)
+        frame = None if recording.words is None else take_frame(exact, recording.words)
     readings = {"text": text.recorded(), "repeated": repeated.recorded()}
-    return Snapshot(step, text.checks, heads, loss, ablation, readings)
+    return Snapshot(step, text.checks, heads, loss, ablation, readings, frame)
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from model.files import append
 from model.generation import generate
+from model.inspection.film import film_texts
 from model.inspection.parts import in_float32, measure_losses
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import MAX_TOKENS, Texts, repeated_tokens, repeated_windows, spread_starts
@@ -91,8 +92,10 @@ class Recorder:
 
         probes = both_kinds(tokens, repeated_tokens(candidates, period, first=end_of_text))
         windows = both_kinds(rows, repeated_windows(candidates, context, first=end_of_text))
+        known_text = tokenizer.decode(validation.read(0, KNOWN_TOKENS))
+        words = film_texts(tokenizer, known_text, config.context_length, config.window)
         folder = Path(trainer.default_root_dir, ATTENTION)
-        self.recording = Recording.resume(folder, probes, windows, tokenizer.fingerprint)
+        self.recording = Recording.resume(folder, probes, windows, tokenizer.fingerprint, words)
 
     def record(self, trainer: Trainer, module: LightningModule, *, with_losses: bool) -> None:
         """Records the current step and logs its scores.

@@ -139,7 +139,7 @@ def with_shorter_maps(path):
 
 
 DAMAGED = {  # other content, or the number of bytes that are left
-    "probe.json": [b"{", b"[]", b'{"version": 3, "tokenizer": "x", "probes": {"text": {"tokens": [[1]]}}}'],
+    "probe.json": [b"{", b"[]", b'{"version": 4, "tokenizer": "x", "probes": {"text": {"tokens": [[1]]}}}'],
     "scores.jsonl": [b'{"step": 0}\n', b"\xff\xfe\n"],
     "step_00000000.json": [b"{", b"[]", b"{}"],
     "step_00000000.npz": [b"", b"PK\x03\x04 cut short", 500, -1, with_shorter_maps],

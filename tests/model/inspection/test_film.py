@@ -1,0 +1,103 @@
+"""The film: its words can be typed, and its frames hold what the model computes of each word alone."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.tokenizers import byte_level, train_bpe
+from model.inspection.film import BEGIN, SOURCE, WORD, WORDS, Frame, film_texts, take_frame, tell_film
+from model.inspection.reading import read
+from model.inspection.recording import Recording, take_snapshot
+from model.inspection.texts import Texts
+from model.rotary import apply_rotary, rotary_angles
+from tests.gpts import CONFIGS, induction_gpt, random_gpt
+from tests.model.inspection.test_experiments import CODE
+from tests.model.pages.model_pages import recording_of
+
+T = WORD + BEGIN
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.mark.parametrize("tokenizer", [byte_level(), train_bpe([CODE], 900)], ids=["bytes", "bpe"])
+@pytest.mark.parametrize("text", [CODE, LETTERS])
+def test_words_are_distinct_tokens_that_begin_again_and_can_be_typed(tokenizer, text):
+    words = film_texts(tokenizer, text, T)
+    assert words.tokens.shape == (WORDS, T + 1) and len({*map(tuple, words.tokens.tolist())}) == WORDS
+    for tokens, labels in zip(words.tokens.tolist(), words.labels, strict=True):
+        assert len({*tokens}) == WORD and tokens[WORD:] == tokens[: BEGIN + 1]
+        assert tokenizer.encode(tokenizer.decode(tokens[:T])) == tokens[:T]
+        assert "".join(labels).startswith(" ") == (text == CODE) and {*"".join(labels)} <= {*LETTERS, " "}
+    assert torch.equal(words.tokens, film_texts(tokenizer, text, 99).tokens)  # always the same
+    assert film_texts(tokenizer, text, T - 1) is film_texts(tokenizer, "abc", T) is None
+
+
+WORDS_OF_IDS = Texts.of([[*range(word, word + WORD), *range(word, word + BEGIN + 1)] for word in (3, 20)])
+
+
+@pytest.mark.parametrize("name", ["modern", "gpt2", "grouped heads", "window", "every norm and bias"])
+def test_a_frame_holds_what_the_model_computes_of_each_word(name):
+    gpt = random_gpt(CONFIGS[name])
+    config, attention = gpt.config, gpt.blocks[-1].attention
+    frame = take_frame(gpt, replace(WORDS_OF_IDS, attention_window=config.window))
+    H, K, L = config.num_heads, config.head_dim, config.num_layers
+    for word, tokens in enumerate(WORDS_OF_IDS.tokens):
+        reading = read(gpt, Texts.of(tokens[:T], attention_window=config.window))
+        torch.testing.assert_close(frame.maps[word], reading.maps)
+        right = tokens[T].item()
+        assert frame.chance[word].item() == pytest.approx(reading.logits[-1].softmax(-1)[right].item(), rel=1e-4)
+        torch.testing.assert_close(frame.bits[word, :-1], reading.surprise)
+        assert frame.top[word, -1, 0] == reading.logits[-1].argmax()
+        parts = reading.attribution(of=right)
+        # The definition of `raises` for the last layer: the norm of the stream before it has a fixed scale.
+        stream = reading.residual[2 * (L - 1)].double()
+        before = gpt.blocks[-1].attention_norm
+        with torch.no_grad():
+            centre = (lambda x: x - x.mean(-1, keepdim=True)) if config.norm == "layernorm" else lambda x: x
+            bias = getattr(before, "bias", None)
+            scale = (before(stream.float()).double() - (0 if bias is None else bias)) / centre(stream)
+            for head in range(H):
+                group = head // (H // config.num_kv_heads)
+                rows = slice((H + group) * K, (H + group + 1) * K)
+                matrix = attention.qkv_proj.weight[rows].double()
+                whole = before(stream.float()).double() @ matrix.T
+                if attention.qkv_proj.bias is not None:
+                    whole = whole + attention.qkv_proj.bias[rows]
+                size = whole.square().mean(-1, keepdim=True).sqrt() if config.qk_norm else 1
+                for layer, earlier in ((0, 1), (1, 0)):
+                    assert frame.parts[word, layer, earlier].item() == pytest.approx(
+                        parts[f"head {layer}.{earlier}"], rel=1e-3, abs=1e-4
+                    )
+                    columns = gpt.blocks[layer].attention.output_proj.weight[:, earlier * K : (earlier + 1) * K]
+                    written = reading.heads[layer, earlier].double() @ columns.T.double()
+                    keys = (centre(written) * scale) @ matrix.T / size
+                    if config.position == "rotary":
+                        keys = apply_rotary(keys, *rotary_angles(torch.arange(T), K))
+                    scores = keys @ reading.q[-1, head, -1].double() / math.sqrt(K)
+                    first = 0 if config.window is None else T - config.window
+                    expected = (scores[SOURCE] - scores[first:].mean()).item()
+                    assert frame.raises[word, L - 1, head, layer, earlier].item() == pytest.approx(expected, rel=1e-3)
+    assert not frame.raises[:, 0].any() and not frame.raises[:, 1, :, 1:].any()
+
+
+def test_the_film_names_the_two_heads_of_an_induction_circuit_or_what_is_missing():
+    tokenizer = byte_level()
+    words = film_texts(tokenizer, LETTERS, 64)
+    film = tell_film(take_frame(induction_gpt(), words))
+    assert (film.finder, film.writer, film.known, film.missing) == ((1, 2), (0, 1), WORDS, None)
+    untrained = tell_film(take_frame(random_gpt(induction_gpt().config, std=0.02), words))
+    assert (untrained.finder, untrained.writer, untrained.known) == (None, None, 0) and untrained.missing
+
+
+def test_frames_are_recorded_and_read_back(tmp_path):
+    words = film_texts(byte_level(), LETTERS, 32)
+    gpt = random_gpt(replace(induction_gpt().config, context_length=32))
+    recording = replace(recording_of(LETTERS), words=words, folder=tmp_path)
+    taken = take_snapshot(gpt, 3, recording)
+    recording.append(taken)
+    found = Recording.open(tmp_path)
+    assert torch.equal(found.words.tokens, words.tokens)
+    for name, tensor in vars(found.frame(3)).items():
+        torch.testing.assert_close(tensor, getattr(taken.frame, name).to(tensor.dtype), atol=2e-3, rtol=2e-3)
+    assert isinstance(found.frame(3), Frame)
