@@ -19,16 +19,17 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from data.datamodule import TextDataModule
 from model.kernels import keep_freed_memory
-from model.mistakes import Mistake, exit_status
+from model.mistakes import Mistake
 from model.runs.command_line import Options, as_list, explanation, quiet, read_options
 from model.runs.end_of_step import EndOfStep, TrainingInterrupted
 from model.runs.metrics import CSVLogger
-from model.runs.progress import Progress, ending, say
+from model.runs.progress import Progress, ending, say_above_bar
 from model.runs.recorder import Recorder, Samples
 from model.runs.results import finish
 from model.runs.run import RUNS, Run
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.starting import RunFolder, new_run_dir
+from model.runs.terminal import exit_status, say
 from model.runs.wandb_logger import WandbLogger, WandbMode
 from model.training.module import GPTModule
 
@@ -119,7 +120,7 @@ def main(args: list[str] | None = None) -> int:
     options = read_options(parser, sys.argv[1:] if args is None else args, DEFAULT_CONFIG)
     config = options.config
     if config.print_config:
-        print(options.saved, end="")
+        say(options.saved.rstrip())
         return 0
     run = options.run or Run(new_run_dir(config))
     seed_everything(config.seed_everything, workers=True)
@@ -135,9 +136,9 @@ def main(args: list[str] | None = None) -> int:
         trainer = build_trainer(options, run.folder, built, end_of_step)
         trainer.fit(module, data, ckpt_path=options.run and options.run.resumed)
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            say("\n".join(filter(None, [finish(run.folder), ending(trainer)])))
+            say_above_bar("\n".join(filter(None, [finish(run.folder), ending(trainer)])))
     except TrainingInterrupted as stop:
-        print(f"{stop}, and saved; {run.how_to_resume}", file=sys.stderr)
+        say(f"{stop}, and saved; {run.how_to_resume}", sys.stderr)
         return 128 + stop.signum
     except SIGTERMException:  # Lightning's SystemExit(0), for a SIGTERM before EndOfStep handles signals
         return 128 + signal.SIGTERM
@@ -145,7 +146,7 @@ def main(args: list[str] | None = None) -> int:
         if message := explanation(error, run):
             raise Mistake(message) from error
         if not isinstance(error, Mistake):
-            print(f"train.py: an error in the code, with this traceback; {run.how_to_resume}", file=sys.stderr)
+            say(f"train.py: an error in the code, with this traceback; {run.how_to_resume}", sys.stderr)
         raise
     return 0
 

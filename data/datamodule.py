@@ -96,13 +96,11 @@ class TextDataModule(lightning.LightningDataModule):
     ):
         super().__init__()
         options = CorpusOptions(**corpus_options)
-        check_range("data.max_tokens", max_tokens, 2)
         check_range("data.vocab_size", vocab_size, 257, 2**32 - 1)  # rustbpe's sizes have 32 bits
         check_range("data.batch_size", batch_size, 1)
         check_range("data.validation_batch_size", validation_batch_size, 1)
         check_range("data.num_workers", num_workers, 0)
         check_range("data.num_threads", num_threads, 1)
-        check_range("data.validation_fraction", options.validation_fraction, 0, 1, low_open=True, high_open=True)
         check_range("data.repeat_fraction", repeat_fraction, 0, 1)
         check_range("data.repeat_from", repeat_from, 0)
         check_range("data.repeat_until", repeat_until, repeat_from)
@@ -112,16 +110,13 @@ class TextDataModule(lightning.LightningDataModule):
                 "data.repeat_fraction repeats text across the boundaries of documents, but data.document_masking hides "
                 "earlier documents: set --data.repeat_fraction 0 or --data.document_masking false"
             )
-        if options.streaming and max_tokens is None:
-            raise Mistake("data.streaming needs a limit: set --data.max_tokens to the number of tokens to train on")
+        limits = options.token_limits(max_tokens)
         if tokenizer is None:
             raise Mistake("data.tokenizer is null, the tokenizer of --model.init_from: set one of these two options")
         if isinstance(tokenizer, str):
             tokenizers.check_name(tokenizer)
 
         self.corpus = corpora.build(corpus, options)
-        validation_tokens = None if max_tokens is None else max(int(max_tokens * options.validation_fraction), 2)
-        limits = {"train": max_tokens, "validation": validation_tokens}
         name_or_tokenizer = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
         self.cache = CorpusCache(self.corpus, name_or_tokenizer, vocab_size or 2048, limits, cache_dir)
         self.context_length = context_length

@@ -127,8 +127,7 @@ class CorpusCache:
         """
         if tokenized := self.open():
             return tokenized
-        message = f"tokenising {self.corpus.name} into {self.folder}, or waiting for another run that is doing it"
-        print(message, file=sys.stderr)
+        _log.info("tokenising %s into %s, or waiting for another run that is doing it", self.corpus.name, self.folder)
         with file_errors(self.folder, OTHER_PLACE):
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock").acquire()
@@ -159,7 +158,7 @@ class CorpusCache:
             return self.tokenizer
         if self.tokenizer != "bpe":
             return tokenizers.published(self.tokenizer)
-        print(f"training a bpe tokenizer of {self.vocab_size:,} tokens on {self.corpus.name}", flush=True)
+        _log.info("training a bpe tokenizer of %s tokens on %s", f"{self.vocab_size:,}", self.corpus.name)
         return tokenizers.train_bpe((passage.text for passage in self.corpus.passages("train")), self.vocab_size)
 
 

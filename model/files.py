@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from model.mistakes import file_errors
+from model.mistakes import file_errors, parsing
 
 # If a run's folder is given in place of a checkpoint, the first of these that exists is opened.
 RUN_CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")
@@ -49,6 +49,13 @@ def append(path: Path, text: str) -> None:
     """Adds text to the end of a file. If a full disk or a kill cuts the text short, the last line has no line end."""
     with file_errors(path), path.open("a", newline="", encoding="utf-8") as file:
         file.write(text)
+
+
+def whole_lines(path: Path) -> str:
+    """Reads such a file, "" if there is none, without a last line that was cut short. Raises Mistake unless UTF-8."""
+    content = content_of(path)
+    with parsing(path):
+        return content[: content.rfind(b"\n") + 1].decode()
 
 
 def flush_folder(folder: Path) -> None:

@@ -1,23 +1,16 @@
-"""Mistakes of the user: the error that is shown as one sentence, the checks that raise it, and how programs show it.
+"""`Mistake`, the error that is shown as one sentence, and the checks that raise it.
 
 Every other file may import this one, so it imports nothing but Python's standard library.
 """
 
 import errno
-import functools
-import io
 import math
-import os
-import re
-import sys
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-LONGEST = 1000  # characters; a sentence may quote a file of any length
-CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Parts of the messages of the RuntimeErrors that torch's allocators raise.
 NO_MEMORY = ("out of memory", "allocate memory", "tried to allocate", "not enough memory")
 
@@ -135,65 +128,3 @@ def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> Non
     """Raises a `Mistake` if `divisor` does not divide `value`."""
     if value % divisor:
         raise Mistake(f"{divisor_name}={divisor} does not divide {name}={value}: change one to divide the other")
-
-
-# ---- how a program ends
-
-
-def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
-    """Decorator for a `main` function: makes it return the exit status, and show a `Mistake` without a traceback.
-
-    The status is what `main` returns, 0 for None; 2 after a `Mistake`, which is printed on standard error; 130 after
-    Ctrl-C; 0 if the reader of standard output has closed it.
-    """
-
-    def decorate(main: Callable[..., int | None]) -> Callable[..., int]:
-        @functools.wraps(main)
-        def wrapper(*args, **kwargs) -> int:
-            if isinstance(sys.stdout, io.TextIOWrapper):
-                sys.stdout.reconfigure(errors="replace")  # print ? for characters the terminal's encoding lacks
-            try:
-                status = main(*args, **kwargs) or 0
-                print(end="", flush=True)  # raises here, not when Python exits, if standard output is closed
-                return status
-            except KeyboardInterrupt:
-                print()
-                return 130
-            except Mistake as error:
-                print(f"{program}: {sentence(error)}", file=sys.stderr)
-                return 2
-            except BrokenPipeError:
-                if output_is_closed():
-                    return 0
-                raise
-
-        return wrapper
-
-    return decorate
-
-
-def output_is_closed() -> bool:
-    """Whether the reader of standard output, such as `head`, has closed it. Further output is discarded then."""
-    try:
-        print(flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
-
-
-def sentence(error: BaseException) -> str:
-    """Returns an error's message on one line, with control characters escaped, and cut if it is longer than LONGEST."""
-    # The message may quote a file's content or name, which must not control the terminal.
-    line = CONTROL_CHARACTER.sub(lambda match: repr(match[0])[1:-1], " ".join(str(error).split()))
-    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
-
-
-def with_hint(message: str) -> str:
-    """Adds to argparse's message how to write a value that begins with -, or that the shell would split."""
-    option, _, reason = message.removeprefix("argument ").partition(": ")
-    if reason == "expected one argument":
-        return f"{message} (write one that begins with - as {option}=-x)"
-    if option == "unrecognized arguments" and not reason.startswith("-"):
-        return f"{message} (each value follows its --option; one with spaces or *, such as 'my/*.txt', needs quotes)"
-    return message

@@ -21,7 +21,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
-from model.mistakes import Mistake, check_range, exit_status, file_errors
+from model.mistakes import Mistake, check_range, file_errors
+from model.runs.terminal import exit_status, say
 from scripts.parser import Parser, choose_device
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,13 +108,13 @@ def main(argv: list[str] | None = None) -> None:
     choose_device(options.device)  # raises for a missing GPU, before any contender starts
     rows = options.function(options)
     machines = [row.pop("machine") for row in rows]
-    print("{device}, {threads} threads:\n".format(**machines[0]))
+    say("{device}, {threads} threads:\n".format(**machines[0]))
     for row in rows:
         time = f"{row['seconds']:,.2f} s" if "seconds" in row else f"{row['milliseconds_per_step']:,.2f} ms"
-        print(f"{row['work']:44} {row['contender']:16} {time:>13} {row['times_faster']:>7,.2f} times ours")
-    print()
+        say(f"{row['work']:44} {row['contender']:16} {time:>13} {row['times_faster']:>7,.2f} times ours")
+    say("")
     result = {"benchmark": options.benchmark, "machine": machines[0], "commit": commit(), "rows": rows}
-    print(json.dumps(result))
+    say(json.dumps(result))
 
 
 def checkout(folder: str) -> str:
@@ -224,7 +225,7 @@ def run(job: Job) -> Row:
     if process.returncode == 2:
         raise Mistake(errors[-1])
     if process.returncode:
-        print(*errors[-30:], sep="\n", file=sys.stderr)
+        say("\n".join(errors[-30:]), sys.stderr)
         raise RuntimeError(f"it ended with exit status {process.returncode}: {errors[-1]}")
     return json.loads(process.stdout.splitlines()[-1])
 
@@ -238,13 +239,13 @@ def take_turns(names: Sequence[str], job: Job, options: argparse.Namespace) -> d
     job = job | {"device": options.device, "checkout": options.nanogpt}
     for seed in range(options.rounds):
         for name in list(results):
-            print(f"round {seed + 1}/{options.rounds}  {name}", file=sys.stderr, flush=True)
+            say(f"round {seed + 1}/{options.rounds}  {name}", sys.stderr)
             try:
                 results[name].append(run(job | {"contender": name, "seed": seed}))
             except RuntimeError as error:
                 if name == "glassgpt":
                     raise
-                print(f"{name} is left out: {error}", file=sys.stderr)
+                say(f"{name} is left out: {error}", sys.stderr)
                 del results[name]
     return results
 

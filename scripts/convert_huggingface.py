@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
-from model.mistakes import Mistake, exit_status
+from model.mistakes import Mistake
+from model.runs.terminal import exit_status, say
 from scripts.parser import Parser
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def import_model(options: argparse.Namespace) -> None:
     }
     with atomic_file(output) as file:
         torch.save(checkpoint, file)
-    print(f"{output}: {gpt.num_parameters():,} parameters, tokenizer {tokenizer.name}")
+    say(f"{output}: {gpt.num_parameters():,} parameters, tokenizer {tokenizer.name}")
 
 
 def tokenizer_of(folder: Path, name: str | None) -> Tokenizer:
@@ -92,9 +93,9 @@ def export_model(options: argparse.Namespace) -> None:
 
     glass, output = open_run(options.checkpoint), options.output
     class_name = to_huggingface(glass.gpt, output, glass.tokenizer, document_masking=glass.document_masking)
-    print(f"{output}: {class_name}, {glass.gpt.num_parameters():,} parameters")
+    say(f"{output}: {class_name}, {glass.gpt.num_parameters():,} parameters")
     if class_name == OUR_CLASS:
-        print("transformers lacks this architecture: load the folder with trust_remote_code=True")
+        say("transformers lacks this architecture: load the folder with trust_remote_code=True")
 
 
 if __name__ == "__main__":

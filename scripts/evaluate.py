@@ -12,7 +12,6 @@ Unless --data.corpus, --data.files or --data.dataset names a text, the --data op
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import sys
@@ -22,29 +21,30 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
-from model.mistakes import Mistake, check_range, exit_status
+from model.mistakes import Mistake, check_range
 from model.runs.run import CONFIG
+from model.runs.terminal import exit_status, say
 from scripts.parser import DEFAULTS, add_model_options, choose_device
 
 if TYPE_CHECKING:
     import numpy as np
     from jsonargparse import ArgumentParser, Namespace
 
-    from data.datamodule import TextDataModule
+    from data.text import Corpus
     from model.glass import Glass
 
 OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # each of these options replaces the text of the run
-# The parameters of TextDataModule that are options here. The others matter only for training.
-READING = {"corpus", "max_tokens", "document_masking", "corpus_options"}
 
 
 @exit_status("evaluate.py")
 def main(argv: list[str] | None = None) -> None:
-    from model.glass import open_run
     from model.runs.configs import layered, parse
 
     parser = build_parser()
     typed = parse(parser, sys.argv[1:] if argv is None else argv)
+
+    from model.glass import open_run  # after --help has ended: it imports torch
+
     options = layered(parser, typed)
     for source in options.checkpoint or [None]:
         evaluate(open_run(source, device=choose_device(options.device)), parser, typed)
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def evaluate(glass: Glass, parser: ArgumentParser, typed: Namespace) -> None:
     """Prints how well one model predicts the text that the `typed` options name, or its run's own text."""
-    from data.datamodule import TextDataModule
+    from data.corpora import CorpusOptions, build
     from model.runs.configs import layered, parse, read_config
 
     options = layered(parser, typed)
@@ -73,26 +73,30 @@ def evaluate(glass: Glass, parser: ArgumentParser, typed: Namespace) -> None:
     check_range("--stride", stride, 1, context)  # with a larger stride, tokens between windows would be skipped
     check_range("--batch_size", options.batch_size, 1)
 
-    data = TextDataModule(**options.data.as_dict())
-    tokens = read_text(data, split, glass)
+    data = options.data.as_dict()
+    name, max_tokens, within_documents = (data.pop(name) for name in ("corpus", "max_tokens", "document_masking"))
+    corpus_options = CorpusOptions(**data)
+    corpus = build(name, corpus_options)
+    limit = corpus_options.token_limits(max_tokens)["train" if split == "all" else split]
+    tokens = read_text(corpus, split, limit, glass)
     if reads_own_text and split != "all" and not was_read(tokens, glass):
-        print(f"This is not the {split} split that the run read: files or options have changed since.", file=sys.stderr)
-    print(f"{glass} reads {data.corpus.name}, --split {split}: {len(tokens):,} tokens", file=sys.stderr)
-    result = {"checkpoint": glass.source, "step": glass.step, "text": data.corpus.name, "split": split}
-    result |= measure(glass, tokens, stride, options.batch_size, options.data.document_masking)
+        say(f"This is not the {split} split that the run read: files or options have changed since.", sys.stderr)
+    say(f"{glass} reads {corpus.name}, --split {split}: {len(tokens):,} tokens", sys.stderr)
+    result = {"checkpoint": glass.source, "step": glass.step, "text": corpus.name, "split": split}
+    result |= measure(glass, tokens, stride, options.batch_size, within_documents)
     if options.json:
-        print(json.dumps(result))
+        say(json.dumps(result))
         return
     formats = {str: "", int: ",", float: ",.6f"}
     for name, value in result.items():
         if value is not None:
-            print(f"{name.replace('_', ' '):<16}{value:{formats[type(value)]}}")
+            say(f"{name.replace('_', ' '):<16}{value:{formats[type(value)]}}")
 
 
 def build_parser() -> ArgumentParser:
     from jsonargparse import ArgumentParser
 
-    from data.datamodule import TextDataModule
+    from data.corpora import CorpusOptions
 
     parser = ArgumentParser(prog="evaluate.py", description=__doc__, exit_on_error=False, **DEFAULTS)
     add_model_options(parser, nargs="+")
@@ -111,23 +115,28 @@ def build_parser() -> ArgumentParser:
     )
     add("--batch_size", type=int, default=16, metavar="N", help="windows that the model reads at once (default: 16)")
     add("--json", action="store_true", help="print the result of each model as one line of JSON")
-    only_training = inspect.signature(TextDataModule).parameters.keys() - READING
-    parser.add_class_arguments(TextDataModule, "data", skip=only_training)
+    parser.add_class_arguments(CorpusOptions, "data")
+    add("--data.corpus", default="stdlib", help="stdlib, files, hub or repetitions, as for train.py (default: stdlib)")
+    add("--data.max_tokens", type=int | None, help="most tokens to read, as for train.py (default: no limit)")
+    add(
+        "--data.document_masking",
+        type=bool,
+        default=False,
+        help="hide earlier documents, as in training (default: as the model says)",
+    )
     return parser
 
 
-def read_text(data: TextDataModule, split: str, glass: Glass) -> np.ndarray:
+def read_text(corpus: Corpus, split: str, limit: int | None, glass: Glass) -> np.ndarray:
     """Returns the tokens (N,) of a split as training reads it, or of the whole text. Raises Mistake if it is empty."""
     import numpy as np
 
     from data.token_cache import token_stream
 
-    is_whole = split == "all"
-    passages = data.corpus.all_passages() if is_whole else data.corpus.passages(split)
-    limit = data.cache.max_tokens["train" if is_whole else split]
+    passages = corpus.all_passages() if split == "all" else corpus.passages(split)
     tokens = np.concatenate([*token_stream(glass.tokenizer, passages, limit)])
     if len(tokens) == 1:  # the end-of-text with which every stream begins
-        raise Mistake(f"{data.corpus.name} has no text for --split {split}: check --data.files and --data.text_column")
+        raise Mistake(f"{corpus.name} has no text for --split {split}: check --data.files and --data.text_column")
     return tokens
 
 

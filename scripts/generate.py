@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
-from model.mistakes import Mistake, check_range, exit_status, is_out_of_memory
+from model.mistakes import Mistake, check_range, is_out_of_memory
+from model.runs.terminal import exit_status, say
 from scripts.parser import Parser, add_model_options, choose_device, prompt_text
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
-
-# A model can write any byte. A terminal would obey control characters, so it gets visible symbols for them instead.
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {127: 0x2421}
 
 # The options of `model.generation.sample`, except temperature. A new option there needs one more line here.
 SAMPLING = {
@@ -161,7 +159,7 @@ def generate(options: argparse.Namespace, prompt: str) -> None:
     started = time.perf_counter()
     steps = glass.stream(prompt, options.max_new_tokens, num_texts=num_texts, **sampling)
     first_step = next(steps)  # allocates the cache of all texts, so that a lack of memory is reported first
-    print(glass, file=sys.stderr)
+    say(str(glass), sys.stderr)
 
     texts = [Text(glass.tokenizer, options.stop) for _ in range(num_texts)]
     heading = "--- sample {} ---\n" if num_texts > 1 else ""
@@ -181,17 +179,18 @@ def generate(options: argparse.Namespace, prompt: str) -> None:
 
     num_tokens = sum(text.num_tokens for text in texts)
     seconds = time.perf_counter() - started
-    print(f"{num_tokens:,} tokens in {seconds:.2f} s: {num_tokens / seconds:,.0f} tokens/s", file=sys.stderr)
+    say(f"{num_tokens:,} tokens in {seconds:.2f} s: {num_tokens / seconds:,.0f} tokens/s", sys.stderr)
     num_unfinished = sum(not text.has_ended for text in texts)
     if options.stop and num_unfinished:
-        print(f"no --stop text appeared in {num_unfinished} of {num_texts} texts", file=sys.stderr)
+        say(f"no --stop text appeared in {num_unfinished} of {num_texts} texts", sys.stderr)
 
 
 def write_text(text: str) -> None:
     """Prints `text` at once, without a line break. Does nothing if Python was started without standard output."""
     if sys.stdout and sys.stdout.isatty():
-        text = text.translate(CONTROL_PICTURES)
-    print(text, end="", flush=True)
+        say(text, end="")
+    else:  # a file or program gets every byte
+        print(text, end="", flush=True)
 
 
 if __name__ == "__main__":

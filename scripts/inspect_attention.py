@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
-from model.mistakes import Mistake, exit_status
+from model.mistakes import Mistake
 from model.runs.run import ATTENTION, HEAD_SCORES, REPORT, Run
+from model.runs.terminal import exit_status, say
 from scripts.parser import Parser, prompt_text
 
 if TYPE_CHECKING:
@@ -41,17 +42,17 @@ def main(argv: list[str] | None = None) -> None:
     kind = PAGE if options.output is None else options.output.suffix.lower()  # some systems write .SVG
     check(options, kind)
     if options.experiments:
-        print(experiments_table(options.run))
+        say(experiments_table(options.run))
         return
     recording, page, default_output = of_run(options.run) if options.prompt is None else of_prompt(options)
     output = options.output or default_output
     write(recording, output, kind, options, page)
     for problem in recording.problems.values():
-        print(f"warning: {recording.name}: {problem[0].lower()}{problem[1:]}", file=sys.stderr)
+        say(f"warning: {recording.name}: {problem[0].lower()}{problem[1:]}", sys.stderr)
     message = f"wrote {output}"
     if options.open and not webbrowser.open(output.resolve().as_uri()):
         message += "; there is no browser here to open it in"
-    print(message)
+    say(message)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.mistakes import Mistake, file_errors, with_hint
+from model.mistakes import Mistake, file_errors
+from model.runs.terminal import with_hint
 
 if TYPE_CHECKING:
     import torch

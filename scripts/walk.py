@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
-from model.mistakes import Missing, Mistake, check_range, exit_status
-from scripts.generate import write_text
+from model.mistakes import Missing, Mistake, check_range
+from model.runs.terminal import exit_status, say
 from scripts.parser import Parser, prompt_text
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def main(argv: list[str] | None = None) -> None:
     prompt = prompt_text(options.prompt)
     glass = open_model(options.checkpoint, options.fresh)
     lines = walk(glass, prompt, options.layer, options.head)
-    write_text("\n".join([str(glass), *lines, ""]))
+    say("\n".join([str(glass), *lines]))
 
 
 def open_model(checkpoint: Path | None, fresh: bool) -> Glass:

@@ -46,9 +46,9 @@ MAPS = ["inspect"]
 METRICS = ["resume", "inspect"]
 
 
-def answer(entry, capfd, *more, ask=call):
+def answer(entry, capfd, *more, ask=call, run=RUN):
     """Returns what `call`, or `refused`, returns for a program."""
-    module, *arguments = ENTRIES[entry]
+    module, *arguments = (argument.replace(RUN, run) for argument in ENTRIES[entry])
     return ask(importlib.import_module(module).main, capfd, *arguments, *more)
 
 
@@ -195,6 +195,15 @@ def test_every_program_accepts_the_unchanged_run(run, trained, capfd):
         shutil.copytree(trained(), run, dirs_exist_ok=True)
         shutil.rmtree("runs/new", ignore_errors=True)
         assert answer(entry, capfd)[0] == 0, entry
+
+
+def test_no_name_of_a_folder_or_tokenizer_controls_the_terminal(run, capfd):
+    tokenizer(name="by\x1b[31mtes\u202e\x9b")(run)
+    red = run.rename("runs/r\x1b[31med")
+    for entry in ("resume", "generate", "walk", "inspect", "evaluate"):  # the first is refused: another tokenizer
+        _, out, err = answer(entry, capfd, run=str(red))
+        written = out + err
+        assert not set("\x1b\u202e\x9b") & set(written) and r"\x1b[31m" in written, (entry, written)
 
 
 def test_a_class_in_the_config_is_used_if_the_user_names_it_too(run, capfd):

@@ -77,6 +77,14 @@ def test_no_files_import_each_other_in_a_circle():
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_programs_print_through_one_file_alone_which_shows_control_characters(path):
+    """generate.py alone prints texts as they are, where standard output is no terminal."""
+    if path.name not in ("terminal.py", "generate.py", "gpt2.py"):
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
+        assert not [call for call in calls if ast.unparse(call) in ("print", "sys.stdout.write", "sys.stderr.write")]
+
+
 def test_the_network_can_be_used_with_torch_alone():
     blocked = "lightning wandb datasets matplotlib tiktoken sympy"  # sympy takes a second to import
     hide = f"import sys; sys.modules.update(dict.fromkeys('{blocked}'.split()))"

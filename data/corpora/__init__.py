@@ -13,7 +13,7 @@ from data.corpora.hub import HubCorpus
 from data.corpora.repetitions import RepetitionCorpus
 from data.corpora.stdlib import stdlib_corpus
 from data.text import Corpus
-from model.mistakes import Mistake
+from model.mistakes import Mistake, check_range
 
 # The name of each corpus, and what builds it: a function or class that takes some of the fields of CorpusOptions.
 CORPORA: dict[str, Callable[..., Corpus]] = {
@@ -62,6 +62,18 @@ class CorpusOptions:
     dataset_revision: str | None = None
     streaming: bool = False
     validation_fraction: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_range("data.validation_fraction", self.validation_fraction, 0, 1, low_open=True, high_open=True)
+
+    def token_limits(self, max_tokens: int | None) -> dict[str, int | None]:
+        """Returns how many tokens of each split are read, None for all, if the option max_tokens has this value."""
+        check_range("data.max_tokens", max_tokens, 2)
+        if max_tokens is not None:
+            return {"train": max_tokens, "validation": max(int(max_tokens * self.validation_fraction), 2)}
+        if self.streaming:
+            raise Mistake("data.streaming needs a limit: set --data.max_tokens to the number of tokens to train on")
+        return {"train": None, "validation": None}
 
 
 def build(name: str, options: CorpusOptions) -> Corpus:

@@ -8,7 +8,7 @@ A wrong option is found in one of these places, in this order, and before anythi
     train.build_trainer      strategies and accelerators that this machine lacks
     hooks before training    what depends on text or devices, such as in GPTModule.configure_model
 
-Each raises a `Mistake`, which passes through train.py to `exit_status` (model/mistakes.py). There its sentence is
+Each raises a `Mistake`, which passes through train.py to `exit_status` (model/runs/terminal.py). There its sentence is
 printed on standard error, and the program ends with status 2. If Lightning raises its own exception, train.py makes it
 a `Mistake` with the help of `explanation`.
 """
@@ -238,4 +238,3 @@ def quiet() -> None:
         "isinstance.treespec, LeafSpec",
     )
     warnings.filterwarnings("ignore", message=f".*({'|'.join(hidden)})")
-    logging.basicConfig(format="%(message)s")

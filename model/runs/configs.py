@@ -13,7 +13,8 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from model.files import content_of
-from model.mistakes import Mistake, parsing, with_hint
+from model.mistakes import Mistake, parsing
+from model.runs.terminal import with_hint
 
 SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]  # groups of options
 SECTIONS += ["recording", "samples", "checkpoints"]

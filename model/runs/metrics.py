@@ -10,9 +10,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from model.files import append
 from model.mistakes import Mistake
-from model.runs.results import csv_lines, read_metrics, write_metrics
+from model.runs.metrics_file import MetricsFile
 from model.runs.run import METRICS
 from model.training.hardware import peak_flops
 
@@ -133,13 +132,11 @@ class StepLogger(Logger):
 
 
 class CSVLogger(StepLogger):
-    """Writes metrics.csv. Appends a row, or writes the whole file if a column is new or the step already has a row."""
+    """Writes metrics.csv."""
 
     def __init__(self, run_dir: Path):
         super().__init__(run_dir)
-        self.path = run_dir / METRICS
-        self.columns: list[str] = []
-        self.written: dict[str, Any] = {}  # the row that was written last
+        self.file = MetricsFile(run_dir / METRICS)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Takes tensors too. Raises an error at the caller's line for a value that would make the file unreadable."""
@@ -147,12 +144,4 @@ class CSVLogger(StepLogger):
         super().log_metrics(numbers, step)
 
     def write(self, row: dict[str, Any]) -> None:
-        if row == self.written:
-            return
-        if row["step"] != self.written.get("step") and row.keys() <= set(self.columns):
-            append(self.path, csv_lines(self.columns, [row]))
-        else:
-            by_step = {earlier["step"]: earlier for earlier in read_metrics(self.path)}
-            by_step[row["step"]] = by_step.get(row["step"], {}) | row
-            self.columns = write_metrics(self.path, list(by_step.values()))
-        self.written = row
+        self.file.put(row)

@@ -9,8 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
-from model.mistakes import output_is_closed
 from model.runs.run import REPORT
+from model.runs.terminal import output_is_closed, say
 
 
 class Progress(TQDMProgressBar):
@@ -33,7 +33,7 @@ class Progress(TQDMProgressBar):
 def tell(trainer: Trainer, text: str) -> None:
     """Prints a line above the bar, on the first rank, unless trainer.enable_progress_bar is false."""
     if trainer.is_global_zero and trainer.progress_bar_callback is not None:
-        say(text)
+        say_above_bar(text)
 
 
 def first_lines(trainer: Trainer) -> str:
@@ -76,10 +76,10 @@ def ending(trainer: Trainer) -> str:
     return f"ended after step {trainer.global_step}: {reason}"
 
 
-def say(text: str) -> None:
+def say_above_bar(text: str) -> None:
     """Prints above the bar. Discards all output once the reader of standard output, such as `head`, has closed it."""
     try:
-        tqdm.write(text, file=sys.stdout)
-        print(end="", flush=True)  # sys.stdout may be None, which has no flush()
+        with tqdm.external_write_mode(sys.stdout):
+            say(text)
     except BrokenPipeError:
         output_is_closed()

@@ -1,26 +1,22 @@
-"""The files that people read: metrics.csv, samples.jsonl and report.html; and the summary at the end of a run."""
+"""What people read of a run: samples.jsonl, report.html and the summary at its end."""
 
-import csv
-import io
 import json
 import logging
 import shlex
 import time
 from pathlib import Path
-from typing import Any
 
-from model.files import content_of, write_atomically
+from model.files import content_of, whole_lines, write_atomically
 from model.inspection.recording import Recording
 from model.mistakes import Mistake, parsing
 from model.pages.learning import learning
 from model.pages.page import run_page
 from model.pages.weights import Models
 from model.runs.configs import read_config
+from model.runs.metrics_file import read_metrics
 from model.runs.run import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, Run
 
 log = logging.getLogger(__name__)
-# The first columns of every metrics.csv. Other logged metrics, such as head scores, come after them.
-COLUMNS = ("step", "tokens", "train/loss", "val/loss", "val/bits_per_byte", "lr", "tokens_per_second", "mfu")
 
 
 def write_report(run_dir: Path, state: str, recording: Recording | None = None) -> None:
@@ -66,53 +62,15 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
     return run_page(name, recording, learning=learning_data, models=models, tokenizer=tokenizer, state=state, gap=gap)
 
 
-def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Reads a metrics.csv: one row for each step, in order, without its empty columns; [] if there is no file.
-
-    Skips a last row that a kill has cut short. Raises a `Mistake` if the file is not a table of numbers.
-    """
-    text = _whole_lines(path)
-
-    def number(figure: str) -> float:  # digits alone are an int, so that a row read and written again is the same
-        return int(figure) if figure.isdecimal() else float(figure)
-
-    with parsing(path):
-        reader = csv.DictReader(io.StringIO(text))
-        rows = [{name: number(value) for name, value in row.items() if value} for row in reader]
-        return sorted(rows, key=lambda row: row["step"])
-
-
-def write_metrics(path: Path, rows: list[dict[str, Any]]) -> list[str]:
-    """Replaces a metrics.csv, and returns its columns."""
-    columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
-    header = dict(zip(columns, columns, strict=True))
-    write_atomically(path, csv_lines(columns, [header, *rows]).encode())
-    return columns
-
-
-def csv_lines(columns: list[str], rows: list[dict[str, Any]]) -> str:
-    """Returns the rows as lines of a metrics.csv."""
-    text = io.StringIO()
-    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
 def read_samples(path: Path) -> list[dict]:
     """Reads step, prompt and text of every sample; [] if there is no file. Raises a `Mistake` for a damaged one."""
-    text = _whole_lines(path)
+    text = whole_lines(path)
     with parsing(path):
         samples = []
         for line in text.split("\n")[:-1]:
             sample = json.loads(line)
             samples.append({"step": int(sample["step"]), "prompt": str(sample["prompt"]), "text": str(sample["text"])})
         return samples
-
-
-def _whole_lines(path: Path) -> str:
-    """Reads a file, without a last line that was cut short. Raises a `Mistake` unless it is UTF-8."""
-    content = content_of(path)
-    with parsing(path):
-        return content[: content.rfind(b"\n") + 1].decode()
 
 
 def finish(run_dir: Path) -> str:

@@ -29,7 +29,8 @@ from lightning.pytorch import Trainer
 from model.checkpoint import build_gpt, read_checkpoint
 from model.files import atomic_file, write_atomically
 from model.mistakes import Mistake, check_range, listed
-from model.runs.results import read_metrics, read_samples, write_metrics
+from model.runs.metrics_file import read_metrics, write_metrics
+from model.runs.results import read_samples
 from model.runs.run import BEST, LAST, METRICS, SAMPLES, Run
 
 log = logging.getLogger(__name__)

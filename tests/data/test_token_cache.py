@@ -197,7 +197,8 @@ def test_damaged_changed_or_missing_tokens_are_made_again_with_a_warning(texts, 
     assert cache.open() is None
     assert content(cache.prepare()) == first
     warns = (name, damage) != ("tokens.json", Path.unlink)  # without an index there is no cache
-    assert [str(cache.folder) in message for message in caplog.messages] == [True] * warns
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [str(cache.folder) in message for message in warnings] == [True] * warns
 
 
 def test_a_variable_names_the_cache_folder_and_a_folder_that_cannot_be_made_is_named(texts, here, monkeypatch):

@@ -27,7 +27,8 @@ from torch.utils._pytree import tree_leaves
 from data.datamodule import TextDataModule
 from model.checkpoint import read_checkpoint
 from model.inspection.recording import Recording
-from model.runs.results import read_metrics, read_samples
+from model.runs.metrics_file import read_metrics
+from model.runs.results import read_samples
 from model.runs.run import Run
 from model.training.module import GPTModule
 from scripts import generate, inspect_attention

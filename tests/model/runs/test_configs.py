@@ -12,8 +12,8 @@ import jsonargparse
 import pytest
 import yaml
 
-from model.mistakes import sentence
 from model.runs.configs import parse, plain_config
+from model.runs.terminal import sentence
 from tests.command_lines import tells
 
 pytestmark = pytest.mark.usefixtures("here")

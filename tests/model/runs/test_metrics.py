@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from model.mistakes import Mistake
 from model.runs.metrics import CSVLogger, TrainingMetrics
-from model.runs.results import COLUMNS, read_metrics
+from model.runs.metrics_file import COLUMNS, read_metrics
 from model.runs.saving import rewind
 from tests.small_runs import csv_rows, metrics
 

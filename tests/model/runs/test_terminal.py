@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from model.mistakes import Missing, Mistake, exit_status, sentence
+from model.mistakes import Missing, Mistake
+from model.runs.terminal import exit_status, sentence, shown
 from tests import programs
 
 
@@ -45,12 +46,13 @@ def test_long_messages_are_cut_and_control_characters_escaped():
     assert sentence(ValueError("x" * 1000)) == "x" * 1000
     assert sentence(ValueError("x" * 600 + "y" * 600)) == "x" * 500 + " ... " + "y" * 500
     assert sentence(ValueError("a\x1b[31m title\x07\x9b b\n\tä")) == r"a\x1b[31m title\x07\x9b b ä"
+    assert shown("\u202eabc\u2066 \u200f\r\n\tä é 中") == r"\u202eabc\u2066 \u200f\r" + "\n\tä é 中"
 
 
 @pytest.mark.parametrize("body, status", [("print('x')", 0), ("print('x' * 10**6)", 0), ("raise Mistake('a pipe')", 2)])
 def test_a_closed_standard_output_is_no_error(body, status):
     """For example in `python scripts/generate.py | head -1`."""
-    source = "import sys\nfrom model.mistakes import Mistake, exit_status\n"
+    source = "import sys\nfrom model.mistakes import Mistake\nfrom model.runs.terminal import exit_status\n"
     source += f"@exit_status('x')\ndef main():\n    {body}\n"
     source += "status = main()\nsys.stderr.write(f'status {status}')"
     program = programs.start("-c", source, stderr=subprocess.PIPE)
@@ -63,11 +65,14 @@ def test_a_closed_standard_output_is_no_error(body, status):
 def test_help_imports_nothing_that_is_slow():
     source = """
 import sys
-from scripts import benchmark, convert_huggingface, generate, inspect_attention, walk
-for script in (benchmark, convert_huggingface, generate, inspect_attention, walk):
+from scripts import benchmark, convert_huggingface, evaluate, generate, inspect_attention, walk
+slow = {"torch", "lightning", "jsonargparse", "datasets", "matplotlib"}
+for script in (benchmark, convert_huggingface, generate, inspect_attention, walk, evaluate):
+    if script is evaluate:  # whose --data options are those of train.py, by jsonargparse
+        slow.remove("jsonargparse")
     try:
         script.main(["--help"])
     except SystemExit:
-        assert not {"torch", "lightning", "jsonargparse", "datasets", "matplotlib"} & set(sys.modules)
+        assert not slow & set(sys.modules)
 """
     programs.run("-c", source)

@@ -1,0 +1,99 @@
+"""How a program speaks and ends: everything that it prints passes through here, and so does its exit status.
+
+Imports nothing that is slow, because every script imports it.
+"""
+
+import functools
+import io
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+from model.mistakes import Mistake
+
+LONGEST = 1000  # characters; a sentence may quote a file of any length
+# Characters that control a terminal, but for tab and line break: C0, DEL, C1, and marks that change the direction of
+# writing. A prompt, a folder's name or a stranger's checkpoint may hold them.
+CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def shown(text: str) -> str:
+    """Returns a text with control characters escaped, such as \\x1b."""
+    return CONTROL_CHARACTER.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+def say(text: str, file: TextIO | None = None, end: str = "\n") -> None:
+    """Prints a text at once, on standard output unless `file` is another stream. Control characters are escaped."""
+    print(shown(text), file=file, end=end, flush=True)
+
+
+class _Formatter(logging.Formatter):
+    """Formats warnings, and the progress of data/, as they are shown."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown(super().format(record))
+
+
+def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
+    """Decorator for a `main` function: makes it return the exit status, and show a `Mistake` without a traceback.
+
+    The status is what `main` returns, 0 for None; 2 after a `Mistake`, which is printed on standard error; 130 after
+    Ctrl-C; 0 if the reader of standard output has closed it.
+    """
+
+    def decorate(main: Callable[..., int | None]) -> Callable[..., int]:
+        @functools.wraps(main)
+        def wrapper(*args, **kwargs) -> int:
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="replace")  # print ? for characters the terminal's encoding lacks
+            handler = logging.StreamHandler()
+            handler.setFormatter(_Formatter())
+            logging.basicConfig(handlers=[handler])
+            logging.getLogger("data").setLevel(logging.INFO)
+            try:
+                status = main(*args, **kwargs) or 0
+                print(end="", flush=True)  # raises here, not when Python exits, if standard output is closed
+                return status
+            except KeyboardInterrupt:
+                print()
+                return 130
+            except Mistake as error:
+                say(f"{program}: {sentence(error)}", sys.stderr)
+                return 2
+            except BrokenPipeError:
+                if output_is_closed():
+                    return 0
+                raise
+
+        return wrapper
+
+    return decorate
+
+
+def output_is_closed() -> bool:
+    """Whether the reader of standard output, such as `head`, has closed it. Further output is discarded then."""
+    try:
+        print(flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
+
+
+def sentence(error: BaseException) -> str:
+    """Returns an error's message on one line, cut if it is longer than LONGEST."""
+    line = shown(" ".join(str(error).split()))
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+
+
+def with_hint(message: str) -> str:
+    """Adds to argparse's message how to write a value that begins with -, or that the shell would split."""
+    option, _, reason = message.removeprefix("argument ").partition(": ")
+    if reason == "expected one argument":
+        return f"{message} (write one that begins with - as {option}=-x)"
+    if option == "unrecognized arguments" and not reason.startswith("-"):
+        return f"{message} (each value follows its --option; one with spaces or *, such as 'my/*.txt', needs quotes)"
+    return message
