@@ -322,7 +322,9 @@ class Glass:
         def page(reading: Reading) -> str:
             return in_frame(lambda: run_page(title, recording_of([(self, reading)])))
 
-        return replace(reading.frozen(), title=title, page=page)
+        reading.title = title
+        reading.page = page
+        return reading
 
     def stream(
         self,
@@ -393,12 +395,15 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
     Raises a `Mistake` if the weights of a model have changed since it read the text.
     """
     first, text = read_by[0]
-    probes = {"text": first.texts(text.computed.ids), "repeated": first.repeated_probe()}
+    probes = {"text": first.texts(text.ids), "repeated": first.repeated_probe()}
     recorded = first.recorded_or_none()
     recording = Recording(probes, recorded.windows if recorded else {}, name=first.name, is_prompt=True)
     for glass, reading in read_by:
-        if not reading.is_of(glass.gpt):
-            raise Mistake("the model is no longer as it was when this text was read: read it again to see its page")
+        again = read(glass.gpt, probes["text"], replacing=reading.replacing, position=reading.position)
+        if not torch.allclose(again.logits, reading.logits, equal_nan=True):
+            raise Mistake(
+                "the model no longer gives the logits of this reading, so read the text again to see its page"
+            )
         snapshot = take_snapshot(glass.gpt, glass.step or 0, recording, glass.tokenizer.label, text=reading)
         if recorded and snapshot.step in recorded.steps and not reading.replacing:
             in_training = recorded.at(snapshot.step)

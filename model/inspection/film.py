@@ -26,7 +26,7 @@ from model.attention import split_heads
 from model.gpt import GPT
 from model.inspection.maps import Attend, observed, weights_of
 from model.inspection.parts import blocks_of, features_of, hooked, undisturbed
-from model.inspection.reading import TOP, _centred, _double, _factor
+from model.inspection.reading import TOP, added_by_heads, centred, double, factor, towards_logits
 from model.inspection.texts import Texts
 from model.kernels import RMS_EPSILON
 from model.rotary import apply_rotary, rotary_angles
@@ -133,7 +133,7 @@ def take_frame(gpt: GPT, words: Texts) -> Frame:
     shares = (-nats).exp()
     of_next = nats.gather(-1, next_ids)[..., 0]
     top = shares.topk(min(TOP, shares.shape[-1]))
-    written = [_written(matrix, inputs[matrix], gpt.config.num_heads) for matrix in matrices]  # (H, N, T, D) each
+    written = [added_by_heads(matrix, inputs[matrix], gpt.config.num_heads) for matrix in matrices]  # (H, N, T, D) each
     return Frame(
         maps=torch.stack(maps, 1),
         parts=_added_to_logit(gpt, torch.stack(written)[..., -1, :], inputs[gpt.final_norm][:, -1], next_ids[:, -1, 0]),
@@ -146,19 +146,12 @@ def take_frame(gpt: GPT, words: Texts) -> Frame:
     )
 
 
-def _written(matrix: nn.Linear, heads: Tensor, num_heads: int) -> Tensor:
-    """Returns what each head adds to the residual stream, (H, N, T, D). heads: the input of the output matrix."""
-    by_head = _double(matrix.weight).unflatten(1, (num_heads, -1))  # (D, H, K)
-    return torch.einsum("nhtk,dhk->hntd", split_heads(_double(heads), num_heads), by_head)
-
-
 def _added_to_logit(gpt: GPT, written: Tensor, stream: Tensor, ids: Tensor) -> Tensor:
     """Returns what vectors (L, H, N, D) of heads add to the logits of `ids` (N,), (N, L, H); see `Reading.attribution`.
 
     stream: (N, D), the whole stream, whose scale counts.
     """
-    rows = _double(gpt.lm_head.weight)[ids]
-    direction = _centred(gpt.final_norm, _factor(gpt.final_norm, stream) * rows)
+    direction = towards_logits(gpt.final_norm, stream, double(gpt.lm_head.weight)[ids])
     return torch.einsum("lhnd,nd->nlh", written, direction).float()
 
 
@@ -180,11 +173,11 @@ def _raises(
     for layer, block in enumerate(blocks_of(gpt)[1:], start=1):
         norm = block.attention_norm
         earlier = torch.cat(written[:layer])  # (layer * H, N, T, D)
-        parts = _keys(gpt, layer, _centred(norm, earlier) * _factor(norm, streams[layer]))
+        parts = _keys(gpt, layer, centred(norm, earlier) * factor(norm, streams[layer]))
         if config.qk_norm:
-            squares = _keys(gpt, layer, _double(norm(streams[layer])), with_bias=True).square().mean(-1, keepdim=True)
+            squares = _keys(gpt, layer, double(norm(streams[layer])), with_bias=True).square().mean(-1, keepdim=True)
             parts = parts * torch.rsqrt(squares + RMS_EPSILON)
-        query = _double(queries[layer])[:, :, -1]
+        query = double(queries[layer])[:, :, -1]
         scores = torch.einsum("nhk,pnhtk->npht", query, parts) / config.head_dim**0.5
         means = (scores * visible[:, None, None]).sum(-1) / visible.sum(-1)[:, None, None]
         raised = scores[..., SOURCE] - means  # (N, layer * H, H)
@@ -196,9 +189,9 @@ def _keys(gpt: GPT, layer: int, x: Tensor, with_bias: bool = False) -> Tensor:
     """Returns the keys of x (..., T, D) before QK-norm, for each head: (..., H, T, K)."""
     attention, config = blocks_of(gpt)[layer].attention, gpt.config
     rows = slice(config.embed_dim, config.embed_dim + config.num_kv_heads * config.head_dim)
-    keys = x @ _double(attention.qkv_proj.weight)[rows].T
+    keys = x @ double(attention.qkv_proj.weight)[rows].T
     if with_bias and attention.qkv_proj.bias is not None:
-        keys = keys + _double(attention.qkv_proj.bias)[rows]
+        keys = keys + double(attention.qkv_proj.bias)[rows]
     keys = split_heads(keys, config.num_kv_heads)
     if config.position == "rotary":
         keys = apply_rotary(keys, *rotary_angles(torch.arange(x.shape[-2]), config.head_dim))

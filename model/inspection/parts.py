@@ -258,7 +258,7 @@ def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]
 
     autocast: use autocast to this type, as mixed-precision training does; None turns autocast off.
     """
-    device = gpt.token_embedding.weight.device
+    device = gpt.lm_head.weight.device
     with (
         in_eval_mode(gpt.modules()),
         _eager(),

@@ -15,9 +15,8 @@ Shapes: L layers, H heads, T tokens, P parts, D model width, K head width, V voc
 
 import copy
 import math
-import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,35 +55,12 @@ class RecordedReading:
     figures: dict[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class Computed:
-    """The results of one forward pass, on the CPU, and the model that ran it.
-
-    A reading computes its answers from these tensors, never from those that it hands to its caller.
-
-    tables: what each embedding table adds, (T, D), by name. feed_forwards: what each feed-forward adds, (L, T, D).
-    ids, residual, heads, logits: as in `Reading`.
-    """
-
-    ids: Tensor
-    tables: dict[str, Tensor]
-    residual: Tensor
-    heads: Tensor
-    feed_forwards: Tensor
-    logits: Tensor
-    gpt: GPT
-
-
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class Reading:
-    """What a model made of one text at one moment.
+    """What a model made of one text at one moment. A later change of the model does not change it.
 
-    Methods and properties compute with the model's weights. A later change of the model does not change a `frozen`
-    reading; every reading of a `Glass` is frozen.
-
-    The tensors are on the CPU and in float32; residual and heads are in float64 if the model is. They belong to the
-    caller: writing to them does not change what the methods and properties return, except that a page shows `maps` as
-    they are when it is made (they are too large to keep twice).
+    The tensors are on the CPU and in float32; residual, heads and parts are in float64 if the model is. The methods and
+    properties compute from these tensors: clone one before you write to it.
 
     ids: (T,), int64. tokens: T texts.
     maps: (L, H, T, T), how much each query takes of each key's value; maps[5, 2] is head 5.2. TransformerLens calls it
@@ -95,8 +71,11 @@ class Reading:
     heads: (L, H, T, K), the output of each head before its layer's output matrix; TransformerLens calls it z.
     q: (L, H, T, K), the queries as `attend` gets them: rotary positions are applied already.
     k, v: (L, H, T, K), the keys and values as `attend` gets them. Repeated for each head of a group that shares them.
+    parts: what each part adds to the residual stream, (T, D) by name; a head, what its output matrix makes of its
+        output. With a norm after the embeddings, its scale is held fixed. In a network whose parts simply add to the
+        stream they add up to residual[-1].
     checks: whether the maps can be trusted.
-    computed: what the methods and properties compute their answers from.
+    readout: a copy of the model's final norm and lm_head: a GPT without tables and blocks.
     label: returns the text of a token id.
     replacing, position: the arguments of `read`.
     title: names the model, and what was changed in it. page: returns the HTML of a page that shows the reading.
@@ -111,8 +90,9 @@ class Reading:
     q: Tensor
     k: Tensor
     v: Tensor
+    parts: dict[str, Tensor]
     checks: Checks
-    computed: Computed
+    readout: GPT
     label: Label
     replacing: Vectors
     position: int | None
@@ -128,8 +108,7 @@ class Reading:
     @property
     def surprise(self) -> Tensor:
         """The loss of each next token in bits, (T - 1,)."""
-        next_ids = self.computed.ids[1:]
-        nats = F.cross_entropy(self.computed.logits[:-1], next_ids, reduction="none")
+        nats = F.cross_entropy(self.logits[:-1], self.ids[1:], reduction="none")
         return nats / math.log(2)
 
     @property
@@ -143,7 +122,8 @@ class Reading:
         count: int = 5,
     ) -> list[tuple[str, float]]:
         """Returns the texts and probabilities of the `count` likeliest tokens after token `at`, the likeliest first."""
-        logits = self.computed.logits[place_in("at", at, len(self.tokens))]
+        logits = self.logits[place_in("at", at, len(self.tokens))]
+        count = whole_number("count", count, range(1, len(logits) + 1))
         probabilities, ids = logits.softmax(-1).topk(count)
         texts = [self.label(token) for token in ids.tolist()]
         return list(zip(texts, probabilities.tolist(), strict=True))
@@ -161,19 +141,19 @@ class Reading:
         probability: (2L + 1, T), of the true next token; NaN at the last position.
         divergence: (2L + 1, T), the Kullback-Leibler divergence KL(final prediction || this one), in bits.
         """
-        gpt = self.computed.gpt
+        gpt = self.readout
         device = gpt.lm_head.weight.device
-        final = self.computed.logits.to(device).log_softmax(-1)
+        final = self.logits.to(device).log_softmax(-1)
         final_probabilities = final.exp()
-        targets = F.pad(self.computed.ids[1:], (0, 1))[:, None].to(device)
+        targets = F.pad(self.ids[1:], (0, 1))[:, None].to(device)
         names = ["embeddings"]
-        for layer in range(len(self.computed.heads)):
+        for layer in range(len(self.heads)):
             names += [f"attention {layer}", f"feed-forward {layer}"]
         tokens = []
         probabilities = []
         divergences = []
         with torch.no_grad(), undisturbed(gpt):
-            for stream in self.computed.residual:
+            for stream in self.residual:
                 early = gpt.unembed(gpt.final_norm(stream.to(device))).log_softmax(-1)
                 tokens.append(early.argmax(-1).tolist())
                 probabilities.append(early.gather(-1, targets)[:, 0].exp())
@@ -202,10 +182,9 @@ class Reading:
             of: the id of the predicted token; None is the true next token, or the likeliest after the last token.
         """
         place = place_in("at", at, len(self.tokens))
-        logits = self.computed.logits
-        targets = torch.cat((self.computed.ids[1:], logits[-1:].argmax(-1)))
+        targets = torch.cat((self.ids[1:], self.logits[-1:].argmax(-1)))
         if of is not None:
-            targets[place] = whole_number("of, the id of a token,", of, range(logits.shape[-1]))
+            targets[place] = whole_number("of, the id of a token,", of, range(self.logits.shape[-1]))
         parts, _ = self._attributed(targets)
         return {name: part[place].item() for name, part in parts.items()}
 
@@ -223,41 +202,17 @@ class Reading:
         the last. If the largest of these logits is above 1, the error is divided by it, because rounding errors grow
         with the logits. It is NaN for a text of a single token.
         """
-        computed = self.computed
-        gpt = computed.gpt
-        device = gpt.lm_head.weight.device
-        rows = _double(gpt.lm_head.weight[targets.to(device)])
-        stream = computed.residual[-1]
-        # What a part adds to the logits is the dot product of its output with `direction` (T, D), since
-        # (centred(x) * factor) @ row = x @ centred(factor * row): centring is a symmetric matrix.
-        direction = _centred(gpt.final_norm, _factor(gpt.final_norm, stream) * rows)
-        parts = {}
-
-        def add(name: str, addend: Tensor | None) -> None:
-            if addend is not None:
-                parts[name] = (_double(addend) * direction).sum(-1)
-
-        factor = _factor(gpt.embedding_norm, torch.stack(list(computed.tables.values())).sum(0))
-        for name, vectors in computed.tables.items():
-            add(name, _centred(gpt.embedding_norm, _double(vectors)) * factor)
-        add("embedding bias", getattr(gpt.embedding_norm, "bias", None))
-        for layer, block in enumerate(blocks_of(gpt)):
-            output = block.attention.output_proj
-            down = block.feed_forward.down_proj
-            heads = _double(computed.heads[layer])  # (H, T, K)
-            head_directions = split_heads(direction @ _double(output.weight), len(heads))  # (H, T, K)
-            for head, logits in enumerate((heads * head_directions).sum(-1)):
-                parts[f"head {layer}.{head}"] = logits
-            add(f"attention bias {layer}", output.bias)
-            feed_forward = _double(computed.feed_forwards[layer])
-            add(f"feed-forward {layer}", feed_forward if down.bias is None else feed_forward - _double(down.bias))
-            add(f"feed-forward bias {layer}", down.bias)
-        bias = getattr(gpt.final_norm, "bias", None)
+        norm = self.readout.final_norm
+        weight = self.readout.lm_head.weight
+        rows = double(weight[targets.to(weight.device)])
+        stream = self.residual[-1]
+        direction = towards_logits(norm, stream, rows)
+        parts = {name: (double(vectors) * direction).sum(-1) for name, vectors in self.parts.items()}
+        bias = getattr(norm, "bias", None)
         if bias is not None:
-            parts["final norm bias"] = rows @ _double(bias)
-
+            parts["final norm bias"] = rows @ double(bias)
         with torch.no_grad():
-            features = gpt.final_norm(stream.to(device)).cpu()
+            features = norm(stream.to(weight.device)).cpu()
         models_own = (features * rows).sum(-1)[:-1]
         sums = torch.stack(list(parts.values())).sum(0)[:-1]
         largest = max([1.0, *models_own.abs().tolist()])
@@ -279,8 +234,8 @@ class Reading:
         attribution_error: how far the sum of the parts is from that logit, at most.
         """
         lens = self.lens
-        logits = self.computed.logits
-        next_ids = self.computed.ids[1:]
+        logits = self.logits
+        next_ids = self.ids[1:]
         parts, error = self._attributed(F.pad(next_ids, (0, 1)))
         top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
         next_logits = logits[:-1].gather(-1, next_ids[:, None])
@@ -300,16 +255,8 @@ class Reading:
         }
         return as_json(figures, DIGITS)
 
-    def frozen(self) -> "Reading":
-        """Returns this reading with a copy of the model in it: a later change of the model does not change it."""
-        return replace(self, computed=replace(self.computed, gpt=_copy_of(self.computed.gpt)))
-
     def recorded(self) -> RecordedReading:
         return RecordedReading(self.tokens, self.maps, self.figures)
-
-    def is_of(self, gpt: GPT) -> bool:
-        """Returns whether the model still has the weights with which it read the text."""
-        return _same_weights(in_float32(gpt), self.computed.gpt)
 
 
 @torch.no_grad()
@@ -335,81 +282,95 @@ def read(
     edits = replacing or {}
     with replaced(gpt, edits, position):
         (maps, q, k, v), checks = read_maps(gpt, text, autocast)
-    computed = _compute(in_float32(gpt), text, edits, position)
-    copies = {name: getattr(computed, name).clone() for name in ("ids", "logits", "residual", "heads")}
+    exact = in_float32(gpt)
+    blocks = blocks_of(exact)
+    matrices = [block.attention.output_proj for block in blocks]
+    sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
+    stream = [*sublayers, exact.final_norm]  # the inputs of these modules are the residual stream
+    tables = embedding_tables(exact).values()
+    feed_forwards = [block.feed_forward for block in blocks]
+    seen: dict[nn.Module, Tensor] = {}  # their inputs and outputs
+    with (
+        undisturbed(exact),
+        replaced(exact, edits, position),
+        hooked([*stream, *matrices], [*tables, *feed_forwards], seen.__setitem__),
+    ):
+        logits = exact.unembed(features_of(exact, text))
+        readout = _readout(exact)
+
+    def joined(modules: Iterable[nn.Module]) -> Tensor:
+        return torch.cat([seen[module] for module in modules]).cpu()
+
     return Reading(
+        ids=text.tokens[0].clone(),
         tokens=text.labels[0],
         maps=maps,
+        logits=logits[0].cpu(),
+        residual=joined(stream),
+        heads=split_heads(joined(matrices), exact.config.num_heads),
         q=q,
         k=k,
         v=v,
+        parts=_parts(exact, seen),
         checks=checks,
-        computed=computed,
+        readout=readout,
         label=label,
         replacing=edits,
         position=position,
-        **copies,
     )
 
 
-def _compute(
-    gpt: GPT,
-    text: Texts,
-    replacing: Vectors,
-    position: int | None,
-) -> Computed:
-    """Runs one forward pass without autocast. replacing, position: see `read`."""
-    blocks = blocks_of(gpt)
-    tables = embedding_tables(gpt)
-    sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
-    inputs = [*sublayers, gpt.final_norm]  # the inputs of these modules are the residual stream
-    matrices = [block.attention.output_proj for block in blocks]
-    feed_forwards = [block.feed_forward for block in blocks]
-    captured: dict[nn.Module, Tensor] = {}
-    with (
-        undisturbed(gpt),
-        replaced(gpt, replacing, position),
-        hooked([*inputs, *matrices], [*tables.values(), *feed_forwards], captured.__setitem__),
-    ):
-        logits = gpt.unembed(features_of(gpt, text))
+def _parts(gpt: GPT, seen: Mapping[nn.Module, Tensor]) -> dict[str, Tensor]:
+    """Returns `Reading.parts`. seen: the outputs of tables and feed-forwards, and the inputs of output matrices."""
+    parts: dict[str, Tensor] = {}
 
-    def joined(modules: Iterable[nn.Module]) -> Tensor:
-        return torch.cat([captured[module] for module in modules]).cpu()
+    def add(name: str, vectors: Tensor | None) -> None:
+        if vectors is not None:
+            parts[name] = double(vectors).expand(T, -1).to(gpt.lm_head.weight.dtype, copy=True)
 
-    return Computed(
-        ids=text.tokens[0].clone(),
-        tables={name: captured[table].flatten(0, -2).cpu() for name, table in tables.items()},  # (1, T, D) or (T, D)
-        residual=joined(inputs),
-        heads=joined(matrices).unflatten(-1, (gpt.config.num_heads, -1)).transpose(1, 2),
-        feed_forwards=joined(feed_forwards),
-        logits=logits[0].cpu(),
-        gpt=gpt,
-    )
+    tables = {name: double(seen[table]).flatten(0, -2) for name, table in embedding_tables(gpt).items()}  # (T, D)
+    whole = torch.stack([*tables.values()]).sum(0)
+    T = len(whole)
+    norm = gpt.embedding_norm
+    for name, vectors in tables.items():
+        add(name, centred(norm, vectors) * factor(norm, whole))
+    add("embedding bias", getattr(norm, "bias", None))
+    for layer, block in enumerate(blocks_of(gpt)):
+        output = block.attention.output_proj
+        for head, vectors in enumerate(added_by_heads(output, seen[output], gpt.config.num_heads)):
+            add(f"head {layer}.{head}", vectors[0])
+        add(f"attention bias {layer}", output.bias)
+        feed_forward = double(seen[block.feed_forward][0])
+        bias = block.feed_forward.down_proj.bias
+        add(f"feed-forward {layer}", feed_forward if bias is None else feed_forward - double(bias))
+        add(f"feed-forward bias {layer}", bias)
+    return parts
 
 
-# The newest copy of each model, while a reading holds that copy. The key names the weights' device and type too.
-_copies: weakref.WeakValueDictionary[tuple, GPT] = weakref.WeakValueDictionary()
+def _readout(gpt: GPT) -> GPT:
+    """Returns a copy of the final norm and lm_head: a GPT without tables and blocks."""
+    left_out = [*blocks_of(gpt), *embedding_tables(gpt).values(), *gpt.value_embeddings.values()]
+    return copy.deepcopy(gpt, {id(module): None for module in left_out})
 
 
-def _copy_of(gpt: GPT) -> GPT:
-    """Returns a copy of the model. Readings of the same weights share one, which is freed with the last of them."""
-    weight = gpt.lm_head.weight
-    key = id(gpt), weight.device, weight.dtype
-    last = _copies.get(key)
-    if last is not None and _same_weights(gpt, last):
-        return last
-    last = copy.deepcopy(gpt)
-    _copies[key] = last
-    return last
+def added_by_heads(matrix: nn.Linear, heads: Tensor, num_heads: int) -> Tensor:
+    """Returns what each head adds to the residual stream, (H, N, T, D) in float64. heads: the input of the matrix."""
+    by_head = double(matrix.weight).unflatten(1, (num_heads, -1))  # (D, H, K)
+    return torch.einsum("nhtk,dhk->hntd", split_heads(double(heads), num_heads), by_head)
 
 
-def _same_weights(gpt: GPT, other: GPT) -> bool:
-    return all(map(torch.equal, gpt.parameters(), other.parameters()))
+def towards_logits(norm: nn.Module, stream: Tensor, rows: Tensor) -> Tensor:
+    """Returns the vectors (N, D) whose product with what was added to the stream is what that adds to logits.
+
+    norm: the final norm, with its scale fixed at its value for the whole stream (N, D). rows: those of lm_head.
+    """
+    # (centred(x) * factor) @ row = x @ centred(factor * row), because centring is a symmetric matrix.
+    return centred(norm, factor(norm, stream) * rows)
 
 
-def _factor(norm: nn.Module, whole: Tensor) -> Tensor:
+def factor(norm: nn.Module, whole: Tensor) -> Tensor:
     """Returns what norm(whole) multiplies each number of its centred input by, in float64; `whole` is (N, D)."""
-    whole = _double(whole)
+    whole = double(whole)
     if isinstance(norm, nn.LayerNorm):
         squares = whole.var(-1, correction=0, keepdim=True)
     elif isinstance(norm, nn.RMSNorm):
@@ -417,15 +378,15 @@ def _factor(norm: nn.Module, whole: Tensor) -> Tensor:
     else:
         return whole.new_ones(())
     scale = torch.rsqrt(squares + norm.eps)
-    return scale if norm.weight is None else scale * _double(norm.weight)
+    return scale if norm.weight is None else scale * double(norm.weight)
 
 
-def _centred(norm: nn.Module, x: Tensor) -> Tensor:
+def centred(norm: nn.Module, x: Tensor) -> Tensor:
     """Subtracts the mean from x (N, D), if the norm does so."""
     return x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
 
 
-def _double(x: Tensor) -> Tensor:
+def double(x: Tensor) -> Tensor:
     return x.detach().cpu().double()
 
 

@@ -127,12 +127,6 @@ def test_a_reading_has_no_page_after_its_model_has_changed(run):
     assert "<iframe" in glass.read(TEXT)._repr_html_()
 
 
-def test_the_page_of_a_reading_has_its_text_even_if_the_caller_changes_its_ids(glass):
-    reading = glass.read(TEXT)
-    reading.ids.zero_()
-    assert recording_of([(glass, reading)]).probes["text"].labels[0] == reading.tokens
-
-
 def test_token_ids_and_heads_may_be_given_in_any_form(glass):
     ids = glass.tokenizer.encode(TEXT)
     for form in (ids, tuple(ids), torch.tensor(ids), np.array(ids), [torch.tensor(id) for id in ids]):

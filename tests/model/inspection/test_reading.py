@@ -1,9 +1,7 @@
 """A reading tells what the forward pass by hand gives, of the model as it was; reading changes nothing."""
 
 import copy
-import gc
 import math
-import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -60,6 +58,8 @@ def test_the_attribution_of_a_logit_to_parts_is_what_each_writes_and_adds_up_to_
         expected[part] = (exact.share_of_norm(x, stream, "final_norm")[:-1] * rows).sum(-1)
     if getattr(each_gpt.final_norm, "bias", None) is not None:
         expected["final norm bias"] = rows @ each_gpt.final_norm.bias.double()
+    whole = torch.stack([*found.parts.values()]).sum(0)
+    torch.testing.assert_close(whole, found.residual[-1], atol=1e-5, rtol=1e-5)
     told = found.figures
     for at in range(len(TOKENS) - 1):
         parts = found.attribution(at)
@@ -110,7 +110,7 @@ def test_measurements_are_made_in_float32_even_under_autocast_or_with_bfloat16_w
         np.testing.assert_allclose(one.readings["text"].maps.sum(-1), 1, atol=1e-6)
 
 
-@pytest.mark.parametrize("failing", ["read_maps", "_compute", "measure_heads", "losses_without_each"])
+@pytest.mark.parametrize("failing", ["read_maps", "features_of", "measure_heads", "losses_without_each"])
 def test_measuring_leaves_the_model_unchanged_even_after_an_error(failing, monkeypatch):
     gpt = random_gpt(replace(GROUPED, value_embeddings=True, ngram_sizes=[2, 3], ngram_buckets=31, dropout=0.3)).train()
     gpt.blocks[1].eval()  # a frozen part must stay frozen
@@ -177,17 +177,15 @@ def told_by(reading_) -> dict:
 
 
 @torch.no_grad()
-def test_later_changes_of_the_model_and_of_tensors_do_not_change_a_reading(each_gpt):
+def test_later_changes_of_the_model_do_not_change_a_reading(each_gpt):
     expected = told_by(read(copy.deepcopy(each_gpt), TEXT))
-    found = read(each_gpt, TEXT).frozen()
-    assert found.is_of(each_gpt)
+    found = read(each_gpt, TEXT)
     for parameter in each_gpt.parameters():
         parameter.normal_()
     for layer in each_gpt.blocks:
         layer.attention.attend = lambda q, k, v, mask=None: 2 * q
-    for name in ("ids", "logits", "residual", "heads", "q", "k", "v"):
-        getattr(found, name).zero_()
-    assert told_by(found) == expected and not found.is_of(each_gpt)
+    assert told_by(found) == expected
+    found.ids.zero_()
     assert TEXT.tokens[0].tolist() == TOKENS.tolist()
 
 
@@ -201,14 +199,3 @@ def test_a_hook_has_an_effect_only_while_the_text_is_read():
         gpt.blocks[0].feed_forward.down_proj.weight *= 2
     torch.testing.assert_close(hooked.logits, read(gpt, TEXT).logits, atol=1e-5, rtol=1e-5)
     assert not torch.allclose(hooked.logits, plain.logits, atol=1e-2)
-
-
-def test_readings_of_equal_weights_share_a_copy_of_the_model_which_is_freed_with_the_last():
-    gpt = random_gpt(GROUPED)
-    first = read(gpt, TEXT).frozen()
-    second = read(gpt, Texts.of(TOKENS[:5])).frozen()
-    assert first.computed.gpt is second.computed.gpt is not gpt
-    kept = weakref.ref(first.computed.gpt)
-    del first, second
-    gc.collect()
-    assert kept() is None
