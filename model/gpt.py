@@ -411,21 +411,6 @@ class GPT(nn.Module):
         gates = torch.sigmoid(self.lm_head(x * (2 / cap)).float())
         return (2 * cap * gates).sub_(cap)
 
-    def loss(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        *,
-        document_ids: Tensor | None = None,
-        reduction: str = "mean",
-    ) -> Tensor:
-        """Cross-entropy in nats of predicting `targets` (B, T) from `tokens` (B, T); targets of -100 are ignored.
-
-        Used to measure a model. Training uses `GPTModule.training_loss`.
-        """
-        logits = self(tokens, document_ids=document_ids)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
-
     def known_ids(self, tokens: Tensor) -> Tensor:
         """Returns the tokens as int64 on the model's device.
 

@@ -1,9 +1,11 @@
-"""Measures how well a GPT predicts text: the log-probability, in nats, of each token given the tokens before it.
+"""The loss of a GPT: how many nats it needs for each token, given the tokens before it. Training, evaluation and
+inspection all call `next_token_loss`.
 
-Shapes: T tokens in a window, N tokens in a text, V vocabulary.
+Shapes: T tokens in a window, N tokens in a text, D model width, V vocabulary.
 """
 
 import math
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,65 @@ from torch import Tensor
 from model.gpt import GPT, in_eval_mode
 
 IGNORED = -100  # a target that counts for nothing: PyTorch's ignore_index
-LOGITS_AT_ONCE = 2**24  # with a large vocabulary, the logits of a whole batch would fill the memory
+LOGITS_AT_ONCE = 2**23  # with a large vocabulary, the logits of a whole batch would fill the memory
+
+
+def next_token_loss(
+    gpt: GPT,
+    features: Tensor,
+    targets: Tensor,
+    reduction: Literal["mean", "none"] = "mean",
+) -> Tensor:
+    """Returns the cross-entropy, in nats, of predicting `targets` (...) from the features (..., D) before them.
+
+    "mean" is over all targets that are not IGNORED; "none" returns the nats of each, (N,), and 0 where it is IGNORED.
+
+    Many tokens of a large vocabulary are done in pieces, so that there are never more than LOGITS_AT_ONCE logits in
+    memory. Compiled code is left whole: it fuses the loss with the product that makes the logits.
+    """
+    features, targets = features.flatten(0, -2), targets.flatten()
+    tokens_at_once = max(1, LOGITS_AT_ONCE // gpt.config.vocab_size)
+    if len(targets) <= tokens_at_once or torch.compiler.is_compiling():
+        return F.cross_entropy(gpt.unembed(features), targets, reduction=reduction)
+    if reduction == "mean":
+        return _MeanInPieces.apply(gpt, features, targets, tokens_at_once, *gpt.lm_head.parameters())
+    pieces = zip(features.split(tokens_at_once), targets.split(tokens_at_once), strict=True)
+    return torch.cat([F.cross_entropy(gpt.unembed(piece), expected, reduction="none") for piece, expected in pieces])
+
+
+class _MeanInPieces(torch.autograd.Function):
+    """The mean loss of all targets. Each piece's gradients are computed at once, so that its logits can be freed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gpt: GPT,
+        features: Tensor,
+        targets: Tensor,
+        tokens_at_once: int,
+        *weights: Tensor,
+    ) -> Tensor:
+        count = (targets != IGNORED).sum()
+        loss = torch.zeros((), device=features.device)
+        by_features = torch.empty_like(features)
+        by_weights = [torch.zeros_like(weight) for weight in weights]
+        for first in range(0, len(targets), tokens_at_once):
+            rows = slice(first, first + tokens_at_once)
+            with torch.enable_grad():
+                piece = features[rows].detach().requires_grad_()
+                nats = F.cross_entropy(gpt.unembed(piece), targets[rows], reduction="sum") / count
+                by_features[rows], *gradients = torch.autograd.grad(nats, [piece, *weights])
+            loss += nats.detach()
+            for total, gradient in zip(by_weights, gradients, strict=True):
+                total += gradient
+        ctx.save_for_backward(by_features, *by_weights)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        by_features, *by_weights = ctx.saved_tensors
+        return None, gradient * by_features, None, None, *(gradient * total for total in by_weights)
 
 
 def text_logprobs(
@@ -46,7 +106,6 @@ def text_logprobs(
 
     windows = windows_of(tokens)
     documents = None if document_ids is None else windows_of(document_ids)
-    tokens_at_once = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
     device = model.token_embedding.weight.device
     # One tensor for all batches: small ones, left among large ones that are freed, would fragment the memory.
     logprobs = torch.empty(num_windows * T)
@@ -61,10 +120,8 @@ def text_logprobs(
             overlapping[:, : T - stride] = False
             features = model.features(batch[:, :-1], document_ids=ids)[scored]
             targets = batch[:, 1:][scored]
-            for chunk, expected in zip(features.split(tokens_at_once), targets.split(tokens_at_once), strict=True):
-                nats = F.cross_entropy(model.unembed(chunk), expected, reduction="none")
-                logprobs[filled : filled + len(nats)] = -nats
-                filled += len(nats)
+            logprobs[filled : filled + len(features)] = -next_token_loss(model, features, targets, "none")
+            filled += len(features)
     return logprobs[:num_targets]
 
 

@@ -261,7 +261,7 @@ def show(number: int, stop: Stop, indices: dict[str, int]) -> list[str]:
 
 
 def source_of(function: Callable) -> str:
-    """Returns the name of a function, and the file and line where it begins: "GPT.loss, model/gpt.py:263"."""
+    """Returns the name of a function, and the file and line where it begins: "next_token_loss, model/losses.py:18"."""
     _, line = inspect.getsourcelines(function)
     return f"{function.__qualname__}, {os.path.relpath(inspect.getfile(function), ROOT)}:{line}"
 
@@ -293,6 +293,7 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
     from model.inspection.maps import EXACT
     from model.inspection.reading import read
     from model.inspection.texts import Texts
+    from model.losses import next_token_loss
     from model.masks import causal_mask, sliding_window_mask
     from model.multihead import scaled_dot_product_attention
     from model.rotary import apply_rotary
@@ -349,8 +350,8 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
         "From vectors to the loss",
         ("final norm", "(B, T, D)", GPT.features, outputs[gpt.final_norm]),
         ("logits", "(B, T, V)", GPT.unembed, reading.logits[None]),
-        ("surprise", "(B*T)", GPT.loss, surprise),
-        ("loss", "()", GPT.loss, surprise[:-1].mean()),
+        ("surprise", "(B*T)", next_token_loss, surprise),
+        ("loss", "()", next_token_loss, surprise[:-1].mean()),
     ]
     words = words_of(gpt, reading, layer, token) | {"difference": difference}
     words["rule"] = SOFTMAX if is_formula else "This layer computes the map by a rule of its own."

@@ -11,6 +11,7 @@ from torch import nn
 from data.tokenizers import byte_level
 from model.exchange.huggingface import to_huggingface
 from model.gpt import GPT, GPTConfig
+from model.losses import next_token_loss
 
 GPT2 = {"position": "learned", "norm": "layernorm", "embedding_norm": False, "activation": "gelu", "bias": True}
 GPT2 |= {"tie_embeddings": True, "qk_norm": False, "logit_soft_cap": None, "init": "gpt2"}
@@ -42,6 +43,11 @@ def random_gpt(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
     for parameter in gpt.parameters():
         nn.init.normal_(parameter, std=std)
     return gpt
+
+
+def loss_of(gpt: GPT, tokens: torch.Tensor, targets: torch.Tensor, document_ids: torch.Tensor | None = None):
+    """The mean loss that training uses, of tokens and targets (B, T)."""
+    return next_token_loss(gpt, gpt.features(tokens, document_ids=document_ids), targets)
 
 
 def huggingface_gpt2(gpt: GPT) -> nn.Module:

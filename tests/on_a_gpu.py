@@ -16,7 +16,7 @@ from model.checkpoint import read_checkpoint
 from model.gpt import GPT
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from scripts import evaluate, generate, inspect_attention
-from tests.gpts import CONFIGS
+from tests.gpts import CONFIGS, loss_of
 from tests.small_runs import assert_same, final_state
 
 DEVICE = torch.accelerator.current_accelerator() or torch.device("cpu")
@@ -62,7 +62,7 @@ def count_of_step(config, **options) -> Counter:
     tokens = torch.zeros(3, 12, dtype=torch.long, device=DEVICE)
     for _ in range(2):
         before = counts.copy()
-        gpt.loss(tokens, tokens, document_ids=tokens).backward()
+        loss_of(gpt, tokens, tokens, tokens).backward()
         torch.nn.utils.clip_grad_norm_(gpt.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -22,6 +22,7 @@ from model.runs.recorder import Recorder, Samples
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from tests.command_lines import call
+from tests.gpts import loss_of
 from tests.small_runs import REPOSITORY, metrics
 
 TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16, "ngram_sizes": [3]}
@@ -56,7 +57,7 @@ def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
     tokens = torch.randint(40, (STEPS, 4, 13), generator=torch.Generator().manual_seed(1))
     losses = []
     for step, batch in enumerate([*tokens, tokens[0]]):
-        loss = model.loss(batch[:, :-1], batch[:, 1:])
+        loss = loss_of(model, batch[:, :-1], batch[:, 1:])
         losses.append(loss.item())
         updates.zero_grad()
         loss.backward()

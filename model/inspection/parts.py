@@ -20,11 +20,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.gpt import GPT, Block, in_eval_mode, one_at_a_time
 from model.inspection.texts import Texts
+from model.losses import next_token_loss
 
 TOKENS_AT_ONCE = 8192  # in one forward pass, over all texts
 ERRORS = 2  # a change of less than ERRORS standard errors may be chance
@@ -206,8 +206,8 @@ def _losses(gpt: GPT, texts: Texts) -> list[Tensor]:
     """Returns the loss of each text, in float64 on the CPU. Only the logits of one text are in memory at a time."""
     losses = []
     for features, tokens, counted in zip(features_of(gpt, texts), texts.tokens, texts.predicted, strict=True):
-        logits = gpt.unembed(features[:-1][counted.to(features.device)])
-        nats = F.cross_entropy(logits, tokens[1:][counted].to(features.device), reduction="none")
+        targets = tokens[1:][counted].to(features.device)
+        nats = next_token_loss(gpt, features[:-1][counted.to(features.device)], targets, "none")
         losses.append(nats.cpu().double().mean())  # on the CPU: Apple's GPUs have no float64
     return losses
 

@@ -19,12 +19,11 @@ import dataclasses
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from model.gpt import GPT, GPTConfig
-from model.losses import count_nats, loss_and_bits
+from model.losses import count_nats, loss_and_bits, next_token_loss
 from model.mistakes import Mistake
 from model.training.hardware import CompileMode, compile_options
 from model.training.optimizer import MuonAdamW, OptimizerConfig, build_optimizer
@@ -131,16 +130,17 @@ class GPTModule(LightningModule):
     def training_loss(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """Forward pass and loss.
 
-        A term that you add here changes only training: it is part of train/loss in metrics.csv, not of val/loss.
+        A term that you add here changes only training: it is part of train/loss in metrics.csv, not of val/loss. For a
+        term of the logits, `self.gpt.unembed(features)` returns them.
         """
-        logits = self.gpt(tokens, document_ids=document_ids)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        features = self.gpt.features(tokens, document_ids=document_ids)
+        loss = next_token_loss(self.gpt, features, targets)
         return loss
 
     def validation_nats(self, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """Returns the loss of each target, in nats: (B x T,)."""
-        logits = self.gpt(tokens, document_ids=document_ids)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        features = self.gpt.features(tokens, document_ids=document_ids)
+        return next_token_loss(self.gpt, features, targets, "none")
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         factor = learning_rate_factor(self.global_step, self.trainer.max_steps, self.schedule_config)

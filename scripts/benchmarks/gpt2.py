@@ -34,6 +34,7 @@ from model.files import content_of
 from model.generation import generate
 from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.kernels import has_fast_bfloat16, keep_freed_memory
+from model.losses import next_token_loss
 from model.training.hardware import compile_options
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -155,8 +156,14 @@ def build_learner(job: Namespace) -> Learner:
     model = GPT(gpt2_config(job.size, bias=False)).to(job.device)
     optimizer = build_optimizer(model, OptimizerConfig("adamw", weight_decay=WEIGHT_DECAY, betas=BETAS))
     options = compile_options("auto", torch.device(job.device), adds_gradients=False)
-    loss = model.loss if options is None else torch.compile(model.loss, **options)
+    loss = partial(loss_of, model)
+    if options is not None:
+        loss = torch.compile(loss, **options)
     return Learner(model, loss, optimizer, "bfloat16" if has_fast_bfloat16(job.device) else "float32")
+
+
+def loss_of(gpt: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
+    return next_token_loss(gpt, gpt.features(tokens), targets)
 
 
 def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
@@ -242,7 +249,7 @@ class LearningCurve(Callback):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         gpt = module.gpt
         text = split(read(self.data))[1].to(module.device)
-        self.curve = Curve(trainer.max_steps, gpt, gpt.loss, text, gpt.config.context_length)
+        self.curve = Curve(trainer.max_steps, gpt, partial(loss_of, gpt), text, gpt.config.context_length)
         # Training adds its points to this list.
         LearningCurve.result = {"curve": self.curve.points, **describe(gpt, trainer.precision)}
 

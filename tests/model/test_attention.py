@@ -12,7 +12,7 @@ from model.inspection.reading import read
 from model.inspection.texts import Texts
 from model.masks import document_mask, padding_mask, sliding_window_mask
 from tests.attentions import UNIFORM, random, values_and_gradients
-from tests.gpts import CONFIGS, random_gpt
+from tests.gpts import CONFIGS, loss_of, random_gpt
 
 LN2 = math.log(2)
 
@@ -49,10 +49,10 @@ def test_documents_and_a_window_are_masked_as_in_pytorchs_layer(window, bias):
 @pytest.mark.parametrize("name", ["modern", "grouped heads", "window", "gpt2"])
 def test_training_writing_cache_and_readings_compute_attention_by_attend(name, monkeypatch):
     gpt, tokens = random_gpt(CONFIGS[name]), torch.randint(50, (2, 10))
-    own_loss, own = gpt.loss(tokens[:, :-1], tokens[:, 1:]), read(gpt, Texts.of(tokens[0]))
+    own_loss, own = loss_of(gpt, tokens[:, :-1], tokens[:, 1:]), read(gpt, Texts.of(tokens[0]))
     assert own.checks.fidelity < 1e-5
     monkeypatch.setattr(CausalSelfAttention, "attend", UNIFORM)
-    assert (gpt.loss(tokens[:, :-1], tokens[:, 1:]) - own_loss).abs() > 1e-3  # training
+    assert (loss_of(gpt, tokens[:, :-1], tokens[:, 1:]) - own_loss).abs() > 1e-3  # training
     logits = gpt(tokens)
     cache = new_cache(gpt, 2, 10)
     pieces = [gpt(piece, cache=cache) for piece in tokens.split((4, 1, 3, 2), dim=1)]

@@ -13,7 +13,7 @@ from model.generation import generate
 from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, linear_by_slices, products_by_slices, short_causal_attention
 from model.multihead import scaled_dot_product_attention
 from tests.attentions import values_and_gradients
-from tests.gpts import CONFIGS, random_gpt
+from tests.gpts import CONFIGS, loss_of, random_gpt
 from tests.measurements import causal_softmax
 
 
@@ -24,7 +24,7 @@ def test_losses_gradients_and_texts_are_the_same_without_the_kernels(name, monke
 
     def everything():
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = gpt.loss(tokens[:, :-1], tokens[:, 1:])
+            loss = loss_of(gpt, tokens[:, :-1], tokens[:, 1:])
         (gradient,) = torch.autograd.grad(loss, gpt.blocks[0].attention.qkv_proj.weight)
         return loss.detach(), gradient / gradient.norm(), generate(gpt, tokens, 9, temperature=0)
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from model.losses import IGNORED, count_nats, loss_and_bits, text_logprobs
-from tests.gpts import CONFIGS, random_gpt
+from model import losses
+from model.losses import IGNORED, count_nats, loss_and_bits, next_token_loss, text_logprobs
+from tests.gpts import CONFIGS, loss_of, random_gpt
 
 
 @pytest.mark.parametrize("name", ["gpt2", "tables", "window"])
@@ -35,3 +37,18 @@ def test_bits_count_targets_that_have_bytes_and_nats_count_all():
     parts = [count_nats(nats[part], targets[part], lengths) for part in (slice(0, 3), slice(3, 6))]
     assert parts[0].dtype == torch.float64
     assert loss_and_bits(sum(parts)) == (37 / 5, pytest.approx((1 + 2 + 4) / (1 + 3 + 1) / math.log(2)))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "soft-cap"])  # tied and untied
+@pytest.mark.parametrize("logits_at_once", [50, 350, 2**23])
+def test_a_loss_in_pieces_and_its_gradients_are_those_of_all_logits_at_once(name, logits_at_once, monkeypatch):
+    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", logits_at_once)
+    gpt, (tokens, targets) = random_gpt(CONFIGS[name], std=0.15), torch.randint(50, (2, 2, 10))
+    targets[0, 3:] = IGNORED
+    found, nats = loss_of(gpt, tokens, targets), next_token_loss(gpt, gpt.features(tokens), targets, "none")
+    logits = gpt(tokens).double()
+    expected = F.cross_entropy(logits.mT, targets)
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(nats.sum().double() / 13, expected, atol=1e-6, rtol=1e-6)
+    gradients, exact = (torch.autograd.grad(3 * one, list(gpt.parameters())) for one in (found, expected))
+    torch.testing.assert_close(gradients, exact, atol=1e-6, rtol=1e-5)

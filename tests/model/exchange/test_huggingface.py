@@ -15,7 +15,7 @@ from model.generation import generate
 from model.gpt import ACTIVATIONS, GPT, GPTConfig
 from model.mistakes import Mistake
 from tests import gpts, programs
-from tests.gpts import CONFIGS, random_gpt
+from tests.gpts import CONFIGS, loss_of, random_gpt
 from tests.strangers import Calls
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -93,7 +93,7 @@ def test_an_exported_model_has_equal_logits_and_comes_back_bit_for_bit(class_nam
     with torch.no_grad():
         torch.testing.assert_close(peer(tokens).logits, gpt(tokens), atol=1e-5, rtol=0)
         loss = peer(tokens, labels=tokens).loss
-    torch.testing.assert_close(loss, gpt.loss(tokens[:, :-1], tokens[:, 1:]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(loss, loss_of(gpt, tokens[:, :-1], tokens[:, 1:]), atol=1e-5, rtol=0)
     written = peer.generate(tokens[:1, :10], max_new_tokens=50, do_sample=False)
     assert torch.equal(written, generate(gpt, tokens[:1, :10], 50, temperature=0))
     assert same_weights(from_huggingface(peer), gpt)
@@ -171,7 +171,7 @@ def test_padded_texts_have_the_logits_and_continuations_that_each_has_alone(expo
     with torch.no_grad():
         padded = peer(tokens, attention_mask=attends).logits
         texts = [row[None, -length:] for row, length in zip(tokens, lengths, strict=True)]
-        losses = [gpt.loss(text[:, :-1], text[:, 1:], reduction="sum") for text in texts]
+        losses = [loss_of(gpt, text[:, :-1], text[:, 1:]) * (text.shape[1] - 1) for text in texts]
         loss, logits = peer(tokens, attention_mask=attends, labels=tokens, return_dict=False)
         assert torch.equal(logits, padded)
         torch.testing.assert_close(loss, sum(losses) / (sum(lengths) - 3), atol=1e-5, rtol=0)

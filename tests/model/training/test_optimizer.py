@@ -10,6 +10,7 @@ from torch import nn
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
 from model.training.optimizer import POLAR_EXPRESS, MuonAdamW, OptimizerConfig, build_optimizer, orthogonalize
+from tests.gpts import loss_of
 
 SMALL = GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8)
 DRESSED = replace(SMALL, norm="layernorm", bias=True, position="learned", value_embeddings=True)
@@ -138,7 +139,7 @@ def updated(config, algorithm):
     """A GPT and its optimizer after one update."""
     gpt = GPT(config)
     optimizer = build_optimizer(gpt, OptimizerConfig(algorithm=algorithm))
-    gpt.loss(torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long)).backward()
+    loss_of(gpt, torch.zeros(1, 8, dtype=torch.long), torch.ones(1, 8, dtype=torch.long)).backward()
     optimizer.step()
     return gpt, optimizer
 
