@@ -23,7 +23,7 @@ from model.mistakes import Mistake
 from model.runs.command_line import Options, as_list, explanation, quiet, read_options
 from model.runs.end_of_step import EndOfStep, TrainingInterrupted
 from model.runs.metrics import CSVLogger
-from model.runs.progress import Progress, ending, say_above_bar
+from model.runs.progress import Progress, ending, learned_nothing, say_above_bar
 from model.runs.recorder import Recorder, Samples
 from model.runs.results import finish
 from model.runs.run import RUNS, Run
@@ -64,6 +64,22 @@ def build_parser() -> ArgumentParser:
         type=str | None,
         help="Run or checkpoint to resume. Whatever the run recorded after that checkpoint is deleted.",
     )
+    add(
+        "--resume_or_start",
+        action="store_true",
+        help="Resume the run of --name, or start it if it has no checkpoint yet, so that a queue can repeat a job.",
+    )
+    add(
+        "--other_code",
+        action="store_true",
+        help="Resume a run, or start from a model, whose losses differ with this code: the change of code is meant.",
+    )
+    add(
+        "--code_difference",
+        type=bool,
+        default=True,
+        help="Whether the run's code.json also holds the lines of code that differ from the commit.",
+    )
     add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if logged in, else offline.")
     parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
     parser.set_defaults(TRAINER_DEFAULTS)
@@ -82,7 +98,7 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
     built: the options, with an object in place of each option or group that describes one.
     """
     loggers = [CSVLogger(run_dir), WandbLogger(run_dir, options.config.wandb)]
-    folder = RunFolder(options.saved, is_new=options.run is None)
+    folder = RunFolder(options.saved, options.run is None, options.command, options.config.code_difference)
     # The user's callbacks run after RunFolder and before EndOfStep: Lightning runs Checkpoint callbacks last.
     callbacks = [folder, end_of_step, *as_list(built.trainer.callbacks)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
@@ -92,7 +108,7 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
         "default_root_dir": run_dir,
         "callbacks": callbacks,
         "logger": [*loggers, *as_list(built.trainer.logger)],
-        "plugins": [AtomicCheckpointIO(), *as_list(built.trainer.plugins)],
+        "plugins": [AtomicCheckpointIO(options.config.other_code), *as_list(built.trainer.plugins)],
     }
     if options.trained:
         overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1, on the whole split
@@ -114,6 +130,7 @@ def main(args: list[str] | None = None) -> int:
     Raises a `Mistake` also for errors that `explanation` explains; `exit_status` prints it and returns 2. Every other
     error is a bug in the code, and passes with its traceback.
     """
+    sys.path.append("")  # the user's own modules lie in the current folder
     quiet()
     keep_freed_memory()
     parser = build_parser()
@@ -136,7 +153,7 @@ def main(args: list[str] | None = None) -> int:
         trainer = build_trainer(options, run.folder, built, end_of_step)
         trainer.fit(module, data, ckpt_path=options.run and options.run.resumed)
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            say_above_bar("\n".join(filter(None, [finish(run.folder), ending(trainer)])))
+            say_above_bar("\n".join(filter(None, [finish(run.folder), ending(trainer), learned_nothing(trainer)])))
     except TrainingInterrupted as stop:
         say(f"{stop}, and saved; {run.how_to_resume}", sys.stderr)
         return 128 + stop.signum

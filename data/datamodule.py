@@ -43,7 +43,8 @@ class TextDataModule(lightning.LightningDataModule):
 
     Args:
         corpus: where the text comes from: stdlib (the source code of Python's standard library), files (your own, see
-            --data.files), hub (a data set, see --data.dataset), or repetitions (generated, for induction heads).
+            --data.files), hub (a data set, see --data.dataset), repetitions (generated, for induction heads), or your
+            own by the path of a function that returns a `data.text.Corpus`, such as mine.my_corpus.
         max_tokens: train on at most this many tokens, from the beginning of the corpus, and validate on at most
             validation_fraction of this number (null: no limit).
         tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or the path

@@ -4,6 +4,8 @@ A checkpoint may come from a stranger. So no code in it is run, and a small file
 memory: a model is built only after its config has been compared with the weights in the file.
 """
 
+import dataclasses
+import logging
 import pickletools
 import re
 import zipfile
@@ -19,10 +21,13 @@ from torch.overrides import TorchFunctionMode
 from model.files import RUN_CHECKPOINTS
 from model.gpt import GPT, GPTConfig
 from model.mistakes import Missing, Mistake, file_errors, parsing
+from model.proof import difference, prove
 
+log = logging.getLogger(__name__)
 WEIGHT_PREFIX = "gpt."  # GPTModule, whose state_dict is saved, holds the GPT as its attribute `gpt`
 NO_CHECKPOINT = ", or is no checkpoint of GlassGPT"  # ends the message about a file that cannot be parsed
-CONTENT = ("state_dict", "gpt_config", "tokenizer", "global_step")  # the keys that every checkpoint has
+VERSION = 2  # of what a checkpoint holds; other versions are refused
+CONTENT = ("state_dict", "gpt_config", "tokenizer", "global_step", "proof")  # the keys that every checkpoint has
 # The types that a checkpoint's pickle may name: tensors, ordered dicts and bytes. torch's own list also allows types
 # that take any amount of memory when they are created, such as bytearray.
 PLAIN_TYPES = re.compile(r"torch\._utils _rebuild_tensor_v2|torch \w+Storage|collections OrderedDict|_codecs encode")
@@ -41,6 +46,8 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
     Raises:
         Mistake: if the file is missing, cut short, damaged or no checkpoint of GlassGPT, or if its weights do not fit
             its own config.
+
+    Warns if other code than this trained the model, see model/proof.py.
     """
     path = Path(path)
     if path.is_dir():
@@ -48,7 +55,40 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
         path = next(filter(Path.is_file, checkpoints), checkpoints[0])
     checkpoint = read_checkpoint(path)
     description = {key: checkpoint[key] for key in ("tokenizer", "global_step")}
-    return build_gpt(path, checkpoint).to(device).eval(), description
+    gpt = build_gpt(path, checkpoint).to(device).eval()
+    if told := difference(path, gpt, checkpoint["proof"]):
+        log.warning("%s", told)
+    return gpt, description
+
+
+def entries_of(
+    gpt: GPT,
+    state_dict: dict[str, Tensor],
+    tokenizer: Any,
+    text: Tensor,
+    document_masking: bool,
+) -> dict[str, Any]:
+    """Returns what a checkpoint holds of a model besides its step and its `state_dict`.
+
+    text: the tokens of its proof, see `prove`. document_masking: whether it attends within documents only.
+    """
+    begins_document = tokenizer.end_of_text if document_masking else None
+    return {
+        "version": VERSION,
+        "gpt_config": dataclasses.asdict(gpt.config),
+        "tokenizer": tokenizer.to_dict(),
+        "document_masking": document_masking,
+        "proof": prove(gpt, gpt_weights(state_dict), text, begins_document),
+    }
+
+
+def gpt_weights(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the GPT's weights among those of a GPTModule, by their names in the GPT."""
+    return {
+        name.removeprefix(WEIGHT_PREFIX): weight
+        for name, weight in state_dict.items()
+        if name.startswith(WEIGHT_PREFIX)
+    }
 
 
 def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
@@ -58,19 +98,9 @@ def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
 
     Raises a `Mistake` that names `path` if the weights do not fit the config.
     """
-    options = checkpoint["gpt_config"]
-    if isinstance(options, dict) and (unknown := options.keys() - GPTConfig.__dataclass_fields__.keys()):
-        raise Mistake(
-            f"{path} was written by another version of GlassGPT: its config has {', '.join(map(str, unknown))}, which "
-            "this version does not know, so open it with that version"
-        )
     with parsing(path, ", or was written by another version of GlassGPT"):
-        config = GPTConfig(**options)
-        weights = {
-            name.removeprefix(WEIGHT_PREFIX): weight
-            for name, weight in checkpoint["state_dict"].items()
-            if name.startswith(WEIGHT_PREFIX)
-        }
+        config = GPTConfig(**checkpoint["gpt_config"])
+        weights = gpt_weights(checkpoint["state_dict"])
     try:
         return with_weights(config, weights)
     except Mistake as error:
@@ -146,9 +176,12 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
                 raise Mistake(f"it may hold only plain tensors and values, but names {argument}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)
         _check_size(checkpoint, 2 * path.stat().st_size)  # a tied lm_head counts twice
-        if missing := [name for name in CONTENT if name not in checkpoint]:
+        version = checkpoint.get("version", 1 if "gpt_config" in checkpoint else VERSION)
+        if version == VERSION and (missing := [name for name in CONTENT if name not in checkpoint]):
             raise Mistake(f"it has no {', '.join(missing)}")
-        return checkpoint
+    if version != VERSION:
+        raise Mistake(f"{path} is of version {version}, and this is version {VERSION}: open it with its own GlassGPT")
+    return checkpoint
 
 
 def _check_size(value: Any, limit: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
 from model.mistakes import Missing, Mistake, parsing
 from model.pages.page import run_page
+from model.runs.code import check_code
 from model.runs.run import ATTENTION, RUNS, Run
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ def open_run(
     *,
     step: int | None = None,
     device: str | torch.device = "cpu",
+    other_code: Literal["warn", "refuse", "accept"] = "warn",
 ) -> Glass:
     """Opens the best checkpoint of a run's folder, a checkpoint, or a Hugging Face model in GPT-2's format.
 
@@ -58,6 +60,8 @@ def open_run(
             runs/.
         step: open the checkpoint of this step instead of the best one.
         device: "cpu", "cuda" or "mps".
+        other_code: what to do if this code computes something else than the code that trained the checkpoint, see
+            model/proof.py. What you replace after opening a model is not noticed.
 
     Raises a `Mistake` if there is no such run, model or step, the Hub cannot be reached, a file is damaged, or the
     model has something that our GPT lacks.
@@ -77,6 +81,8 @@ def open_run(
     checkpoint = run.checkpoint if step is None else run.at(step)
     description = read_checkpoint(checkpoint)
     gpt = build_gpt(checkpoint, description).to(device).eval()
+    if other_code != "accept":
+        check_code(checkpoint, gpt, description, refuse=other_code == "refuse")
     with parsing(checkpoint):
         tokenizer = Tokenizer.from_dict(description["tokenizer"])
         check_vocabulary(gpt, tokenizer)
@@ -149,7 +155,8 @@ class Glass:
 
     def at(self, step: int) -> Glass:
         """Opens the model at a step: one of `steps`, the best or the last. Raises a `Mistake` for any other step."""
-        return open_run(self.checkpoint or self.source, step=step, device=self.device)
+        # Opening this model has warned already.
+        return open_run(self.checkpoint or self.source, step=step, device=self.device, other_code="accept")
 
     @cached_property
     def recorded(self) -> Recording:

@@ -4,6 +4,7 @@ Every other file may import this one, so it imports nothing but Python's standar
 """
 
 import errno
+import importlib
 import math
 import typing
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+WHERE_MODULES_ARE = " (a module must lie in the current folder, or in one that PYTHONPATH names)"
 # Parts of the messages of the RuntimeErrors that torch's allocators raise.
 NO_MEMORY = ("out of memory", "allocate memory", "tried to allocate", "not enough memory")
 
@@ -122,6 +124,24 @@ def check_choices(config: Any, prefix: str = "") -> None:
 def listed(parts: Sequence[str], word: str = "and") -> str:
     """Joins parts into a list such as "a, b and c"."""
     return f" {word} ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+
+
+def imported(option: str, path: str) -> Any:
+    """Imports what a dotted path such as mine.my_corpus names, the value of an option.
+
+    Raises a `Mistake` if there is no such module or nothing of that name in it.
+    """
+    module, _, name = path.rpartition(".")
+    found = None
+    try:
+        if all(map(str.isidentifier, path.split("."))):
+            found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # another module, which this one imports
+    if found is None:
+        raise Mistake(f"{option}: there is no {path}{WHERE_MODULES_ARE}")
+    return found
 
 
 def check_divides(divisor_name: str, divisor: int, name: str, value: int) -> None:

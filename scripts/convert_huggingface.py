@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,9 +53,10 @@ def import_model(options: argparse.Namespace) -> None:
     """Writes a checkpoint that every script can read, and train.py with --model.init_from."""
     import torch
 
-    from model.checkpoint import WEIGHT_PREFIX
+    from model.checkpoint import WEIGHT_PREFIX, entries_of
     from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
     from model.files import atomic_file
+    from model.proof import NUM_TOKENS
 
     output = options.output
     if output.exists():
@@ -65,15 +65,11 @@ def import_model(options: argparse.Namespace) -> None:
     gpt = from_huggingface(folder)
     tokenizer = tokenizer_of(folder, options.tokenizer)
     check_vocabulary(gpt, tokenizer)
-    checkpoint = {
-        "state_dict": {WEIGHT_PREFIX + name: weight for name, weight in gpt.state_dict().items()},
-        "gpt_config": asdict(gpt.config),
-        "tokenizer": tokenizer.to_dict(),
-        "global_step": 0,
-        "document_masking": masks_documents(folder),
-    }
+    weights = {WEIGHT_PREFIX + name: weight for name, weight in gpt.state_dict().items()}
+    tokens = torch.arange(min(gpt.config.vocab_size, NUM_TOKENS + 1))
+    checkpoint = entries_of(gpt, weights, tokenizer, tokens, masks_documents(folder))
     with atomic_file(output) as file:
-        torch.save(checkpoint, file)
+        torch.save(checkpoint | {"state_dict": weights, "global_step": 0}, file)
     say(f"{output}: {gpt.num_parameters():,} parameters, tokenizer {tokenizer.name}")
 
 

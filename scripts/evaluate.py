@@ -40,6 +40,7 @@ OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # each of these opti
 def main(argv: list[str] | None = None) -> None:
     from model.runs.configs import layered, parse
 
+    sys.path.append("")  # the user's own corpus lies in the current folder
     parser = build_parser()
     typed = parse(parser, sys.argv[1:] if argv is None else argv)
 
@@ -53,13 +54,14 @@ def main(argv: list[str] | None = None) -> None:
 def evaluate(glass: Glass, parser: ArgumentParser, typed: Namespace) -> None:
     """Prints how well one model predicts the text that the `typed` options name, or its run's own text."""
     from data.corpora import CorpusOptions, build
-    from model.runs.configs import layered, parse, read_config
+    from model.runs.configs import check_plain, layered, parse, read_config
 
     options = layered(parser, typed)
     reads_own_text = OTHER_TEXT.isdisjoint(typed.keys())
     defaults = {"document_masking": glass.document_masking}
     if glass.folder and reads_own_text:
         training = read_config(glass.folder / CONFIG).get("data", {})
+        check_plain(glass.folder / CONFIG, "data.corpus", training.get("corpus", "stdlib"))
         defaults |= {name: value for name, value in training.items() if name in options.data}
     options = layered(parser, parse(parser, json.dumps({"data": defaults})), typed)
     split = options.split or ("all" if "data.files" in typed else "validation")

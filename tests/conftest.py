@@ -98,7 +98,7 @@ def train(small_options, here):
     from train import main
 
     def run(*options: str) -> int:
-        own_config = any(option.startswith("--resume") for option in options)
+        own_config = any(option.partition("=")[0] == "--resume" for option in options)
         return main([*([] if own_config else small_options), *map(str, options)])
 
     return run

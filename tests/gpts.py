@@ -1,6 +1,6 @@
 """GPTs of both families with random or hand-made weights, and their checkpoints."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from data.tokenizers import byte_level
+from model.checkpoint import entries_of
 from model.exchange.huggingface import to_huggingface
 from model.gpt import GPT, GPTConfig
 from model.losses import next_token_loss
@@ -109,13 +110,9 @@ def induction_gpt() -> GPT:
 def save_checkpoint(path: Path, gpt: GPT, step: int = 7) -> None:
     """Writes a checkpoint as training does, with the tokenizer of bytes but without an optimizer."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint = {
-        "state_dict": {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()},
-        "gpt_config": asdict(gpt.config),
-        "tokenizer": byte_level().to_dict(),
-        "global_step": step,
-    }
-    torch.save(checkpoint, path)
+    weights = {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()}
+    entries = entries_of(gpt, weights, byte_level(), torch.arange(20), document_masking=False)
+    torch.save(entries | {"state_dict": weights, "global_step": step}, path)
 
 
 def save_run(folder: Path, **options) -> Path:

@@ -38,7 +38,7 @@ GPT_OPTIONS = {
 }  # fmt: skip
 OPTIMIZER_OPTIONS = {
     "algorithm": "adamw", "learning_rate": 0.1, "lm_head_learning_rate": 0.1, "matrix_learning_rate": 0.1,
-    "vector_learning_rate": 0.1, "table_learning_rate": 0.1, "weight_decay": 0.5,
+    "rate_scale": 2.0, "vector_learning_rate": 0.1, "table_learning_rate": 0.1, "weight_decay": 0.5,
     "betas": (0.5, 0.5), "epsilon": 1.0, "momentum": 0.5,
 }  # fmt: skip
 SCHEDULE_OPTIONS = {"warmup_steps": 3, "decay": "cosine", "decay_fraction": 0.5, "final_factor": 0.5}

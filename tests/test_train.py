@@ -18,6 +18,8 @@ from lightning.pytorch.callbacks import Timer
 from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPT, GPTConfig
+from model.runs.code import read_code
+from model.runs.end_of_step import EndOfStep
 from model.runs.results import read_samples
 from model.runs.run import Run
 from model.training.module import GPTModule
@@ -42,7 +44,7 @@ def test_a_run_leaves_everything_in_its_folder_tells_of_itself_and_opens_no_conn
     monkeypatch.setattr(socket, "getaddrinfo", refused)
     assert train("--name=first") == 0
     run = Path("runs/first")
-    files = "attention checkpoints config.yaml metrics.csv report.html samples.jsonl"
+    files = "attention checkpoints code.json config.yaml metrics.csv report.html samples.jsonl state.json"
     assert sorted(path.name for path in run.iterdir()) == files.split() and not connections
     losses = column(run, "train/loss")
     assert [*column(run, "val/loss")] == [4, 8, 12] and losses[12] < losses[2] - 0.5
@@ -147,6 +149,7 @@ def test_max_time_ends_a_run_after_a_whole_step_and_counts_from_the_start_of_eac
     assert final_state("runs/limited")["global_step"] == 5
     assert len(batches) == 10
     assert tells(capsys.readouterr().out.splitlines()[-1], "5 trainer.max_time")
+    assert Run(Path("runs/limited")).state == "stopped"
     elapsed.append(0.0)
     assert train("--resume=runs/limited") == 0
     assert_same(final_state(whole), final_state("runs/limited"))
@@ -312,3 +315,55 @@ def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, t
     assert train("--resume=runs/two", "--trainer.devices=1", "--trainer.strategy=auto", "--trainer.max_steps=24") == 0
     for name in ("train/loss", "val/loss", "tokens"):
         assert column("runs/two", name) == pytest.approx(column(whole, name), abs=1e-5)
+
+
+def test_a_repeated_job_starts_resumes_and_ends_once(train, no_pages, capsys, monkeypatch):
+    again = ["--name=run", "--resume_or_start", "--samples.max_new_tokens=0", "--recording.enabled=false"]
+    assert train(*again[1:]) == 2 and tells(capsys.readouterr().err, "--name")
+    Path("runs/run").mkdir(parents=True)  # as a job leaves it that was killed before its first checkpoint
+    Path("runs/run/metrics.csv").write_text("half a ro")
+    with monkeypatch.context() as patch:
+        before_call(patch.setattr, EndOfStep, "end_step", lambda *_: signal.raise_signal(signal.SIGTERM), 6)
+        assert train(*again) == 128 + signal.SIGTERM
+    assert [len(list(Path("runs").glob(f"run{rest}"))) for rest in ("", "-without-checkpoint-*")] == [1, 1]
+    stopped = Run(Path("runs/run"))
+    assert stopped.state == "stopped" and final_state(stopped.folder)["global_step"] == 5
+    assert train(*again) == 0 and stopped.state == "finished"
+    assert [*column("runs/run", "train/loss")][-1] == 12
+    assert train(*again) == 2 and tells(capsys.readouterr().err.splitlines()[-1], "runs/run --name")
+
+
+OWN = """
+import torch
+from data.text import Corpus, Passage
+
+
+class Words(Corpus):
+    name, identity = "words", {"words": 1}
+
+    def __init__(self, validation_fraction):
+        pass
+
+    def passages(self, split):
+        yield Passage(split + " own words" * 300, ends_document=True)
+
+
+def momentum(groups):
+    return torch.optim.SGD(groups, momentum=0.5)
+"""
+
+
+def test_an_own_optimizer_and_corpus_are_found_in_the_current_folder(small_options, here):
+    Path("mine.py").write_text(OWN)
+    options = [option for option in small_options if not option.startswith("--data.files")]
+    own = ["--data.corpus=mine.Words", "--model.optimizer.algorithm=mine.momentum"]
+    written = programs.run("train.py", *options, *own, "--name=run", "--model.optimizer.rate_scale=0")
+    assert "it has learned nothing" in written
+    (entry,) = read_code(Path("runs/run"))
+    assert "mine.py" in entry["hashes"] and set(column("runs/run", "lr").values()) == {0.0}
+    assert final_state("runs/run")["optimizer_states"][0]["param_groups"][0]["momentum"] == 0.5
+    refused = programs.end(programs.start("train.py", "--resume=runs/run"), 2)
+    assert tells(refused, "model.optimizer.algorithm")
+    programs.run("train.py", "--resume=runs/run", *own, "--trainer.max_steps=13")
+    missing = programs.end(programs.start("train.py", *options, "--data.corpus=absent.Words"), 2)
+    assert tells(missing, "data.corpus absent.Words PYTHONPATH")

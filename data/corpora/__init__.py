@@ -13,7 +13,7 @@ from data.corpora.hub import HubCorpus
 from data.corpora.repetitions import RepetitionCorpus
 from data.corpora.stdlib import stdlib_corpus
 from data.text import Corpus
-from model.mistakes import Mistake, check_range
+from model.mistakes import Mistake, check_range, imported
 
 # The name of each corpus, and what builds it: a function or class that takes some of the fields of CorpusOptions.
 CORPORA: dict[str, Callable[..., Corpus]] = {
@@ -79,13 +79,17 @@ class CorpusOptions:
 def build(name: str, options: CorpusOptions) -> Corpus:
     """Builds the corpus `name`, or the corpus that an option selects instead (see SELECTED_BY).
 
+    A name with a dot, such as mine.my_corpus, is imported: a function or class like those in CORPORA.
+
     Warns about every option that is set but not read by this corpus. This is not a Mistake: a user may combine a config
     with another corpus than it was written for.
 
     Raises Mistake if options contradict each other, if an option is empty, or if `name` is unknown.
     """
-    if name not in CORPORA:
-        raise Mistake(f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}")
+    if name not in CORPORA and "." not in name:
+        raise Mistake(
+            f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}, or your own such as mine.my_corpus"
+        )
     values = vars(options)
     is_set = {option: value for option, value in values.items() if value != getattr(CorpusOptions, option)}
     for option, value in is_set.items():
@@ -96,8 +100,9 @@ def build(name: str, options: CorpusOptions) -> Corpus:
         raise Mistake(f"data.{' and data.'.join(selected)} are both set: keep only the one to train on")
     if selected:
         name = SELECTED_BY[selected[0]]
-    reads = signature(CORPORA[name]).parameters
+    builder = CORPORA.get(name) or imported("data.corpus", name)
+    reads = signature(builder).parameters
     for option in is_set:
         if option not in reads:
             _log.warning("data.%s is ignored: data.corpus %s has no such option.", option, name)
-    return CORPORA[name](**{option: values[option] for option in reads})
+    return builder(**{option: values[option] for option in reads})

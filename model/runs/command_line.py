@@ -27,8 +27,9 @@ from model.checkpoint import read_checkpoint
 from model.glass import Glass, open_run
 from model.gpt import GPTConfig
 from model.mistakes import Missing, Mistake, check_range, is_out_of_memory
+from model.runs.code import told
 from model.runs.configs import layered, parse, plain_config, read_config
-from model.runs.run import CONFIG, Run
+from model.runs.run import CONFIG, ENDED, RUNS, Run
 from model.training.hardware import fast_precision
 
 # Strategies that split a matrix over devices, or start processes that do not run train.py from its beginning.
@@ -40,7 +41,7 @@ REFUSED_CALLBACKS = {
     "GradientAccumulationScheduler": "counts epochs, and no epoch ends: set trainer.accumulate_grad_batches",
 }
 # Not in config.yaml, because they belong to this call: a run that is started from the file has others.
-NOT_SAVED = ("config", "print_config", "name", "resume")
+NOT_SAVED = ("config", "print_config", "name", "resume", "resume_or_start", "other_code")
 MAY_DIFFER = ("context_length", "dropout")  # options of a run that may differ from those of --model.init_from
 
 
@@ -49,6 +50,7 @@ class Options:
     """All options of a run, and the run or the model from which it starts."""
 
     config: Namespace
+    command: str  # what was typed, for code.json
     saved: str  # the run's config.yaml: `config` without NOT_SAVED
     run: Run | None  # the run to resume; None for a new one
     trained: Glass | None  # the model of --model.init_from, if a new run starts from one
@@ -75,7 +77,9 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     check_trainer(config.trainer)
     if run and config.trainer.fast_dev_run:
         raise Mistake("trainer.fast_dev_run saves nothing, so it cannot continue a run: leave out --resume")
-    trained = None if run or config.model.init_from is None else open_run(config.model.init_from)
+    trained = None
+    if config.model.init_from is not None and not run:
+        trained = open_run(config.model.init_from, other_code="accept" if config.other_code else "refuse")
     found = Namespace() if trained is None else options_of_model(trained, chosen)
     if config.trainer.precision is None:
         found["trainer.precision"] = fast_precision(config.trainer.accelerator)
@@ -84,7 +88,14 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     for option in NOT_SAVED:
         saved.pop(option)
     text = parser.dump(saved, skip_unset=False)
-    return Options(config, text, run, trained, tokenizer_of(config.data.tokenizer, chosen, run, trained))
+    return Options(
+        config,
+        told(args),
+        text,
+        run,
+        trained,
+        tokenizer_of(config.data.tokenizer, chosen, run, trained),
+    )
 
 
 def chosen_options(parser: ArgumentParser, args: list[str]) -> Namespace:
@@ -111,7 +122,15 @@ def parse_file(parser: ArgumentParser, path: Path) -> Namespace:
 
 
 def run_to_resume(chosen: Namespace) -> Run | None:
-    """Opens the run of --resume. Raises a `Mistake` for options that only a new run can have."""
+    """Opens the run of --resume, or of --resume_or_start if it has begun and not ended; None for a new run.
+
+    Raises a `Mistake` for options that exclude each other.
+    """
+    if chosen.get("resume_or_start"):
+        if chosen.get("name") is None or chosen.get("resume") is not None:
+            raise Mistake("--resume_or_start resumes or starts the run of --name: write --name, and leave out --resume")
+        run = Run(Path(chosen.get("trainer.default_root_dir") or RUNS, chosen.name))
+        return Run.open(run.folder, CONFIG) if run.checkpoint and run.state not in ENDED else None
     if chosen.get("resume") is None:
         return None
     for other in ("name", "model.init_from"):
@@ -169,7 +188,7 @@ def tokenizer_of(
         return name
     if run and "data.tokenizer" not in chosen:  # the model may be gone, so take the tokenizer from the checkpoint
         return read_checkpoint(run.resumed, on_disk=True)["tokenizer"]
-    owner = open_run(name) if name else trained
+    owner = open_run(name, other_code="accept") if name else trained
     return owner.tokenizer.to_dict() if owner else None
 
 

@@ -20,6 +20,7 @@ SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "
 SECTIONS += ["recording", "samples", "checkpoints"]
 # These options of the Trainer take classes, so a run's config may not set them to a string.
 CLASS_OPTIONS = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
+CODE_OPTIONS = ("model.optimizer.algorithm", "data.corpus")  # a value with a dot is imported
 # Strings that the Trainer's other options may have: no dotted class name, no path, no URL, no YAML.
 PLAIN_TEXT = re.compile(r"[\w:,+ -]{0,100}")
 
@@ -69,12 +70,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def plain_config(path: Path, typed: Iterable[str]) -> str:
-    """Returns a run's config as YAML, without the Trainer's options that are also `typed`: the typed value is used.
+    """Returns a run's config as YAML, without options that may name code and are also `typed`: that value is used.
 
     The run may come from a stranger, and an option of the Trainer may name a class to import, or a file that names one.
-    So this raises a `Mistake` if a remaining option has a value that is not plain, see `_is_plain`.
+    So this raises a `Mistake` if a remaining option has a value that is not plain, see `is_plain`.
     """
-    settings = read_config(path)
+    settings, typed = read_config(path), set(typed)
     if not all(isinstance(settings.get(group), dict) for group in ("model", "data", "trainer")):
         raise Mistake(f"{path} is damaged: restore the options that the run was started with")
     for name in typed:
@@ -82,11 +83,8 @@ def plain_config(path: Path, typed: Iterable[str]) -> str:
         if section == "trainer":
             settings["trainer"].pop(option.partition(".")[0], None)
     for name, value in _flat(settings):
-        if not _is_plain(name, value):
-            raise Mistake(
-                f"{path}: {name} may name code, or a file that does: if you trust it, repeat the --config or the "
-                "options that the run was started with"
-            )
+        if name not in CODE_OPTIONS or name not in typed:
+            check_plain(path, name, value)
     return yaml.safe_dump(settings)
 
 
@@ -99,15 +97,26 @@ def _flat(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, An
             yield f"{section}{key}", value
 
 
-def _is_plain(name: str, value: Any) -> bool:
+def check_plain(path: Path, name: str, value: Any) -> None:
+    """Raises a `Mistake` if the value of an option in a run's config is not plain, see `is_plain`."""
+    if not is_plain(name, value):
+        raise Mistake(
+            f"{path}: {name} may name code, or a file that does: if you trust it, repeat the --config or the options "
+            "that the run was started with"
+        )
+
+
+def is_plain(name: str, value: Any) -> bool:
     """Whether the parser would neither import nor open anything for this option."""
     section, _, option = name.rpartition(".")
     if section not in ("", *SECTIONS) or name in (*SECTIONS, "config"):
         return False
     if option == "class_path" or not option.isidentifier():
         return False
+    if name in CODE_OPTIONS:
+        return isinstance(value, str) and "." not in value
     if isinstance(value, list):
-        return all(_is_plain(name, item) for item in value)
+        return all(is_plain(name, item) for item in value)
     if isinstance(value, str) and section == "trainer" and option != "default_root_dir":
         return name not in CLASS_OPTIONS and bool(PLAIN_TEXT.fullmatch(value)) and not Path(value).exists()
     return isinstance(value, bool | int | float | str | None)

@@ -16,7 +16,6 @@ The user's callbacks, except a Checkpoint, come before all of this, so that what
 this step, and what they change is saved.
 """
 
-import dataclasses
 import logging
 import math
 import signal
@@ -25,12 +24,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, Timer
 
-from model.runs.metrics import TrainingMetrics, check_finite, log_metrics, write_rows
+from model.checkpoint import entries_of
+from model.proof import NUM_TOKENS
+from model.runs.metrics import Diverged, TrainingMetrics, check_finite, log_metrics, write_rows
 from model.runs.progress import first_lines, tell, validation_line
 from model.runs.recorder import Recorder, Samples
-from model.runs.results import write_report
+from model.runs.results import write_report, write_state
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,12 @@ def will_validate(trainer: Trainer) -> bool:
 def is_due(step: int, every: int | None) -> bool:
     """Whether `step` is a multiple of `every`. False at step 0, and if `every` is None."""
     return every is not None and step > 0 and step % every == 0
+
+
+def note_state(trainer: Trainer, state: str) -> None:
+    """Writes the run's state.json, on the first rank."""
+    if trainer.is_global_zero:
+        write_state(Path(trainer.default_root_dir), state, trainer.global_step, trainer.max_steps)
 
 
 class EndOfStep(Checkpoint):
@@ -130,10 +137,12 @@ class EndOfStep(Checkpoint):
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)
 
     def show(self, trainer: Trainer, state: str) -> None:
-        """Writes the run's page. A browser that shows the previous page loads the new one by itself."""
+        """Writes the run's page and state. A browser that shows the previous page loads the new one by itself."""
+        note_state(trainer, state)
         if trainer.is_global_zero:
             write_rows(trainer)  # so that the page has the metrics of this step too
-            write_report(Path(trainer.default_root_dir), state, self.recorder.recording)
+            on_page = "running" if state == "running" else "interrupted"
+            write_report(Path(trainer.default_root_dir), on_page, self.recorder.recording)
 
     # How training begins and ends.
 
@@ -162,6 +171,11 @@ class EndOfStep(Checkpoint):
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.is_running = False
         self.recorder.finish(trainer, module)
+        times = [callback.time_remaining() for callback in trainer.callbacks if isinstance(callback, Timer)]
+        is_out_of_time = trainer.global_step != trainer.max_steps and any(
+            time is not None and time <= 0 for time in times
+        )
+        note_state(trainer, "stopped" if is_out_of_time else "finished")
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self.signals.remove()
@@ -169,7 +183,10 @@ class EndOfStep(Checkpoint):
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
         """Ends the run's page and the loaders after an error: Lightning calls this in place of `teardown`."""
         if self.is_running and isinstance(exception, Exception):
-            self.show(trainer, "interrupted")
+            state = "stopped" if isinstance(exception, TrainingInterrupted) else "failed"
+            self.show(trainer, "diverged" if isinstance(exception, Diverged) else state)
+        elif self.is_running:  # a second Ctrl-C, which must not wait for the page
+            note_state(trainer, "stopped")
         trainer.fit_loop.teardown()  # ends all loaders; in a validation, Lightning ends only the loaders of validation
         self.teardown(trainer, module, "fit")
 
@@ -181,10 +198,9 @@ class EndOfStep(Checkpoint):
         # Infinite and NaN weights must not replace good ones.
         largest = [weight.detach().abs().max() for weight in module.parameters()]
         check_finite(torch.stack(largest).max().item(), "the largest weight")
+        text = torch.from_numpy(data.tokenized.validation.read(0, NUM_TOKENS + 1))
+        checkpoint |= entries_of(module.gpt, checkpoint["state_dict"], data.tokenizer, text, data.document_masking)
         checkpoint |= {
-            "gpt_config": dataclasses.asdict(module.gpt.config),
-            "tokenizer": data.tokenizer.to_dict(),
-            "document_masking": data.document_masking,  # evaluation needs it
             "random_states": gather(random_state(trainer.strategy.root_device), trainer),  # one for each rank
             "loss_sums": gather(float(metrics.loss_sum), trainer),  # one for each rank, over its own batches
             "counted": (metrics.num_batches, metrics.tokens, self.best_loss),  # the same on every rank

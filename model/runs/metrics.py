@@ -67,10 +67,14 @@ class TrainingMetrics:
         return metrics
 
 
+class Diverged(Mistake):
+    """Raised when a loss or a weight has become infinite or NaN."""
+
+
 def check_finite(figure: float, name: str) -> None:
-    """Raises a `Mistake` if training has diverged, that is, if the figure is infinite or NaN."""
+    """Raises `Diverged` if the figure is infinite or NaN."""
     if not math.isfinite(figure):
-        raise Mistake(
+        raise Diverged(
             f"{name} has become {figure}: lower the learning rates under model.optimizer, raise "
             "model.schedule.warmup_steps or set trainer.gradient_clip_val; all checkpoints are from before that"
         )

@@ -1,5 +1,6 @@
 """What the terminal shows of a run: its first lines, Lightning's bar, and a line for each validation."""
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from tqdm import tqdm
 
 from model.runs.run import REPORT
 from model.runs.terminal import output_is_closed, say
+
+LEARNED = 0.1  # nats below ln V; to know only which tokens are frequent gives more
 
 
 class Progress(TQDMProgressBar):
@@ -74,6 +77,18 @@ def ending(trainer: Trainer) -> str:
     reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
     reason = " ".join(filter(None, reasons)) or "trainer.max_time is over, or a callback stopped it"
     return f"ended after step {trainer.global_step}: {reason}"
+
+
+def learned_nothing(trainer: Trainer) -> str:
+    """Returns that the last validation loss is no better than that of guessing, ln V, "" if it is better or unknown."""
+    module = trainer.lightning_module
+    loss, vocab_size = module.validation_metrics.get("val/loss", -math.inf), module.gpt.config.vocab_size
+    if loss < math.log(vocab_size) - LEARNED:
+        return ""
+    return (
+        f"it has learned nothing: its validation loss is {loss:.3f}, and guessing among {vocab_size:,} tokens has "
+        f"{math.log(vocab_size):.3f}"
+    )
 
 
 def say_above_bar(text: str) -> None:

@@ -12,11 +12,22 @@ from model.mistakes import Mistake, parsing
 from model.pages.learning import learning
 from model.pages.page import run_page
 from model.pages.weights import Models
+from model.runs.code import in_words, read_code
 from model.runs.configs import read_config
 from model.runs.metrics_file import read_metrics
-from model.runs.run import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, Run
+from model.runs.run import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, STATE, Run
 
 log = logging.getLogger(__name__)
+
+
+def write_state(run_dir: Path, state: str, step: int, max_steps: int) -> None:
+    """Writes state.json, for `Run.state`.
+
+    state: "running", also if the process was killed; "stopped" by a signal or trainer.max_time; "finished"; "diverged";
+        or "failed", by any other error.
+    """
+    content = {"state": state, "step": step, "max_steps": max_steps}
+    write_atomically(run_dir / STATE, json.dumps(content).encode())
 
 
 def write_report(run_dir: Path, state: str, recording: Recording | None = None) -> None:
@@ -50,6 +61,9 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
         recording = Recording.open(run_dir / ATTENTION, name)
     settings, config = read_config(run_dir / CONFIG), content_of(run_dir / CONFIG).decode()
     learning_data = learning(read_metrics(run_dir / METRICS), read_samples(run_dir / SAMPLES), config, settings)
+    for entry in read_code(run_dir):
+        if changes := in_words(entry["since"]):
+            learning_data["story"] += f" Code at step {entry['step']}: {changes}."
     models: Models = ()
     tokenizer = None
     if recording and state in (None, "ended") and Run(run_dir).checkpoint:

@@ -3,6 +3,8 @@
 A run's folder holds:
 
     config.yaml                all options; --config with this file repeats the run
+    code.json                  the code, command line and machine of each start and resume, see code.py
+    state.json                 whether the run goes on, and its step
     metrics.csv                the metrics of each step in one row, see metrics.py
     samples.jsonl              the generated samples, one a line
     report.html                the run's page, which can be opened while it trains
@@ -13,23 +15,27 @@ A run's folder holds:
     wandb/                     what Weights & Biases keeps
 """
 
+import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.files import RUN_CHECKPOINTS
-from model.mistakes import Missing, Mistake, listed
+from model.files import RUN_CHECKPOINTS, content_of
+from model.mistakes import Missing, Mistake, listed, parsing
 
 RUNS = Path("runs")  # where run folders are, unless trainer.default_root_dir says otherwise
 
 # The files of a run, relative to its folder.
 CONFIG = "config.yaml"
+CODE = "code.json"
+STATE = "state.json"
 METRICS = "metrics.csv"
 SAMPLES = "samples.jsonl"
 REPORT = "report.html"
 ATTENTION = "attention"
 HEAD_SCORES = "attention/scores.jsonl"
 CHECKPOINTS = "checkpoints"
+ENDED = ("finished", "diverged")  # the states of runs that do not go on
 BEST, LAST = RUN_CHECKPOINTS
 
 
@@ -106,6 +112,13 @@ class Run:
         if checkpoint is None:
             raise Missing(f"{self.folder} has no checkpoint to resume from")
         return checkpoint
+
+    @property
+    def state(self) -> str | None:
+        """The state in the run's state.json, see `write_state`; None if there is none."""
+        path = self.folder / STATE
+        with parsing(path):
+            return json.loads(content_of(path) or "{}").get("state")
 
     def kept(self, step: int) -> Path:
         """Returns the path of the checkpoint that --checkpoints.keep_steps keeps for a step; it may not exist."""

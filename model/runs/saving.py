@@ -29,6 +29,7 @@ from lightning.pytorch import Trainer
 from model.checkpoint import build_gpt, read_checkpoint
 from model.files import atomic_file, write_atomically
 from model.mistakes import Mistake, check_range, listed
+from model.runs.code import check_code
 from model.runs.metrics_file import read_metrics, write_metrics
 from model.runs.results import read_samples
 from model.runs.run import BEST, LAST, METRICS, SAMPLES, Run
@@ -39,7 +40,14 @@ RESUMED = ("callbacks", "counted", "loops", "loss_sums", "lr_schedulers", "optim
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to a temporary file and renames it; reads plain data only, which cannot run code."""
+    """Writes a checkpoint to a temporary file and renames it; reads plain data only, which cannot run code.
+
+    other_code: whether to resume a checkpoint that other code than this has trained.
+    """
+
+    def __init__(self, other_code: bool = False) -> None:
+        super().__init__()
+        self.other_code = other_code
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         with atomic_file(Path(path)) as file:
@@ -56,7 +64,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 f"{path} has no {listed(missing)}: it has the weights only, or is of another version; start a new run "
                 "from its weights with --model.init_from"
             )
-        build_gpt(Path(path), checkpoint)  # raises if the weights do not fit the model that the checkpoint describes
+        gpt = build_gpt(Path(path), checkpoint)  # raises if the weights do not fit the model that it describes
+        if not self.other_code:
+            check_code(Path(path), gpt, checkpoint, refuse=True)
         del checkpoint["loops"]  # see start_loops_at
         return checkpoint
 

@@ -12,6 +12,8 @@ from lightning.pytorch import LightningModule, Trainer, callbacks
 
 from model.files import write_atomically
 from model.mistakes import Mistake, file_errors
+from model.runs.code import record_code
+from model.runs.progress import tell
 from model.runs.run import CONFIG, Run
 
 if os.name == "posix":
@@ -35,25 +37,38 @@ def new_run_dir(options: Namespace) -> Path:
     if options.name is None and RUN_NAME in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
         return runs / os.environ[RUN_NAME]
     run_dir = runs / (options.name or f"{Path(options.config[-1]).stem}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if options.resume_or_start and run_dir.exists() and Run(run_dir).checkpoint is None:
+        set_aside(run_dir)
     if run_dir.exists():
         raise Mistake(f"{run_dir} exists: choose another --name, or delete that folder; {Run(run_dir).how_to_resume}")
     os.environ[RUN_NAME] = run_dir.name
     return run_dir
 
 
+def set_aside(run_dir: Path) -> None:
+    """Renames the folder of a run that ended before its first checkpoint. Raises a `Mistake` if it is training."""
+    folder = RunFolder("", is_new=False)
+    folder.lock(run_dir)
+    folder.unlock()
+    with file_errors(run_dir):
+        run_dir.rename(f"{run_dir}-without-checkpoint-{time.strftime('%Y%m%d-%H%M%S')}")
+
+
 class RunFolder(callbacks.Callback):
-    """The callback that creates the run's folder and its config.yaml, and locks the folder.
+    """The callback that creates the run's folder with its config.yaml and code.json, and locks the folder.
 
     A new run gets its folder when training begins, so that a mistake found earlier leaves nothing behind. A resumed run
-    has one; its config.yaml is replaced once all on_train_start hooks have accepted the options.
+    has one; these files are replaced once all on_train_start hooks have accepted the options.
 
     The lock keeps two processes from training in one folder. It ends with the process, however that ends, and leaves no
     file. There is no lock on Windows and on file systems that cannot lock a folder.
     """
 
-    def __init__(self, config: str, is_new: bool) -> None:
+    def __init__(self, config: str, is_new: bool, command: str = "", code_difference: bool = True) -> None:
         self.config = config.encode()
         self.is_new = is_new
+        self.command = command
+        self.code_difference = code_difference
         self.locked: int | None = None
         if os.name == "posix":  # a worker process that outlives a killed run must not keep the lock
             os.register_at_fork(after_in_child=self.unlock)
@@ -65,12 +80,18 @@ class RunFolder(callbacks.Callback):
         if self.is_new:
             with file_errors(run_dir):
                 run_dir.mkdir(parents=True)
-            write_atomically(run_dir / CONFIG, self.config)
+            self.write(trainer)
         self.lock(run_dir)
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         if not self.is_new and trainer.is_global_zero:
-            write_atomically(Path(trainer.default_root_dir, CONFIG), self.config)
+            self.write(trainer)
+
+    def write(self, trainer: Trainer) -> None:
+        """Writes config.yaml and code.json, and tells what has changed in the code."""
+        write_atomically(Path(trainer.default_root_dir, CONFIG), self.config)
+        if changes := record_code(trainer, self.command, self.code_difference):
+            tell(trainer, changes)
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self.unlock()

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from model.mistakes import Mistake
+from model.mistakes import WHERE_MODULES_ARE, Mistake
 
 LONGEST = 1000  # characters; a sentence may quote a file of any length
 # Characters that control a terminal, but for tab and line break: C0, DEL, C1, and marks that change the direction of
@@ -90,7 +90,9 @@ def sentence(error: BaseException) -> str:
 
 
 def with_hint(message: str) -> str:
-    """Adds to argparse's message how to write a value that begins with -, or that the shell would split."""
+    """Adds to argparse's message how to write a value that begins with - or has spaces, or where modules must lie."""
+    if "No module named" in message:
+        return message + WHERE_MODULES_ARE
     option, _, reason = message.removeprefix("argument ").partition(": ")
     if reason == "expected one argument":
         return f"{message} (write one that begins with - as {option}=-x)"

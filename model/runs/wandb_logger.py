@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from model.inspection.recording import Recording
 from model.pages.images import mosaic_pixels
+from model.runs.code import read_code
 from model.runs.configs import read_config
 from model.runs.metrics import StepLogger
 from model.runs.results import read_samples
@@ -83,9 +84,11 @@ class WandbLogger(StepLogger):
         # A resumed run keeps the id in the names of its folders: run-TIME-ID, or run-TIME-ID-1 for a second folder of
         # the same second.
         ids = [folder.name.partition("run-")[2].split("-")[1] for folder in self.run_dir.glob("wandb/*run-*-*")]
+        entries = read_code(self.run_dir)
+        code = [{name: value for name, value in entry.items() if name != "difference"} for entry in entries]
         self.run = wandb.init(
             name=self.run_dir.name,
-            config=read_config(self.run_dir / CONFIG),
+            config=read_config(self.run_dir / CONFIG) | {"code": code},
             project=os.environ.get("WANDB_PROJECT", "glassgpt"),
             dir=self.run_dir.resolve(),  # absolute: wandb's service may have another working folder
             id=min(ids, default=None),

@@ -10,7 +10,7 @@ vectors      AdamW     all other weights: biases, gains of norms, bare parameter
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.optim.adamw import adamw
 from model.attention import CausalSelfAttention
 from model.gpt import GPT
 from model.kernels import has_fast_bfloat16
-from model.mistakes import Mistake, check_choices, check_range
+from model.mistakes import Mistake, check_choices, check_range, imported
 
 Matrices = defaultdict[tuple[int, int], list[tuple[Tensor, Tensor]]]  # shape -> pairs of weight and direction
 
@@ -30,13 +30,19 @@ class OptimizerConfig:
 
     Args:
         algorithm: muon: Muon for the weights of the linear layers in the blocks, AdamW for the rest; adamw: AdamW for
-            both. N-gram tables use Adagrad either way.
-        learning_rate: AdamW's rate for embeddings; with algorithm adamw also for matrices, biases and norms.
-        lm_head_learning_rate: AdamW's rate for an untied lm_head; null means learning_rate.
-        matrix_learning_rate: Muon's rate: about how far one step moves a matrix, as a spectral norm.
+            both. N-gram tables use Adagrad either way. Or your own, by the path of a class or function that takes
+            PyTorch's parameter groups, such as mine.MyAdam or torch.optim.SGD; of the options below it gets the rates
+            and weight_decay, in the groups.
+        rate_scale: multiplies all five rates below.
+        learning_rate: AdamW's rate for embeddings, whatever the width; with any other algorithm than muon also for
+            matrices, where it goes with 1 / embed_dim, and for biases and norms.
+        lm_head_learning_rate: AdamW's rate for an untied lm_head; null means learning_rate. The best one goes with
+            1 / embed_dim: half of it for twice the width.
+        matrix_learning_rate: Muon's rate: about how far one step moves a matrix, as a spectral norm, whatever the
+            width.
         vector_learning_rate: with algorithm muon, AdamW's rate for biases, gains of norms, and parameters that you add
-            to attention, such as a gate or a sink: about how far one step moves each number.
-        table_learning_rate: Adagrad's rate for n-gram tables.
+            to attention, such as a gate or a sink: about how far one step moves each number, whatever the width.
+        table_learning_rate: Adagrad's rate for n-gram tables, whatever the width.
         weight_decay: a step shrinks matrices and lm_head by learning rate x weight_decay (decoupled). Embeddings,
             tables, norms, biases and bare parameters are never decayed.
         betas: AdamW's decay rates of the first and second moment.
@@ -47,7 +53,8 @@ class OptimizerConfig:
         Mistake: if a value is not allowed.
     """
 
-    algorithm: Literal["muon", "adamw"] = "muon"
+    algorithm: str = "muon"
+    rate_scale: float = 1.0
     learning_rate: float = 0.01
     lm_head_learning_rate: float | None = None
     matrix_learning_rate: float = 0.02
@@ -60,7 +67,13 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_choices(self, "model.optimizer.")
+        if self.algorithm not in ("muon", "adamw") and "." not in self.algorithm:
+            raise Mistake(
+                f"model.optimizer.algorithm must be 'muon', 'adamw' or a path such as mine.MyAdam, not "
+                f"{self.algorithm!r}"
+            )
         names = (
+            "rate_scale",
             "learning_rate",
             "lm_head_learning_rate",
             "matrix_learning_rate",
@@ -77,7 +90,10 @@ class OptimizerConfig:
 
 
 def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Builds the optimizer of all weights of `gpt`. Each group has a `name`, and an `initial_lr` for the schedule."""
+    """Builds the optimizer of all weights of `gpt`. Each group has a `name`, and an `initial_lr` for the schedule.
+
+    The rules of how rates go with width are those of muP (Yang et al. 2022, arXiv:2203.03466, table 8) for Adam.
+    """
     groups: dict[str, dict[str, Any]] = {
         "embeddings": {"lr": config.learning_rate, "weight_decay": 0.0},
         "lm_head": {"lr": config.learning_rate},
@@ -93,9 +109,14 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     for name, group in groups.items():
         group["name"] = name
         group["params"] = []
+        group["lr"] *= config.rate_scale
         group["initial_lr"] = group["lr"]
+        group.setdefault("weight_decay", config.weight_decay)
     for name, parameter in zip(group_names(gpt), gpt.parameters(), strict=True):
         groups[name]["params"].append(parameter)
+    used = [group for group in groups.values() if group["params"]]
+    if "." in config.algorithm:
+        return imported("model.optimizer.algorithm", config.algorithm)(used)
     # The projections to queries, keys and values share one weight, but learn at very different speeds: Muon treats them
     # as three matrices.
     stacked_rows = {}
@@ -104,11 +125,10 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
             queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
             stacked_rows[layer.qkv_proj.weight] = [queries, keys, keys]
     return MuonAdamW(
-        [group for group in groups.values() if group["params"]],
+        used,
         stacked_rows,
         betas=config.betas,
         eps=config.epsilon,
-        weight_decay=config.weight_decay,
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from jsonargparse import Namespace
 
-from model.runs.command_line import REFUSED_CALLBACKS, check_trainer, quiet, read_options
+from model.runs.command_line import NOT_SAVED, REFUSED_CALLBACKS, check_trainer, quiet, read_options
 from train import build_parser
 
 CONFIG = "model: {gpt: {num_layers: 3}}\ntrainer: {max_steps: 5, precision: 32-true}\ndata: {tokenizer: bytes}\n"
@@ -37,7 +37,7 @@ def test_options_that_are_left_out_get_their_defaults(options):
         assert read.config.trainer.precision is not None
         saved = yaml.safe_load(read.saved)
         assert saved["model"]["gpt"]["num_layers"] == layers and read.run is None
-        assert saved.keys() == read.config.as_dict().keys() - {"config", "print_config", "name", "resume"}
+        assert saved.keys() == read.config.as_dict().keys() - set(NOT_SAVED)
 
 
 REFUSED = {

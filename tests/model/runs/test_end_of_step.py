@@ -1,13 +1,18 @@
 """The order of what happens after a training step, and how Ctrl-C and SIGTERM are handled."""
 
+import json
 import signal
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from model.runs import end_of_step
-from model.runs.end_of_step import StopSignals, TrainingInterrupted
+from model.runs.end_of_step import EndOfStep, StopSignals, TrainingInterrupted
+from model.runs.metrics import Diverged
 from model.runs.recorder import Recorder, Samples
+from model.runs.run import Run
 from model.runs.saving import Checkpoints
 from model.training.module import GPTModule
 from tests.watching import before_call
@@ -62,6 +67,30 @@ def test_each_step_ends_once_with_any_options_of_validation(train, monkeypatch, 
     assert ended == [0, 1, 2, 3, 4, 5]
     assert [step for step, name in events if name == "on_validation_epoch_end"] == VALIDATES[options]
     assert [step for step, name in events if name == "save"][-1] == 5
+
+
+def test_the_state_of_a_run_is_in_a_file_from_its_first_step_on(train, monkeypatch):
+    def state_after(name, *options, at=None, error=None):
+        states = []
+
+        def fail(_, trainer, *__):
+            states.append(Run(Path("runs", name)).state)
+            if error and trainer.global_step == at:
+                raise error
+
+        with monkeypatch.context() as patch:
+            before_call(patch.setattr, EndOfStep, "end_step", fail)
+            with suppress(RuntimeError):
+                train(f"--name={name}", "--trainer.max_steps=4", *options)
+        assert set(states) == {"running"}
+        return json.loads(Path("runs", name, "state.json").read_text())
+
+    assert state_after("a") == {"state": "finished", "step": 4, "max_steps": 4}
+    assert state_after("c", at=3, error=TrainingInterrupted(signal.SIGTERM)) == {
+        "state": "stopped", "step": 3, "max_steps": 4,
+    }  # fmt: skip
+    assert state_after("d", at=2, error=RuntimeError("a bug"))["state"] == "failed"
+    assert state_after("e", at=2, error=Diverged("NaN"))["state"] == "diverged"
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

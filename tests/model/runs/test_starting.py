@@ -14,6 +14,7 @@ def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_exis
     options = {
         "config": ["other.yaml", "configs/own.yaml"],
         "trainer": Namespace(default_root_dir=str(tmp_path), fast_dev_run=False),
+        "resume_or_start": False,
     }
     run_dir = new_run_dir(Namespace(**options, name=None))
     assert run_dir == tmp_path / "own-now"

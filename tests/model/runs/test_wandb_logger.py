@@ -1,5 +1,6 @@
 """What is logged to Weights & Biases, when it is online, and that its errors do not stop a run."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -80,6 +81,8 @@ def test_it_starts_with_the_first_figure_online_if_logged_in(service, tmp_path, 
         monkeypatch.setenv(*variable.split("="))
     (tmp_path / "a").mkdir()
     (tmp_path / "a/config.yaml").write_text("seed: 1")
+    entry = {"step": 0, "commit": None, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": {}}
+    (tmp_path / "a/code.json").write_text(json.dumps([entry | {"difference": "+ secret"}]))
     logger = wandb_logger(tmp_path / "a", mode)
     logger.finalize("failed")
     assert not service  # before the run has a figure
@@ -92,7 +95,11 @@ def test_it_starts_with_the_first_figure_online_if_logged_in(service, tmp_path, 
     (_, options), *others = service
     assert others == [*(("log", {"trainer/global_step": step, "lr": 1.0}) for step in (1, 2)), ("finish", 0)]
     assert (options["mode"], options["resume"]) == (expected, "allow" if expected == "online" else None)
-    assert options["name"] == "a" and options["project"] == "glassgpt" and options["config"] == {"seed": 1}
+    assert (
+        options["name"] == "a"
+        and options["project"] == "glassgpt"
+        and options["config"] == {"seed": 1, "code": [entry]}
+    )
     assert Path(options["dir"]) == tmp_path / "a"
     assert options["settings"]["console"] == "off" and options["settings"]["silent"]
     assert os.environ.get("WANDB_ERROR_REPORTING") == ("false" if expected == "offline" else None)

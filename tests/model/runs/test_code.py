@@ -1,0 +1,208 @@
+"""code.json: which code a run had, what has changed since, and what a stranger's file may hold."""
+
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from model.attention import CausalSelfAttention
+from model.checkpoint import read_checkpoint
+from model.glass import open_run
+from model.gpt import GPTConfig
+from model.runs import code
+from model.runs.code import changes_since, code_hash, git, in_words, own_sources, read_code, sources_at
+from model.runs.results import write_report
+from tests.attentions import ALIBI
+from tests.command_lines import tells
+from tests.gpts import random_gpt, save_checkpoint
+from tests.html_pages import Page
+
+SIZES = {"vocab_size": 257, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
+SOURCE = '"""A module."""\n\n\ndef double(x):\n    """Doubles."""\n    return 2 * x  # twice\n'
+
+
+def test_only_what_python_runs_changes_the_hash_of_code():
+    for equal in (
+        "def double(x): return (2 * x)",
+        "'Another text.'\ndef double(x):\n\n    '''More.'''\n    return 2*x",
+    ):
+        assert code_hash(equal) == code_hash(SOURCE)
+    for other in (
+        SOURCE.replace("2 *", "3 *"),
+        SOURCE.replace("2 * x", "x * 2"),
+        SOURCE + "'a'.strip()",
+        "def double(",
+    ):
+        assert code_hash(other) != code_hash(SOURCE)
+    branches = ["if a:\n    b\nelse:\n    c", "if a:\n    b\n    c"]
+    assert len({code_hash(source) for source in branches}) == 2
+
+
+def call_git(*arguments: str) -> None:
+    names = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", *names, *arguments], cwd=code.ROOT, check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch) -> Path:
+    """A checkout of two files and one commit, in place of ours."""
+    root = tmp_path / "a checkout"
+    for name in ("train.py", "model/gpt.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(SOURCE)
+    monkeypatch.setattr(code, "ROOT", root)
+    monkeypatch.chdir(root)
+    call_git("init")
+    call_git("add", ".")
+    call_git("commit", "-m", "first")
+    return root
+
+
+def entry() -> dict:
+    commit = git("rev-parse", "HEAD").decode().strip()
+    lines = code.changed_files(sources_at(commit), own_sources())
+    hashes = {name: code_hash(source) for name, source in own_sources().items()}
+    return {"commit": commit, "hashes": hashes, "changed": {name: code.count(each) for name, each in lines.items()}}
+
+
+def test_changes_are_counted_in_edited_new_and_removed_files_also_after_a_commit(checkout):
+    first = entry()
+    assert first["hashes"].keys() == {"train.py", "model/gpt.py"} and not first["changed"]
+    (checkout / "train.py").write_text(SOURCE + "# a comment\n")
+    assert entry()["changed"] == {"train.py": (1, 0)} and not changes_since(first)
+    (checkout / "model/gpt.py").write_text(SOURCE.replace("2 *", "3 *").replace("# twice", "") + "x = 1\n")
+    (checkout / "model/new.py").write_text("a = 1\nb = 2\n")
+    expected = {"model/gpt.py": (2, 1), "model/new.py": (2, 0)}
+    assert changes_since(first) == expected
+    assert in_words(expected) == "model/gpt.py changed: +2 -1, model/new.py changed: +2 -0"
+    edited = entry()
+    call_git("add", ".")
+    call_git("commit", "-m", "second")
+    assert changes_since(first) == expected and not changes_since(edited) and not entry()["changed"]
+    (checkout / "model/new.py").unlink()
+    call_git("checkout", "HEAD~", "model/gpt.py")
+    assert changes_since(edited) == {"model/gpt.py": (1, 2), "model/new.py": (0, 2)}
+    (checkout / "model/gpt.py").write_text("a = 3\n")  # neither the entry's lines nor the commit's
+    assert changes_since(edited)["model/gpt.py"] is None
+
+
+def test_without_git_without_commits_and_inside_another_repository_no_commit_is_told(checkout, monkeypatch):
+    first = entry()
+    with monkeypatch.context() as without_git:
+        without_git.setenv("PATH", "")
+        assert not git("rev-parse", "HEAD") and not sources_at(first["commit"])
+        (checkout / "train.py").write_text("a = 1\n")
+        assert changes_since(first) == {"train.py": None}
+    monkeypatch.setattr(code, "ROOT", checkout / "model")  # as a package that is installed inside a repository
+    assert "train.py" not in sources_at(first["commit"])
+    monkeypatch.setattr(code, "ROOT", checkout)
+    shutil.rmtree(checkout / ".git")
+    call_git("init")
+    assert not git("rev-parse", "--verify", "HEAD") and not sources_at(first["commit"])
+
+
+def test_a_repository_cannot_make_git_run_a_program(checkout):
+    program = checkout / "program"
+    program.write_text(f"#!/bin/sh\ntouch {shlex.quote(str(checkout / 'ran'))}\n")
+    program.chmod(0o755)
+    first = entry()
+    for name in (
+        "core.fsmonitor",
+        "core.pager",
+        "diff.external",
+        "diff.a.textconv",
+        "filter.a.smudge",
+        "core.sshCommand",
+    ):
+        call_git("config", name, str(program))
+    (checkout / ".gitattributes").write_text("*.py diff=a filter=a\n")
+    (checkout / "train.py").write_text("a = 1\n")
+    assert changes_since(first) == {"train.py": (1, 6)} and not (checkout / "ran").exists()
+
+
+PLAIN = {"step": 0, "commit": None, "hashes": {"train.py": "0" * 16}, "changed": {"train.py": [1, 2]}, "since": {}}
+STRANGE = [
+    {"hashes": {"a\x1b[2J.py": "0" * 16}},
+    {"changed": {"train.py\n": [1, 2]}},
+    {"since": {"train.py": ["<script>", 2]}},
+    {"hashes": {"train.py": "x"}},
+    {"commit": "--output=here"},
+    {"step": "a"},
+    {"changed": 3},
+]
+
+
+def test_a_strangers_code_json_holds_names_hashes_and_counts_only(tmp_path, monkeypatch):
+    path = tmp_path / "code.json"
+    path.write_text(json.dumps([PLAIN]))
+    assert read_code(tmp_path) == [PLAIN] and read_code(tmp_path / "none") == []
+    for content in (*(json.dumps([PLAIN | strange]) for strange in STRANGE), "3", "[3]", "{", "[" * 10**5):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=r"code\.json is damaged"):
+            read_code(tmp_path)
+    monkeypatch.setattr(code, "LONGEST_FILE", 10)
+    path.write_text(json.dumps([PLAIN]))
+    with pytest.raises(ValueError, match=r"code\.json is damaged"):
+        read_code(tmp_path)
+
+
+TYPED = """--data.files='/home/me/my texts/*.txt' --config ~/a/b.yaml --model.init_from runs/a --x='C:\\me\\y'
+    --trainer.logger.init_args.api_key=abc --api_key def --data.files '["/a/b.txt","/c/d.txt"]'"""
+
+
+def test_the_command_line_is_told_without_folders_outside_and_without_secrets():
+    told = code.told(shlex.split(TYPED))
+    for hidden in ("home", "me", "abc", "def", "~", "/a/", "/c/"):
+        assert hidden not in told, told
+    assert tells(told, "train.py *.txt b.yaml runs/a d.txt --data.files")
+
+
+def use_alibi(monkeypatch) -> None:
+    monkeypatch.setattr(CausalSelfAttention, "attend", ALIBI)
+
+
+def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, finished_run, capsys, monkeypatch):
+    (first,) = read_code(finished_run)
+    checkpoint = read_checkpoint(finished_run / "checkpoints/last.ckpt")
+    assert first["parameters"] == sum(weight.numel() for weight in checkpoint["state_dict"].values())
+    assert first["hashes"] == {name: code_hash(source) for name, source in own_sources().items()}
+    assert first["step"] == 0 and "--name=run" in first["command"] and first["versions"].keys() > {"python", "torch"}
+    assert str(Path.cwd()) not in json.dumps(first) and str(Path.home()) not in json.dumps(first)
+    use_alibi(monkeypatch)
+    more = ["--trainer.max_steps=14", "--code_difference=false"]
+    for refused in (["--resume=runs/run", *more], ["--model.init_from=runs/run"]):
+        before = (finished_run / "code.json").read_bytes()
+        assert train(*refused) == 2 and tells(capsys.readouterr().err, "runs/run --other_code")
+        assert (finished_run / "code.json").read_bytes() == before
+    assert train("--resume=runs/run", *more, "--other_code") == 0
+    first_again, second = read_code(finished_run)
+    assert first_again == first and (second["step"], second["difference"]) == (12, None)
+    open_run(finished_run / "checkpoints/last.ckpt", other_code="refuse")  # the other code has trained it since
+
+
+def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, monkeypatch, caplog):
+    run = tmp_path / "run"
+    save_checkpoint(run / "checkpoints/best.ckpt", random_gpt(GPTConfig(**SIZES)))
+    entries = [PLAIN | entry(), PLAIN | {"step": 7}]  # the checkpoint is of step 7, so the second trained only later
+    (run / "code.json").write_text(json.dumps(entries))
+    open_run(run)
+    assert not caplog.records
+    use_alibi(monkeypatch)
+    (checkout / "model/gpt.py").write_text(SOURCE + "x = 1\n")
+    open_run(run)
+    assert len(caplog.records) == 1 and "model/gpt.py changed: +1 -0" in caplog.text
+    (run / "code.json").write_text("damaged")
+    open_run(run)
+    assert len(caplog.records) == 2 and "gpt.py" not in caplog.records[1].getMessage()
+
+
+def test_the_page_names_the_files_that_changed_and_holds_no_line_of_them(finished_run):
+    change = {"since": {"model/attention.py": [9, 2]}, "difference": "+secret"}
+    (finished_run / "code.json").write_text(json.dumps([PLAIN | change]))
+    write_report(finished_run, "running")
+    page = Page(finished_run / "report.html")
+    assert "model/attention.py changed: +9 -2" in page.data["learning"]["story"]
+    assert "+secret" not in (finished_run / "report.html").read_text()

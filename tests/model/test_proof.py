@@ -1,0 +1,107 @@
+"""Other code than the code that trained a checkpoint is told by what it computes. Equal code is never complained of."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from data import windows
+from model import generation, gpt
+from model.attention import CausalSelfAttention
+from model.checkpoint import gpt_weights, load_gpt
+from model.gpt import ACTIVATIONS, GPT, GPTConfig
+from model.proof import prove
+from model.rotary import rotary_angles
+from tests.attentions import ALIBI, with_scores
+from tests.gpts import CONFIGS, change_checkpoint, random_gpt, save_checkpoint
+
+SIZES = {"vocab_size": 257, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
+MODELS = {
+    "new": lambda: GPT(GPTConfig(**SIZES)).eval(),  # with matrices of zeros, which hide the blocks
+    "trained": lambda: random_gpt(GPTConfig(**SIZES), std=0.1),
+}
+
+
+def layer_norm(x):
+    return F.layer_norm(x, x.shape[-1:])
+
+
+def doubled_angles(positions, head_dim):
+    return rotary_angles(2 * positions, head_dim)
+
+
+OTHER = {
+    "sigmoid": (CausalSelfAttention, "attend", with_scores(lambda scores: scores.sigmoid().log())),
+    "ALiBi": (CausalSelfAttention, "attend", ALIBI),
+    "activation": (ACTIVATIONS, "relu2", F.relu),
+    "norm": (gpt, "rms_norm", layer_norm),
+    "position": (gpt, "rotary_angles", doubled_angles),
+}
+EQUAL = {
+    "the formula step by step": (CausalSelfAttention, "attend", with_scores(lambda scores: scores)),
+    "initial weights": (GPT, "init_weights", lambda self: None),
+    "order of the data": (windows, "permute", lambda positions, *_: positions),
+    "sampling": (generation, "sample", lambda logits, *_, **__: logits.argmax(-1)),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("change", [*OTHER, *EQUAL])
+def test_code_that_computes_something_else_is_told_once_and_equal_code_is_not(
+    tmp_path, monkeypatch, caplog, model, change
+):
+    path = tmp_path / "x.ckpt"
+    save_checkpoint(path, MODELS[model]())
+    owner, name, replacement = (OTHER | EQUAL)[change]
+    patch = monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr
+    patch(owner, name, replacement)
+    load_gpt(path)
+    assert len(caplog.records) == (change in OTHER)
+    assert (str(path) in caplog.text) == (change in OTHER)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_losses_are_those_of_the_saved_weights_in_float32_without_dropout(name):
+    """Whatever the model's own weights are: a callback may save an average, and they may be in bfloat16."""
+    saved = random_gpt(CONFIGS[name], std=0.1)
+    text = torch.randint(saved.config.vocab_size, (40,))
+    expected = [saved.loss(text[None, i : i + 16], text[None, i + 1 : i + 17], reduction="none") for i in (0, 16)]
+    trains = copy.deepcopy(saved).bfloat16().train()
+    trains.config.dropout = 0.5
+    before, random_state = copy.deepcopy(trains.state_dict()), torch.get_rng_state()
+    proof = prove(trains, gpt_weights({f"gpt.{name}": weight for name, weight in saved.state_dict().items()}), text)
+    torch.testing.assert_close(proof["nats"], torch.cat(expected).detach(), atol=1e-5, rtol=0)
+    assert torch.equal(torch.get_rng_state(), random_state) and trains.training
+    for key, weight in trains.state_dict().items():
+        assert torch.equal(weight, before[key]), key
+
+
+def test_a_model_that_attends_within_documents_is_proved_so():
+    model, text = MODELS["trained"](), torch.tensor([256, *range(10), 256, *range(5)])
+    masked, plain = (prove(model, model.state_dict(), text, begins)["nats"] for begins in (256, None))
+    alone = model.loss(text[None, 11:-1], text[None, 12:], reduction="none").detach()
+    torch.testing.assert_close(masked[11:], alone, atol=1e-5, rtol=0)
+    assert (plain - alone.new_tensor([*plain[:11], *alone])).abs().max() > 1e-3
+
+
+DAMAGED = [
+    {"windows": torch.zeros(1, 17)},
+    {"windows": torch.full((1, 20), 257)},
+    {"windows": torch.zeros(20, dtype=torch.long)},
+    {"windows": torch.zeros(1, 40, dtype=torch.long), "nats": torch.zeros(39)},
+    {"windows": torch.zeros(999, 2, dtype=torch.long), "nats": torch.zeros(999)},
+    {"nats": torch.zeros(3)},
+    {"nats": None},
+    {"end_of_text": "text"},
+]
+
+
+@pytest.mark.parametrize("changes", [None, *DAMAGED], ids=str)
+def test_a_damaged_proof_is_refused_before_the_model_reads_it(tmp_path, changes):
+    path, model = tmp_path / "x.ckpt", MODELS["trained"]()
+    save_checkpoint(path, model)
+    proof = prove(model, model.state_dict(), torch.arange(20))
+    change_checkpoint(path, proof=changes and proof | changes)
+    with pytest.raises(ValueError, match=r"x\.ckpt is damaged"):
+        load_gpt(path)
