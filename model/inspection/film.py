@@ -27,7 +27,7 @@ from model.gpt import GPT
 from model.inspection.maps import Attend, observed, weights_of
 from model.inspection.parts import blocks_of, features_of, hooked, undisturbed
 from model.inspection.reading import TOP, added_by_heads, centred, double, factor, towards_logits
-from model.inspection.texts import Texts
+from model.inspection.texts import Label, Texts
 from model.kernels import RMS_EPSILON
 from model.rotary import apply_rotary, rotary_angles
 
@@ -85,7 +85,7 @@ class Frame:
         head (last L, H) has written there, compared with the mean over all keys; 0 for a head that is not earlier. The
         scale of each norm is held fixed, as in `Reading.attribution`.
     chance: (N,), the probability of the right token.
-    top, top_probability: (N, T, TOP), the ids and probabilities of the likeliest tokens after each token.
+    top, top_probability: (N, T, TOP), the likeliest tokens after each token, as text, and their probabilities.
     bits: (N, T), the surprise at the token after each token. rank: (N, T), its rank; 0 is the likeliest.
     """
 
@@ -93,28 +93,36 @@ class Frame:
     parts: Tensor
     raises: Tensor
     chance: Tensor
-    top: Tensor
+    top: np.ndarray
     top_probability: Tensor
     bits: Tensor
     rank: Tensor
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the fields for a file, floating-point numbers as float16."""
-        return {
-            f"film_{name}": (tensor.half() if tensor.is_floating_point() else tensor.int()).numpy()
-            for name, tensor in vars(self).items()
-        }
+        arrays = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                value = (value.half() if value.is_floating_point() else value.int()).numpy()
+            arrays[f"film_{name}"] = value
+        return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Frame":
         """The inverse of `arrays`. May raise any error for other input."""
-        tensors = {field.name: torch.from_numpy(arrays[f"film_{field.name}"]) for field in fields(cls)}
-        return cls(**{name: x.float() if x.is_floating_point() else x for name, x in tensors.items()})
+        values: dict[str, Any] = {}
+        for field in fields(cls):
+            value = arrays[f"film_{field.name}"]
+            if field.name != "top":
+                tensor = torch.from_numpy(value)
+                value = tensor.float() if tensor.is_floating_point() else tensor
+            values[field.name] = value
+        return cls(**values)
 
 
 @torch.no_grad()
-def take_frame(gpt: GPT, words: Texts) -> Frame:
-    """Reads the words in one batch, in eval mode and without autocast."""
+def take_frame(gpt: GPT, words: Texts, label: Label = str) -> Frame:
+    """Reads the words in one batch, in eval mode and without autocast. label: see `read`."""
     read = replace(words, tokens=words.tokens[:, :-1])
     next_ids = words.tokens[:, 1:, None]
     blocks = blocks_of(gpt)
@@ -139,7 +147,7 @@ def take_frame(gpt: GPT, words: Texts) -> Frame:
         parts=_added_to_logit(gpt, torch.stack(written)[..., -1, :], inputs[gpt.final_norm][:, -1], next_ids[:, -1, 0]),
         raises=_raises(gpt, [inputs[block] for block in blocks], queries, written, read.visible[:, -1]),
         chance=(-of_next[:, -1]).exp(),
-        top=top.indices,
+        top=np.vectorize(label, otypes=[str])(top.indices.numpy()),
         top_probability=top.values,
         bits=of_next / math.log(2),
         rank=(nats < of_next[..., None]).sum(-1),

@@ -343,7 +343,7 @@ def take_snapshot(
         loss = ablation = None
         if with_losses:
             loss, ablation = measure_losses(exact, recording.windows)
-        frame = None if recording.words is None else take_frame(exact, recording.words)
+        frame = None if recording.words is None else take_frame(exact, recording.words, label)
     readings = {"text": text.recorded(), "repeated": repeated.recorded()}
     return Snapshot(step, text.checks, heads, loss, ablation, readings, frame)
 
