@@ -4,6 +4,7 @@
   --run runs/NAME --prompt "def f("          a page of the run's best checkpoint, which opens with your own text
   --output maps.svg                          a picture instead of a page: layers from top to bottom, heads side by side
   --output maps.csv                          the attention weights as a table
+  --film film.gif                            the film of a run: how its heads formed, as an animated picture
   --experiments                              no file: experiments on the model, printed with what was measured
 
 Without --run, the newest run under runs/ is shown.
@@ -43,6 +44,9 @@ def main(argv: list[str] | None = None) -> None:
     check(options, kind)
     if options.experiments:
         say(experiments_table(options.run))
+        return
+    if options.film:
+        print(f"wrote {write_film(options.run, options.film)}")
         return
     recording, page, default_output = of_run(options.run) if options.prompt is None else of_prompt(options)
     output = options.output or default_output
@@ -91,6 +95,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="LAYER.HEAD",
         help="heads in a picture or a table, counted from 0, such as 0.1 1.0 (default: all)",
     )
+    add(
+        "--film",
+        type=Path,
+        metavar="PATH",
+        help="writes the film of a run as an animated picture, .gif: how the model learned to continue a made-up word "
+        "that begins again, and which heads do it",
+    )
     add("--open", action="store_true", help="open the file in the browser after writing it")
     add(
         "--experiments",
@@ -112,6 +123,8 @@ def check(options: argparse.Namespace, kind: str) -> None:
     other_options = options.prompt is not None or options.output or options.steps or options.head or options.open
     if options.experiments and other_options:
         raise Mistake("--experiments prints a table about the whole model: leave out all other options but --run")
+    if options.film and (other_options or options.experiments or options.film.suffix.lower() != ".gif"):
+        raise Mistake("--film writes a .gif of a run: leave out all other options but --run, and end its name in .gif")
     if not is_page and kind not in PICTURES_AND_TABLE:
         raise Mistake(f"--output {options.output} must end in {' or '.join([PAGE, *PICTURES_AND_TABLE])}")
     if is_page and (options.head or (options.steps and options.prompt is None)):
@@ -132,8 +145,7 @@ def experiments_table(path: Path | None) -> str:
     effects, failures = open_run(path).experiments()
     lines = []
     for effect in effects:
-        halved, right, tried = effect.texts
-        before, after = effect.usual
+        before, after = effect.means
         source = ""
         if effect.weight:
             source = f"; head {effect.head} gives {effect.weight:.0%} of its weight to the token that tells the answer"
@@ -142,13 +154,22 @@ def experiments_table(path: Path | None) -> str:
             f"  text        {visible(effect.trial.text, 100)}",
             f"  change      {effect.change}",
             f"  prediction  after the change {visible(effect.trial.answer)} is at most half as likely to come next",
-            f"  measured    true of {halved} of {right} texts that the model predicts ({tried} tried); "
-            f"median probability {before:.0%} -> {after:.0%}{source}",
+            f"  measured    mean probability {before:.0%} -> {after:.0%} over all {effect.texts} texts tried{source}",
         ]
     if effects:
         lines.append(f"(A token counts as 0% if it is not among the {LISTED} likeliest, which the page lists.)")
     lines += [f"{title}: not found, {reason}" for title, reason in failures.items()]
     return "\n".join(lines)
+
+
+def write_film(run: Path | None, path: Path) -> Path:
+    """Writes the film of a run."""
+    from model.inspection.recording import Recording
+    from model.pages.animation import draw_film
+
+    folder = Run.open(run, HEAD_SCORES).folder
+    draw_film(Recording.open(folder / ATTENTION, folder.resolve().name), path)
+    return path
 
 
 def of_run(path: Path | None) -> Shown:

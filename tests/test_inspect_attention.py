@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from PIL import Image, ImageSequence
 
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt
@@ -44,7 +45,7 @@ def test_without_options_it_writes_the_page_of_the_newest_run(capsys):
     assert main([]) == 0
     page = Page(RUN / "report.html")
     assert str(RUN / "report.html") in capsys.readouterr().out
-    assert page.data["title"] == "run" and "status" not in page.data
+    assert page.data["title"] == "run" and not page.data["status"]
     np.testing.assert_allclose(page.maps(), Recording.open(RUN / "attention").maps(12)["text"], atol=0.0045)
 
 
@@ -80,6 +81,13 @@ ARGUMENTS = {
 def test_every_kind_of_file_can_be_written(arguments, suffix):
     assert main([*shlex.split(arguments), "--output", f"taken{suffix}"]) == 0
     assert READERS[suffix.lower()](Path(f"taken{suffix}"))
+
+
+def test_the_film_of_a_run_is_an_animated_picture_of_each_step(capsys):
+    assert main(["--film", "film.gif"]) == 0 and "film.gif" in capsys.readouterr().out
+    frames = list(ImageSequence.Iterator(Image.open("film.gif")))
+    assert len(frames) == len(Recording.open(RUN / "attention").mapped)
+    assert sum(frame.info["duration"] for frame in frames) == pytest.approx(12_000, rel=0.1)
 
 
 @pytest.mark.parametrize("opens", [True, False])
@@ -122,6 +130,8 @@ MISTAKES = {
     "--run begun --output a.png": "begun maps",
     "--experiments --prompt ''": "--experiments --run",
     "--experiments --open": "--experiments --run",
+    "--film film.png": "--film .gif",
+    "--film film.gif --open": "--film --run",
 }
 
 

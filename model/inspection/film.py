@@ -100,7 +100,7 @@ class Frame:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the fields for a file, floating-point numbers as float16."""
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 value = (value.half() if value.is_floating_point() else value.int()).numpy()
@@ -221,6 +221,11 @@ class Film:
     finder: tuple[int, int] | None = None
     writer: tuple[int, int] | None = None
     missing: str | None = None
+
+    @property
+    def heads(self) -> dict[str, tuple[int, int] | None]:
+        """By role."""
+        return {"finder": self.finder, "writer": self.writer}
 
 
 def tell_film(last: Frame) -> Film:

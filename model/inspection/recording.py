@@ -41,6 +41,8 @@ SCORE_DIGITS = ".5f"  # five decimals in scores.jsonl
 LEFT_OUT = ": remove it to see the other steps"  # advice for a damaged file of one step
 FILES = (".npz", ".json")  # the suffixes of a step's files
 
+Models = Sequence[tuple[int, GPT]]  # (step, model), in ascending order of the steps
+
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
@@ -311,6 +313,15 @@ class Recording:
         for step in outdated:
             for suffix in FILES:
                 self.path(step, suffix).unlink(missing_ok=True)
+
+    def with_losses(self, models: Models, label: Label = str) -> Recording:
+        """Returns the recording with a newly measured snapshot for each model's step that lacks maps or losses."""
+        models_at = dict(models)
+        snapshots = {one.step: one for one in self.snapshots if one.step not in models_at or one.ablation}
+        for step, gpt in models:
+            if step not in snapshots or step not in self.mapped:
+                snapshots[step] = take_snapshot(gpt, step, self, label, with_losses=True)
+        return replace(self, snapshots=[snapshots[step] for step in sorted(snapshots)])
 
 
 def take_snapshot(

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from model.inspection.experiments import Effect
+from model.inspection.film import Film
 from model.inspection.heads import SCORES, choosing, information, threshold
 from model.inspection.recording import Recording, Snapshot
+from model.pages.film import LENGTH, film_of
 
 LABEL_LENGTH = 20
 SIGNS = {
@@ -66,7 +68,7 @@ def _described(
         head = "{}.{}".format(*at)
         for effect in effects:
             if effect.head == head and effect.weight:
-                weight = f"{effect.weight:.0%} of its weight on average"
+                weight = f"{effect.weight:.0%} of its weight on average over {effect.texts} texts"
                 sentences.append(f"It {effect.finding}, with {weight} (experiment “{effect.title}”)")
     return {
         "name": name,
@@ -174,15 +176,32 @@ def _score(
 # ---- what a page opens with
 
 
-def opening_view(recording: Recording, step: int) -> dict[str, Any]:
+def opening_text(recording: Recording, tokenizer: Any) -> str:
+    """The text in the page's text box: the film's word, a user's prompt, or else recorded text up to a line's end."""
+    film = film_of(recording)
+    if film and film.finder:
+        return "".join(recording.words.labels[film.word][:-1])
+    # One document, the longest: the text box cannot hold an end-of-text token.
+    documents = tokenizer.decode(recording.probes["text"].tokens[0].tolist())
+    text = max(documents.split(tokenizer.label(tokenizer.end_of_text)), key=len)
+    whole_lines = text[: text.rfind("\n") + 1].rstrip()
+    return text if recording.is_prompt or 2 * len(whole_lines) < len(text) else whole_lines
+
+
+def opening_view(recording: Recording, film: Film | None = None) -> dict[str, Any]:
     """The head that the page opens with, and a token that shows what it does: {"head", "probe", "token", "score"}.
 
-    head: layer * H + head. It is the head whose pattern says most about where it looks; a head that rests only if no
-        other follows a pattern, and the first head if none does.
+    head: layer * H + head. With a film, it is the finder. Else it is the head whose pattern says most about where it
+        looks; a head that rests only if no other follows a pattern, and the first head if none does.
     probe, score: the names of the probe that shows the pattern, and of the pattern.
     token: the last query that puts nearly as much weight on the pattern as any. The last token of the probe is left
         out, because its true next token is not known.
     """
+    step = recording.mapped[-1]
+    if film and film.finder:
+        layer, head = film.finder
+        number = layer * recording.at(step).shape[1] + head
+        return {"head": number, "probe": "word", "token": LENGTH - 1, "score": "induction"}
     snapshot = recording.at(step)
     kind = "text" if recording.is_prompt else None
     named = {}

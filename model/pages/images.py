@@ -101,7 +101,7 @@ def maps_figure(
     axes = figure.add_axes((0, 0, 1, 1))
     image = axes.imshow(
         mosaic,
-        cmap=_colour_map(),
+        cmap=colour_map(),
         norm=PowerNorm(0.5, 0, 1),
         aspect="auto",
         interpolation="none",
@@ -154,7 +154,7 @@ def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
     takes a hundredth of the time of `maps_figure`. weights: an array, or a tensor on the CPU.
     """
     values = np.sqrt(_mosaic(weights))
-    pixels = _colour_map()(values, bytes=True)[..., :3]
+    pixels = colour_map()(values, bytes=True)[..., :3]
     zoom = max(1, PIXELS // max(values.shape))
     return pixels.repeat(zoom, axis=0).repeat(zoom, axis=1)
 
@@ -182,5 +182,5 @@ def _mosaic(weights: ArrayLike) -> np.ndarray:
     return np.block([list(row) for row in maps])[:-1, :-1]
 
 
-def _colour_map() -> Colormap:
+def colour_map() -> Colormap:
     return LinearSegmentedColormap.from_list("ink", COLOURS).with_extremes(bad=BETWEEN)

@@ -17,7 +17,7 @@ import base64
 import gzip
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,14 +25,16 @@ import numpy as np
 from torch import Tensor
 
 from model.inspection.experiments import Effect, try_all
+from model.inspection.film import Film
 from model.inspection.heads import SCORES, threshold
 from model.inspection.parts import ERRORS
-from model.inspection.recording import Recording, Snapshot, take_snapshot
+from model.inspection.recording import Models, Recording, Snapshot
 from model.mistakes import Mistake
 from model.pages import template
-from model.pages.describe import describe_heads, first_formed, opening_view
+from model.pages.describe import describe_heads, first_formed, opening_text, opening_view
+from model.pages.film import about_film, film_of, film_steps
 from model.pages.learning import evenly
-from model.pages.weights import Models, Packed, pack
+from model.pages.weights import Packed, pack
 
 MAX_MAP_BYTES = 25_000_000  # of the blocks of all steps
 MAX_STEPS = 100  # with maps: more than a person looks at, and packing each takes time
@@ -67,67 +69,58 @@ def run_page(
     """
     data: dict[str, Any] = {
         "title": title,
+        "status": state and {"state": state, "written": round(time.time(), 1), "gap": round(gap, 1)},
         "scores": _scores(),
         "errors": ERRORS,
         "colours": template.PALETTES,
         "learning": learning,
         "experiments": None,
         "run": None,
+        "film": None,
     }
-    if state:
-        data["status"] = {
-            "state": state,
-            "written": round(time.time(), 1),
-            "gap": round(gap, 1),
-        }
+    maps: list[str] = []  # these precede the weights, so that a file cut short in the weights still shows its maps
+    weights: list[str] = []
     notes: list[str] = []
-    elements: list[str] = []
     held: list[int] = []  # the steps whose weights the page holds
     effects: Sequence[Effect] = ()  # the experiments that hold at the last of these steps
     if models and recording:
         model, notes = _packed(models, tokenizer, recording)
         if model:
             held = model.manifest["steps"]
-            recording = _with_steps(recording, [(step, gpt) for step, gpt in models if step in held], tokenizer)
+            recording = recording.with_losses([(step, gpt) for step, gpt in models if step in held], tokenizer.label)
             gpt, means = model.models[-1]
             effects, tried = try_all(gpt, tokenizer, recording.windows["text"], means)
             data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}
-            # The page opens with one document, the longest: its text box cannot hold an end-of-text token.
-            documents = tokenizer.decode(recording.probes["text"].tokens[0].tolist())
-            data["text"] = max(documents.split(tokenizer.label(tokenizer.end_of_text)), key=len)
-            elements = [template.json_element("manifest", model.manifest)]
-            for number, weights in enumerate(model.blocks):
-                elements.append(template.text_element(f"weights-{number}", weights))
+            data["text"] = opening_text(recording, tokenizer)
+            weights = _model_elements(model)
     if recording and recording.mapped:
+        film = film_of(recording)
         blocks, left_out = pack_steps(recording, MAX_MAP_BYTES, held)
-        data["run"] = _about(recording, blocks, held)
-        maps: list[str] = []  # these precede the weights, so that a file cut short in the weights still shows its maps
+        data["run"] = _about(recording, film, blocks, held)
+        if film:
+            data["film"] = about_film(recording, film)
+            maps += _film_blocks(recording, film, blocks)
         for step, blocks_of_step in blocks.items():
             described = describe_heads(recording.at(step), effects if [step] == held[-1:] else ())
             maps += [*blocks_of_step, _block(f"descriptions-{step}", template.to_json(described).encode())]
-        elements = maps + elements
         notes += [*left_out, *recording.problems.values()]
-    return template.fill(data | {"notes": notes}, elements)
+    return template.fill(data | {"notes": notes}, maps + weights)
 
 
-def _with_steps(
-    recording: Recording,
-    models: Models,
-    tokenizer: Any,
-) -> Recording:
-    """Returns the recording with a newly measured snapshot for each model's step that lacks maps or losses."""
-    steps = {step for step, _ in models}
-    snapshots = {taken.step: taken for taken in recording.snapshots if taken.step not in steps or taken.ablation}
-    for step, gpt in models:
-        if step not in snapshots or step not in recording.mapped:
-            snapshots[step] = take_snapshot(
-                gpt,
-                step,
-                recording,
-                tokenizer.label,
-                with_losses=True,
-            )
-    return replace(recording, snapshots=[snapshots[step] for step in sorted(snapshots)])
+def _model_elements(model: Packed) -> list[str]:
+    """The elements that hold the model: its manifest, and the weights of each of its snapshots."""
+    elements = [template.json_element("manifest", model.manifest)]
+    for number, weights in enumerate(model.blocks):
+        elements.append(template.text_element(f"weights-{number}", weights))
+    return elements
+
+
+def _film_blocks(recording: Recording, film: Film, steps: Collection[int]) -> list[str]:
+    """The blocks of the film: for each step the maps of its word, and its figures."""
+    blocks = []
+    for step, (maps, figures) in film_steps(recording, film, steps).items():
+        blocks += [_block(f"word-{step}", _triangles(maps)), _block(f"film-{step}", template.to_json(figures).encode())]
+    return blocks
 
 
 def _packed(
@@ -205,6 +198,7 @@ def _block(name: str, content: bytes, level: int = 6) -> str:
 
 def _about(
     recording: Recording,
+    film: Film | None,
     mapped: Collection[int],
     held: Sequence[int],
 ) -> dict[str, Any]:
@@ -226,7 +220,9 @@ def _about(
             if step in held:
                 stored["weights"] = held.index(step)
             snapshots.append(stored)
-    probes = []
+    probes: list[dict[str, Any]] = []
+    if film:
+        probes.append({"name": "word", "labels": recording.words.labels[film.word][:-1], "period": None})
     for kind, probe in recording.probes.items():
         probes.append({"name": kind, "labels": probe.labels[0], "period": probe.period})
     uniform = recording.snapshots[-1].heads.uniform
@@ -238,7 +234,7 @@ def _about(
         "threshold": {name: threshold(share) for name, share in uniform.items()},
         "formation": recording.formation,
         "stages": first_formed(recording),
-        "opening": opening_view(recording, recording.mapped[-1]),
+        "opening": opening_view(recording, film),
         "snapshots": snapshots,
     }
 

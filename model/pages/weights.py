@@ -30,6 +30,7 @@ from torch import Tensor
 
 from model.gpt import GPT, NGRAM_FACTORS
 from model.inspection.parts import blocks_of, features_of, part_means, parts_of, undisturbed
+from model.inspection.recording import Models
 from model.inspection.texts import Texts
 from model.mistakes import Mistake
 
@@ -44,8 +45,6 @@ PAGE_WEIGHTS = re.compile(
     r"|blocks\.\d+\.(attention_norm|attention\.(qkv|output)_proj|feed_forward_norm|feed_forward\.(up|gate|down)_proj))"
     r"\.(weight|bias)"
 )
-
-Models = Sequence[tuple[int, GPT]]  # (step, model), in ascending order of the steps
 
 
 @dataclass(frozen=True)

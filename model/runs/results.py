@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 from model.files import content_of, whole_lines, write_atomically
-from model.inspection.recording import Recording
+from model.inspection.recording import Models, Recording
 from model.mistakes import Mistake, parsing
 from model.pages.learning import learning
 from model.pages.page import run_page
-from model.pages.weights import Models
 from model.runs.code import in_words, read_code
 from model.runs.configs import read_config
 from model.runs.metrics_file import read_metrics

@@ -6,6 +6,7 @@ import { addView, rendered, shown } from "browser/render.js";
 import { likeliest, probabilities } from "browser/sampling.js";
 import { box, keepText, readBox, showInBox } from "browser/text.js";
 import { decoded } from "browser/tokenizer.js";
+import { data } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { percent, quote, visible } from "browser/words.js";
 
@@ -18,13 +19,18 @@ const textOf = (id) =>
 const labelOf = (id, { measured }) => (shown.typing ? engine.tokenizer.label(id) : measured.tokens[id]);
 // The token whose next one is predicted: the chosen token, or else the last.
 const current = () => shown.token ?? shown.labels.length - 1;
+const isEnd = () => current() === shown.labels.length - 1;
+const RIGHT = 0; // the number that film.py gives the right token
+// The token that comes next, as far as it is known: a text has it, and the film's word goes on as its first copy does.
+const trueNext = () => (isEnd() && shown.isWord ? data.film.right : shown.labels[current() + 1]);
 
 // Probabilities of the next token, by id. For typed text: of all tokens, as drawn with the temperature and top-k. For a
 // recorded text: of the few likeliest tokens, which were recorded.
 function sharesOf(side, logits) {
   if (shown.typing) return probabilities(logits, shown);
-  const { top, top_probability: recorded } = side.measured;
-  return Object.fromEntries(top[current()].map((id, place) => [id, recorded[current()][place]]));
+  const { top, top_probability: recorded, chance } = side.measured;
+  const shares = Object.fromEntries(top[current()].map((id, place) => [id, recorded[current()][place]]));
+  return isEnd() && shown.isWord ? { ...shares, [RIGHT]: chance } : shares;
 }
 
 // The tokens to show, as { id, shares, before }. shares: the probability on each side, with the parts that are off.
@@ -37,7 +43,8 @@ function likeliestNext(sides) {
     ? likeliest(shares, count).filter((id) => shares[id] > 0)
     : Object.keys(shares).map(Number).sort((a, b) => shares[b] - shares[a]).slice(0, count));
   const always = [whole, all[1]].flatMap((shares) => (shares ? rank(shares, EXPECTED) : []));
-  const truth = shown.typing ? first.typed.tokens[current() + 1] : undefined;
+  const isRight = shown.isWord && isEnd();
+  const truth = first.typed?.tokens[isRight ? data.film.source : current() + 1] ?? (isRight ? RIGHT : undefined);
   const wanted = [truth, ...always, ...rank(all[0], SHOWN)].filter((id) => id !== undefined);
   const ids = [...new Set(wanted)].slice(0, SHOWN);
   const found = ids.map((id) => ({ id, shares: all.map((shares) => shares[id] ?? null), before: whole?.[id] }));
@@ -48,10 +55,9 @@ function row({ id, shares, before }, sides) {
   const label = labelOf(id, sides[shares[0] === null && sides.length > 1 ? 1 : 0]);
   const inWords = shares.map(percent);
   const name = element("bdi", { textContent: visible(label, 24) || "∅" });
-  const isTrue = shown.labels[current() + 1] === label;
+  const isTrue = trueNext() === label;
   const numbers = inWords.map((textContent) => element("span", { textContent }));
-  const isLast = current() === shown.labels.length - 1;
-  const disabled = textOf(id) === null || !isLast;
+  const disabled = textOf(id) === null || !isEnd();
   const className = isTrue ? "true" : "";
   const button = element("button", { disabled, className }, ...numbers, track(shares, before), name);
   const both = sides.length > 1 ? " in B" : "";
@@ -72,7 +78,7 @@ function row({ id, shares, before }, sides) {
 
 addView(function drawNext() {
   const { sides, labels, typing, temperature, topK } = shown;
-  const isLast = current() === labels.length - 1;
+  const isLast = isEnd();
   $("coming-title").textContent = `Next after “${isLast ? "…" : ""}${visible(labels[current()], 8)}”`;
   const found = likeliestNext(sides);
   $("next").classList.toggle("both", sides.length > 1);

@@ -23,8 +23,9 @@ const newest = data.status?.state === "running" ? RUN.snapshots.at(-1)?.step : n
 const STAGES = RUN.stages.filter(({ step }) => step !== newest);
 const colourOf = (score) => `var(--${SCORES[score].colour})`;
 const flags = STAGES.map(({ score, head, step }) => {
-  const inWords = `${SCORES[score].label}: head ${head} formed ${formedBetween(step)}`;
   const patch = { score, head: headNumber(head), part: null, at: nearest(step) };
+  const reached = decimal(mapped[patch.at].scores[score].flat()[patch.head]);
+  const inWords = `${SCORES[score].label}: head ${head} begins to form ${formedBetween(step)} (score there ${reached})`;
   const textContent = `${SCORES[score].letter} ${head}`;
   return element("button", {
     textContent, title: inWords, ariaLabel: inWords, style: { color: colourOf(score) }, onclick: () => change(patch),

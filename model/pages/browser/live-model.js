@@ -1,6 +1,7 @@
 // The page's model: reads and writes text, with parts switched off on request. It runs in a worker (worker.js) or in
 // node. Methods that take long are generators, so that they can be stopped where they yield.
 
+import { square } from "browser/attribution.js";
 import { Cache, CHUNK, Network, row } from "browser/network.js";
 import { logTotal, Reading } from "browser/reading.js";
 import { recent } from "browser/recent.js";
@@ -65,11 +66,11 @@ export class LiveModel {
     return reading.logits(token).slice();
   }
 
-  // See Reading.square.
+  // See square in attribution.js.
   *square({ snapshot, tokens, off, ...place }) {
     const reading = this.reading(snapshot, off);
     yield* reading.read(tokens, false);
-    return yield* reading.square(place);
+    return yield* square(reading, place);
   }
 
   // Yields each new token. As in model/generation.py, only the end of a long text is read, and the last half of the
@@ -135,5 +136,5 @@ function logitsAfter(network, tokens, cache, options) {
   let features;
   for (let first = 0; first < tokens.length; first += CHUNK)
     features = network.read(tokens.slice(first, first + CHUNK), cache, options);
-  return network.logits(features.subarray(-network.D));
+  return network.unembed(features.subarray(-network.D));
 }

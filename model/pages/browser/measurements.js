@@ -86,6 +86,9 @@ async function drawDeep() {
     const measured = details.map((ofSide) => measuredOf(ofSide, "text", shown.labels));
     waiting.forEach((side, i) => Object.assign(side, { measured: measured[i], late: null }));
   }
+  const isMeasured = shown.sides.every(({ measured }) => measured.lens); // of the film's word only while it is typed
+  $("lens").hidden = $("attribution").hidden = !isMeasured;
+  if (!isMeasured) return;
   drawLenses();
   drawAttribution();
 }

@@ -3,12 +3,11 @@
 // Weights have the names of the checkpoint. Shapes: T new tokens, S tokens so far, D model width, H heads, K head
 // width, V vocabulary, L layers. A matrix is a Float32Array that holds one row after the other.
 
+import { ACTIVATIONS, applyRotary, attend, normalise, rotaryAngles } from "browser/formulas.js";
 import { createProducts } from "browser/products.js";
 import { triangle } from "browser/weights.js";
 
 export const CHUNK = 16; // most tokens in one call of `read`: a few milliseconds of work
-const LAYER_NORM_EPSILON = 1e-5;
-const RMS_EPSILON = 1e-6;
 const NGRAM_PRIME = 2 ** 31 - 1; // as in gpt.py
 
 export const row = (matrix, i, width) => matrix.subarray(i * width, (i + 1) * width); // a view, not a copy
@@ -87,7 +86,7 @@ export class Network {
     for (const [name, { size }] of tensors) this.weights.set(name, this.products.floats(size));
     if (config.tie_embeddings) this.weights.set("lm_head.weight", this.weights.get("token_embedding.weight"));
     for (const [name, { fill }] of tensors) fill(this.weights.get(name));
-    this.turns = config.position === "rotary" ? turns(config.context_length, K) : null;
+    this.rotary = config.position === "rotary" ? rotaryAngles(config.context_length, K) : null;
   }
 
   weight(name) {
@@ -172,7 +171,7 @@ export class Network {
       for (let head = 0; head < H + kv; head++) {
         const vector = row(line, head, K);
         if (config.qk_norm) normalise(vector, vector);
-        if (this.turns) rotate(vector, start + t, this.turns);
+        if (this.rotary) applyRotary(vector, start + t, this.rotary);
       }
       trace?.queries[layer].set(line.subarray(0, D), (start + t) * D);
       cache.keys[layer].set(line.subarray(H * K, (H + kv) * K), (start + t) * kv * K);
@@ -224,7 +223,7 @@ export class Network {
   }
 
   // Features (T, D) -> logits (T, V), valid until the next call.
-  logits(features) {
+  unembed(features) {
     const { D, V, config: { logit_soft_cap: cap } } = this;
     const T = features.length / D;
     const out = this.scratch.logits.subarray(0, T * V);
@@ -247,86 +246,4 @@ function replace(rows, stride, part, { edits, start, T }, first = 0) {
     if (edit.part === part)
       for (let t = 0; t < T; t++)
         if (edit.position === undefined || edit.position === start + t) rows.set(edit.vector, t * stride + first);
-}
-
-// The mean that a norm subtracts from a vector (0 without a weight), and the number by which it then divides.
-export function moments(x, weight) {
-  const D = x.length;
-  let [sum, squares] = [0, 0];
-  if (weight) for (let i = 0; i < D; i++) sum += x[i];
-  const mean = sum / D;
-  for (let i = 0; i < D; i++) squares += (x[i] - mean) ** 2;
-  return [mean, Math.sqrt(squares / D + (weight ? LAYER_NORM_EPSILON : RMS_EPSILON))];
-}
-
-// Normalises one vector: see Network.norm.
-function normalise(x, out, weight, bias) {
-  const [mean, divisor] = moments(x, weight);
-  for (let i = 0; i < x.length; i++) {
-    const value = (x[i] - mean) / divisor;
-    out[i] = weight ? value * weight[i] + (bias ? bias[i] : 0) : value;
-  }
-}
-
-// The cosine and the sine of each pair's angle at each position, (positions, K); see rotary.py.
-function turns(positions, K) {
-  const table = new Float32Array(positions * K);
-  for (let position = 0; position < positions; position++)
-    for (let i = 0; i < K / 2; i++) {
-      const angle = Math.fround(position * Math.fround(10000 ** -((2 * i) / K))); // float32, as in PyTorch
-      table[position * K + i] = Math.cos(angle);
-      table[position * K + K / 2 + i] = Math.sin(angle);
-    }
-  return table;
-}
-
-// Turns the pairs (x[i], x[i + K/2]) of a vector by the angles of its position; with the sign -1, turns them back.
-export function rotate(vector, position, table, sign = 1) {
-  const half = vector.length / 2;
-  const start = position * vector.length;
-  for (let i = 0; i < half; i++) {
-    const [cos, sin] = [table[start + i], sign * table[start + half + i]];
-    const [a, b] = [vector[i], vector[i + half]];
-    vector[i] = a * cos - b * sin;
-    vector[i + half] = b * cos + a * sin;
-  }
-}
-
-// Fills `weights` with one query's weights of the keys oldest..position, and `out` with the sum of the values times
-// these weights. A row of keys or values has `stride` numbers; those of this head begin at `first`.
-function attend(query, { keys, values, first, stride }, position, oldest, weights, out) {
-  const K = query.length;
-  const scale = 1 / Math.sqrt(K);
-  let largest = -Infinity;
-  for (let key = oldest; key <= position; key++) {
-    const start = key * stride + first;
-    let score = 0;
-    for (let i = 0; i < K; i++) score += query[i] * keys[start + i];
-    weights[key] = score * scale;
-    if (weights[key] > largest) largest = weights[key];
-  }
-  let total = 0;
-  for (let key = oldest; key <= position; key++) total += weights[key] = Math.exp(weights[key] - largest);
-  weights.fill(0, 0, oldest);
-  out.fill(0);
-  for (let key = oldest; key <= position; key++) {
-    const weight = (weights[key] /= total);
-    const start = key * stride + first;
-    for (let i = 0; i < K; i++) out[i] += weight * values[start + i];
-  }
-}
-
-const SQRT_2_OVER_PI = Math.sqrt(2 / Math.PI);
-const ACTIVATIONS = {
-  gelu: (x) => 0.5 * x * (1 + Math.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x ** 3))),
-  gelu_exact: (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
-  relu2: (x) => (x > 0 ? x * x : 0),
-  swiglu: (x) => x / (1 + Math.exp(-x)),
-};
-
-// The error function to within 1.5e-7 (Abramowitz and Stegun 1964, formula 7.1.26).
-function erf(x) {
-  const t = 1 / (1 + 0.3275911 * Math.abs(x));
-  const polynomial = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
-  return Math.sign(x) * (1 - polynomial * Math.exp(-x * x));
 }

@@ -14,6 +14,7 @@ import "browser/patching.js";
 import "browser/measurements.js";
 import "browser/experiments.js";
 import "browser/square.js";
+import "browser/film.js";
 import "browser/tour.js";
 import { $, element } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";

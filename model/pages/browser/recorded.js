@@ -26,11 +26,17 @@ addEventListener("beforeunload", () => // six blocks: those of two steps
 // The descriptions of all heads, [L][H]; see describe.py.
 export const descriptionsOf = (at) => unpacked("descriptions", at, "json");
 
+// The figures of the film at a step; see film.py.
+export const filmAt = (at) => unpacked("film", at, "json");
+
 // Reads what `render` shows of a recorded text.
 export async function readRecorded({ textName }, at) {
   const { labels } = RUN.probes.find(({ name }) => name === textName);
-  const requests = [unpacked(textName, at, "arrayBuffer"), unpacked("details", at, "json"), descriptionsOf(at)];
-  const [maps, readings, descriptions] = await Promise.all(requests);
+  const isWord = textName === "word";
+  const figures = isWord ? filmAt(at) : unpacked("details", at, "json");
+  const requests = [unpacked(textName, at, "arrayBuffer"), figures, descriptionsOf(at)];
+  const [maps, found, descriptions] = await Promise.all(requests);
+  const readings = isWord ? { word: found } : found;
   const { parts, sublayers, tokens } = readings[textName];
   const details = { parts, sublayers, tokens, probes: readings };
   return { weights: new Uint8Array(maps), details, descriptions, labels };

@@ -76,12 +76,14 @@ export function render() {
   rendered = rendered.then(draw, draw);
 }
 
-// Chooses the text of a frame: the recorded text if the page cannot read the typed one.
-function textOf({ at, other, probe }) {
+// Chooses the text of a frame: a recorded text if the page cannot read the typed one. isWord: whether it is the film's.
+function textOf({ at, other, probe, typed }) {
   const { name } = TEXTS[probe];
-  const typing = name === "typed" && engine && holdsWeights(at) && (other === null || holdsWeights(other));
-  const textName = name === "typed" && !typing ? "text" : name;
-  return { typing: Boolean(typing), textName, probe: textNumber(textName) };
+  const hasWeights = holdsWeights(at) && (other === null || holdsWeights(other));
+  const typing = Boolean(name === "typed" && engine && hasWeights);
+  const isWord = name === "word" || (name === "typed" && typed === data.film?.text);
+  const textName = name === "typed" && !typing ? (isWord ? "word" : "text") : name;
+  return { typing, textName, probe: textNumber(textName), isWord };
 }
 
 async function draw() {
@@ -95,7 +97,7 @@ async function draw() {
   const { token } = next;
   if (token >= length) next.token = null;
   // Chooses the last token; in a recorded text, the last whose true next token is known.
-  if (token === undefined) next.token = Math.max(0, length - (next.typing ? 1 : 2));
+  if (token === undefined) next.token = Math.max(0, length - (next.typing || next.isWord ? 1 : 2));
   // A recorded text shown in place of the typed one may be too short for the chosen token, which the state then keeps.
   if (state.token === token && (next.probe === state.probe || next.token !== null)) state.token = next.token;
   if (next.other !== null) next.sides.push(await side("B", next, next.other));

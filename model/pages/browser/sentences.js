@@ -27,7 +27,7 @@ function drawReading() {
     $("reading").textContent = "Point at a token to see what this head reads there; click to keep it.";
     return;
   }
-  const rows = shown.sides.map((_, i) => weightsOf(shown.panes[i]));
+  const rows = shown.sides.map(weightsOf);
   const square = { query: token, key: largestFirst(rows[0])[0] };
   const why = shown.typing && token ? button("why there?", () => change({ token, square })) : "";
   $("reading").replaceChildren(...shown.sides.map(({ label }, i) =>

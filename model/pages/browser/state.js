@@ -31,6 +31,7 @@ const { opening } = RUN;
 export const state = {
   at: LAST, head: opening.head, score: opening.score, probe: typed.length ? 0 : textNumber(opening.probe),
   token: typed.length && opening.probe !== "text" ? undefined : opening.token, other: null, square: null,
+  film: null, // what the film does: "plays", "asks", "answers", "stands" or "ended"; null until it is first played
 };
 
 export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
@@ -81,13 +82,9 @@ addField("token", () => state.token ?? null, (text) => (state.token = numberIn(t
 addField("against", () => (state.other === null ? null : stepOf(state.other)), (text) => (state.other = placeIn(text)));
 addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
 
-let isHeld = false;
-// While the address is held, `save` does not change it.
-export const holdAddress = (hold) => (isHeld = hold);
-
 // Writes the state to the address. how: "pushState" adds an entry to the browser's history.
 export function save(how = "replaceState") {
-  if (!mapped.length || isHeld) return;
+  if (!mapped.length) return;
   const written = fields.map(({ name, write }) => [name, write()]).filter(([, value]) => value !== null);
   keepInHistory(null, `#${new URLSearchParams(written)}`, how);
 }

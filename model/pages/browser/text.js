@@ -3,13 +3,13 @@
 
 import { $, clamp, element, onKeys, SIDEWAYS, tokenSpans } from "browser/elements.js";
 import { word } from "browser/heads.js";
-import { isDark, rgb } from "browser/maps.js";
+import { isDark, ofHead, rgb, weightAt } from "browser/maps.js";
 import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown, stepButton,
 } from "browser/render.js";
 import { addField, holdsWeights, keepView, mapped, save, state, TEXTS } from "browser/state.js";
 import { depth, lossOf } from "browser/measured.js";
-import { engine, tokensOf } from "browser/typed-text.js";
+import { engine, piecesOf, tokensOf } from "browser/typed-text.js";
 import { decimal, isOdd, visible } from "browser/words.js";
 
 const PAUSE = 300; // milliseconds after the last letter until the address is updated
@@ -25,34 +25,11 @@ let pieces = []; // { text, ids }: together the typed text that was read last; a
 let spans = []; // { span, ids }: the elements of the pieces with ids
 let revealed = null; // the chosen token that was scrolled to last
 
-// The weights that the chosen token gives to each token, on one of the large maps.
-export function weightsOf(pane) {
+// The weights that the chosen token gives to each token, in the chosen head of a side.
+export function weightsOf({ weights, head, labels }) {
   const token = chosenToken();
-  return shown.labels.map((_, i) => (token === null ? 0 : pane.value(token, i)));
-}
-
-// Splits a typed text into pieces, one for each token. A character that is spread over several tokens is one piece. The
-// beginning of a long text, and text for which the tokenizer has no token, become pieces without ids.
-function piecesOf({ text, tokens, all }) {
-  const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a byte order mark is text here
-  const decoded = []; // from the last to the first
-  let ids = [];
-  for (const [i, token] of (all ? tokens : []).entries()) {
-    const piece = decoder.decode(engine.tokenizer.bytes(token), { stream: i + 1 < tokens.length });
-    ids.push(i);
-    if (piece) decoded.unshift({ piece, ids });
-    if (piece) ids = [];
-  }
-  const split = [];
-  let end = text.length;
-  for (const { piece, ids } of decoded) {
-    const place = text.lastIndexOf(piece, end - piece.length);
-    const start = place < 0 ? Math.max(0, end - piece.length) : place; // half a surrogate pair is read as U+FFFD
-    const after = { text: text.slice(start + piece.length, end), ids: [] };
-    split.unshift({ text: text.slice(start, start + piece.length), ids }, after);
-    end = start;
-  }
-  return [{ text: text.slice(0, end), ids: [] }, ...split].filter(({ text }) => text);
+  const map = ofHead(weights, head, labels.length);
+  return labels.map((_, i) => (token === null ? 0 : weightAt(map, token, i)));
 }
 
 // Shows the text of the box. The pieces that were read keep their spans, up to the first change since.
@@ -87,8 +64,9 @@ function shadeOf(weight) {
 
 function shade() {
   tokens.classList.toggle("by-surprise", shown.text === "surprise");
-  const [{ measured }] = shown.sides;
-  const weights = weightsOf(shown.panes[0]);
+  const [side] = shown.sides;
+  const { measured } = side;
+  const weights = weightsOf(side);
   const token = chosenToken();
   const pointed = pointer.cell?.key;
   const most = (ids, measure) => Math.max(...ids.map(measure));
@@ -132,7 +110,7 @@ function tell() {
     ? [`the page has no weights of ${bare.when} to read your text with. Back to your text: `,
       ...mapped.filter((_, at) => holdsWeights(at)).map(({ step }) => stepButton(step))]
     : ["the model in this page has not started. "];
-  const isReplaced = !typing && TEXTS[state.probe].name === "typed";
+  const isReplaced = !typing && !shown.isWord && TEXTS[state.probe].name === "typed";
   $("heads").hidden = TEXTS[0].name !== "typed";
   $("window").replaceChildren(...(isReplaced ? [element("b", {}, "This is a recorded text: "), ...why] : []), [
     period && `${period} random tokens, which no model can expect, then the same again, for heads that look back.`,
@@ -254,7 +232,7 @@ onKeys(tokens, SIDEWAYS, (by) => {
   });
 });
 
-const NAMES = { typed: "your text", text: "recorded", repeated: "repeated" };
+const NAMES = { typed: "your text", word: "word", text: "recorded", repeated: "repeated" };
 addChoices($("probes"), "probe", TEXTS.map(({ name }, i) => [i, NAMES[name] ?? name]));
 $("probes").hidden = TEXTS.length < 2;
 addFollower(shade);

@@ -22,6 +22,30 @@ export const tokensOf = (text) => encoded(text, () => {
   return { text, tokens, labels: tokens.map(label), all: all.length, window };
 });
 
+// Splits a typed text into pieces, one for each token. A character that is spread over several tokens is one piece. The
+// beginning of a long text, and text for which the tokenizer has no token, become pieces without ids.
+export function piecesOf({ text, tokens, all }) {
+  const decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // a byte order mark is text here
+  const decoded = []; // from the last to the first
+  let ids = [];
+  for (const [i, token] of (all ? tokens : []).entries()) {
+    const piece = decoder.decode(engine.tokenizer.bytes(token), { stream: i + 1 < tokens.length });
+    ids.push(i);
+    if (piece) decoded.unshift({ piece, ids });
+    if (piece) ids = [];
+  }
+  const split = [];
+  let end = text.length;
+  for (const { piece, ids } of decoded) {
+    const place = text.lastIndexOf(piece, end - piece.length);
+    const start = place < 0 ? Math.max(0, end - piece.length) : place; // half a surrogate pair is read as U+FFFD
+    const after = { text: text.slice(start + piece.length, end), ids: [] };
+    split.unshift({ text: text.slice(start, start + piece.length), ids }, after);
+    end = start;
+  }
+  return [{ text: text.slice(0, end), ids: [] }, ...split].filter(({ text }) => text);
+}
+
 const cached = recent(KEPT); // { answer } by question
 const kept = (...question) => cached(JSON.stringify(question), () => ({ answer: null }));
 let current = null; // the frame for which the model is asked

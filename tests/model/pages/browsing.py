@@ -83,17 +83,17 @@ def number_in(text: str) -> float:
     return float(text.replace("−", "-"))
 
 
-def place(page, query: int, key: int, pane=0) -> tuple[float, float]:
-    """The middle of a square of a map, in coordinates of the window."""
-    geometry = in_page(page, "render", f"shown.panes[{pane}].geometry")
-    box = page.locator("#panes .over").nth(pane).bounding_box()
+def place(page, query: int, key: int) -> tuple[float, float]:
+    """The middle of a square of the map, in coordinates of the window."""
+    geometry = in_page(page, "render", "shown.geometry")
+    box = page.locator("#over").bounding_box()
     cell = geometry["side"] / geometry["length"]
     top = box["height"] - geometry["side"] - geometry["room"]
     return box["x"] + geometry["room"] + (key + 0.5) * cell, box["y"] + top + (query + 0.5) * cell
 
 
-def point_at(page, query: int, key: int, pane=0) -> None:
-    page.mouse.move(*place(page, query, key, pane))
+def point_at(page, query: int, key: int) -> None:
+    page.mouse.move(*place(page, query, key))
 
 
 def resize(page, width: int, height: int) -> None:

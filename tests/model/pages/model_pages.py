@@ -2,11 +2,13 @@
 
 import functools
 import random
+import string
 
 import torch
 
 from data.tokenizers import byte_level
 from model.gpt import GPT, GPTConfig
+from model.inspection.film import film_texts
 from model.inspection.recording import Recording
 from model.inspection.texts import Texts, repeated_tokens
 from model.pages.page import run_page
@@ -40,14 +42,15 @@ def windows(*texts: str) -> dict[str, Texts]:
     }
 
 
-def recording_of(*texts: str) -> Recording:
+def recording_of(*texts: str, has_film: bool = False) -> Recording:
     """A recording without snapshots that reads the first text and is measured on all."""
     probes = {kind: of.pieces(1)[0] for kind, of in windows(*texts).items()}
-    return Recording(probes, windows(*texts), name="tiny")
+    words = film_texts(TOKENIZER, string.ascii_lowercase, CONFIG.context_length) if has_film else None
+    return Recording(probes, windows(*texts), words=words, name="tiny")
 
 
 @functools.cache
-def page_of(*gpts: GPT, texts: tuple[str, ...] = (OPENING,)) -> str:
+def page_of(*gpts: GPT, texts: tuple[str, ...] = (OPENING,), has_film: bool = False) -> str:
     """The page of a run with these GPTs at steps 0, 8 and so on."""
     models = [(8 * i, gpt) for i, gpt in enumerate(gpts)]
-    return run_page("tiny", recording_of(*texts), models=models, tokenizer=TOKENIZER)
+    return run_page("tiny", recording_of(*texts, has_film=has_film), models=models, tokenizer=TOKENIZER)

@@ -38,7 +38,7 @@ def describe_heads(maps, probes, effects=()):
 def opening_view(maps, probes):
     recording = Recording(probes)
     recording.append(snapshot_of(maps, probes))
-    return describe.opening_view(recording, 0)
+    return describe.opening_view(recording)
 
 
 def names(described) -> list[list[str | None]]:

@@ -31,7 +31,7 @@ OTHER = TOKENS.flip(0)
 PROBE = Texts.of(TOKENS)
 TARGET = 7  # the token whose logit the patches are measured by
 # Every activation that the page's network has.
-NETWORK = Path(weights.__file__).with_name("browser").joinpath("network.js").read_text(encoding="utf-8")
+NETWORK = Path(weights.__file__).with_name("browser").joinpath("formulas.js").read_text(encoding="utf-8")
 ACTIVATED = {name: replace(MODERN, activation=name) for name in ACTIVATIONS if f"\n  {name}: (x) =>" in NETWORK}
 ARCHITECTURES = (
     CONFIGS

@@ -42,7 +42,7 @@ def test_the_page_has_maps_scores_checks_and_details_of_every_step_and_opens_wit
     check_maps(page, history)
     assert run["uniform"] == pytest.approx(history.snapshots[-1].heads.uniform)
     assert run["formation"] == history.formation and history.formation["previous_token"]
-    assert run["opening"] == opening_view(history, 8)
+    assert run["opening"] == opening_view(history)
     for shown, snapshot in zip(run["snapshots"], history.snapshots, strict=True):
         for name, score in snapshot.scores.items():
             np.testing.assert_allclose(shown["scores"][name], score, atol=5.1e-4)

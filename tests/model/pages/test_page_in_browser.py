@@ -123,7 +123,7 @@ def test_the_address_keeps_the_view_and_invalid_addresses_are_ignored(open_page)
     again = open_page(HISTORY, hash_=page.url[page.url.index("#") :])
     assert address(again) == kept
     pictures = "all => all.map((canvas) => canvas.toDataURL())"
-    maps = [one.locator("#panes canvas:not(.over)").evaluate_all(pictures) for one in (page, again)]
+    maps = [one.locator("#map").evaluate_all(pictures) for one in (page, again)]
     assert len(maps[0]) == 2 and maps[0] == maps[1] and (shades(again) == shades(page)).all()
     assert again.inner_text("#reading") == page.inner_text("#reading")
     assert again.locator("#grid").inner_html() == page.locator("#grid").inner_html()
@@ -133,18 +133,16 @@ def test_the_address_keeps_the_view_and_invalid_addresses_are_ignored(open_page)
 
 def test_two_snapshots_are_shown_side_by_side_until_the_comparison_is_ended(open_page):
     page = open_page(HISTORY, hash_="#probe=text&head=0.0&step=32&against=2")
-    titles = page.locator(".pane h3").all_inner_texts()
-    assert titles == ["A: step 32, head 0.0", "B: step 2, head 0.0"]
+    assert page.inner_text("#stage-title") == "Layer 0, head 0, A: step 32"
     assert page.locator("#lenses h3:visible").all_inner_texts() == ["A: step 32", "B: step 2"]
     assert not unnamed(page, "all.filter((e) => e.checkVisibility())")
     a, b = HISTORY.maps(32), HISTORY.maps(2)
-    for pane in range(2):
-        point_at(page, 9, 8, pane)
-        expected = [maps["text"][0, 0, 9, 8] for maps in (a, b)]
-        np.testing.assert_allclose(shares(page.inner_text("#readout")), expected, atol=0.006)
+    point_at(page, 9, 8)
+    expected = [maps["text"][0, 0, 9, 8] for maps in (a, b)]
+    np.testing.assert_allclose(shares(page.inner_text("#readout")), expected, atol=0.006)
     assert "step 2" in page.inner_text("#changed")
     click(page, "#as-trained")
-    assert page.is_hidden("#changed") and page.locator(".pane").count() == 1
+    assert page.is_hidden("#changed") and page.inner_text("#stage-title") == "Layer 0, head 0"
 
 
 def test_heads_are_marked_from_the_step_at_which_they_formed_and_have_bars_of_their_scores(open_page):
@@ -186,7 +184,7 @@ def test_steps_heads_probes_squares_and_tokens_can_be_chosen_with_the_keyboard(o
     press(page, "ArrowDown", "p")
     kept = address(page)
     assert (kept["head"], kept["probe"]) == ("0.1", "repeated")
-    page.locator("#panes .over").press("ArrowUp")
+    page.locator("#over").press("ArrowUp")
     assert page.inner_text("#readout") == page.inner_text("#live") != ""
     page.keyboard.press("Escape")
     press(page.locator("#tokens"), "ArrowLeft")
@@ -219,10 +217,10 @@ def test_text_map_and_heads_are_in_view_together_and_the_layout_fits_every_width
     for width, height in ((1280, 900), (1366, 768)):
         resize(page, width, height)
         thumbs = () if layers == 12 else (".thumb",)  # so many heads need scrolling
-        for part in ("#text", "#coming", "#says", "#stage", "#panes .layers", *thumbs):
+        for part in ("#text", "#coming", "#says", "#stage", "#panes", *thumbs):
             found = boxes(page, part)
             assert (found[:, :2] >= 0).all() and (found[:, 2:] <= [width, height]).all(), part
-        (left, top, right, bottom), *_ = boxes(page, "#panes .layers")
+        (left, top, right, bottom), *_ = boxes(page, "#panes")
         assert min(right - left, bottom - top) >= 300
     resize(page, 1280, 720)
     page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")

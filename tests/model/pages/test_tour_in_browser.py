@@ -6,7 +6,8 @@ import pytest
 
 from model.gpt import GPT
 from tests.gpts import induction_gpt, random_gpt
-from tests.model.pages.browsing import address, click, in_page, press, settle, unnamed, wait_for
+from tests.model.pages.browsing import address, click, in_page, press, settle, shares, slide, unnamed, wait_for
+from tests.model.pages.conftest import NO_TOUR
 from tests.model.pages.model_pages import LETTERS, page_of
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,7 @@ def first_visit(open_page):
     """Opens the page of models in a browser that has seen no page yet."""
 
     def open_(*models: GPT, script="", width=1366):
-        return open_page(page_of(*models, texts=LETTERS), script=script, width=width, height=768)
+        return open_page(page_of(*models, texts=LETTERS, has_film=True), script=script, width=width, height=768)
 
     return open_
 
@@ -32,41 +33,32 @@ def told(page) -> tuple[str, str, str]:
     return page.inner_text("#tour-place"), page.inner_text("#tour-says"), toured
 
 
-def test_the_tour_shows_six_things_of_the_model_and_restores_the_page(first_visit):
+def test_the_tour_shows_the_circuit_of_the_model_and_restores_the_page(first_visit):
     page = first_visit(GPT(GPT_.config).eval(), GPT_)
-    effects = in_page(page, "state", "data.experiments.effects")
-    answer = next(one["trial"]["answer"] for one in effects if one["title"] == "A made-up word, twice")
+    right = in_page(page, "state", "data.film.right")
     expected = [
-        ("editor", "64"),
-        ("stage", "head 0.1 100%"),
-        ("stage", f"head 1.2 “{answer}” 100%"),
-        ("coming", f"head 1.2 “{answer}” 100%"),
-        ("square", f"head 0.1 head 1.2 “{answer}” 100%"),
-        ("coming", f"step 0 “{answer}” 100% head 1.2 head 0.1 steps 0 and 8"),
+        ("film", f"“{right}” 100%"),
+        ("stage", "head 1.2 100% induction"),
+        ("coming", f"head 1.2 “{right}” 100%"),
+        ("square", f"head 0.1 head 1.2 “{right}”"),
+        ("controls", "▶"),
     ]
     for number, (what, parts) in enumerate(expected, 1):
         if number > 1:
             page.keyboard.press("ArrowRight")
-        wait_for(page, "#tour-place", f"{number} of 6")
+        wait_for(page, "#tour-place", f"{number} of 5")
         _, sentence, toured = told(page)
-        sentence = re.sub("[\u2068\u2069]", "", sentence)
+        sentence = re.sub("[\u2068\u2069]", "", sentence).replace("Head", "head")
         assert toured == what and all(part in sentence for part in parts.split()), sentence
-    last = told(page)
-    click(page, ".thumb >> nth=3")  # the page shows what the user does meanwhile, and the tour says so
-    assert told(page)[1] != last[1] and in_page(page, "render", "shown.head") == 3
-    for key, where in (("ArrowLeft", "5 of 6"), ("ArrowRight", "6 of 6")):
-        press(page.locator("#tour button").nth(1), key)
-        wait_for(page, "#tour-place", where)
-    assert told(page) == last
-    press(page, "Enter")  # "done" has the focus
-    assert page.is_hidden("#tour") and page.is_hidden(".toured")
-    kept = address(page)  # the user's choice, and all else as before
-    assert kept["head"] == "0.3" and kept["typed"] == in_page(page, "state", "data.text") and "off" not in kept
+    press(page.locator("#tour button").nth(1), "ArrowLeft")
+    wait_for(page, "#tour-place", "4 of 5")
+    click(page, "#tour button >> text=skip")
+    assert page.is_hidden("#tour") and page.is_hidden(".toured") and "off" not in address(page)
     page.reload()
     settle(page)
     assert page.is_hidden("#tour")
     click(page, "#tour-start")
-    assert told(page)[0] == "1 of 6" and not unnamed(page, "all.filter((one) => one.closest('#tour'))")
+    assert told(page)[0] == "1 of 5" and not unnamed(page, "all.filter((one) => one.closest('#tour'))")
     page.keyboard.press("Escape")
     assert page.is_hidden("#tour")
 
@@ -74,7 +66,7 @@ def test_the_tour_shows_six_things_of_the_model_and_restores_the_page(first_visi
 def test_a_link_opens_its_view_and_only_offers_the_tour(open_page):
     """An earlier version began the tour, and replaced the text in the page and its address."""
     link = "#typed=abcabc&off=head+0.1&step=8"
-    page = open_page(page_of(GPT(GPT_.config).eval(), GPT_, texts=LETTERS), script="", hash_=link)
+    page = open_page(page_of(GPT(GPT_.config).eval(), GPT_, texts=LETTERS, has_film=True), script="", hash_=link)
     for _ in range(2):
         assert page.is_hidden("#tour") and page.is_visible("#tour-start")
         assert page.input_value("#box") == "abcabc" and page.url.endswith(link)
@@ -82,51 +74,64 @@ def test_a_link_opens_its_view_and_only_offers_the_tour(open_page):
         page.reload()
         settle(page)
     click(page, "#tour-start")
-    assert told(page)[0] == "1 of 6" and page.input_value("#box") != "abcabc"
-    page.reload()  # in the middle of the tour
+    assert told(page)[0] == "1 of 5" and page.input_value("#box") != "abcabc"
+    page.fill("#box", "my own words")  # what the user does ends the tour
     settle(page)
-    assert page.input_value("#box") == "abcabc" and page.url.endswith(link)
+    assert page.is_hidden("#tour") and page.input_value("#box") == "my own words"
+    click(page, "#undo")
+    click(page, "#undo")
+    assert page.input_value("#box") == "abcabc"  # the text before the tour
 
 
-def test_text_typed_during_the_tour_is_kept_when_it_continues_or_ends(first_visit):
-    page = first_visit(GPT(GPT_.config).eval(), GPT_)
-    opening = in_page(page, "state", "data.text")
-    assert told(page)[0] == "1 of 6"
-    page.fill("#box", "my own words")
-    click(page, "#tour button >> text=next")
-    assert told(page)[0] == "2 of 6" and page.input_value("#box") == opening
-    click(page, "#tour button >> text=skip")
-    assert page.input_value("#box") == "my own words" and "typed=my+own+words" in page.url
-    page.locator("#box").press("Control+z")  # to the text before it; "back" returns to it
-    settle(page)
-    assert page.input_value("#box") == opening
-    page.go_back()
-    settle(page)
-    assert page.input_value("#box") == "my own words"
-    click(page, "#tour-start")
-    assert page.input_value("#box") == opening
-    page.fill("#box", "others")
-    click(page, ".thumb >> nth=3")
-    click(page, "#tour button >> text=skip")
-    assert page.input_value("#box") == "others" and in_page(page, "render", "shown.head") == 3
-    # Text that the model writes during the tour does not replace the tour's own.
-    click(page, "#tour-start")
-    page.click("#write")
-    page.click("#tour button >> text=next")
-    wait_for(page, "#tour-place", "2 of 6")
-    assert page.input_value("#box") == opening
+def test_a_model_without_such_heads_has_no_tour_and_a_film_that_says_what_is_missing(open_page):
+    gpts = random_gpt(GPT_.config), random_gpt(GPT_.config, 1)
+    page = open_page(page_of(*gpts, texts=LETTERS, has_film=True), script="")
+    assert page.is_hidden("#tour") and page.is_hidden("#tour-start")
+    click(page, "#film button")
+    assert in_page(page, "state", "data.film.missing") in page.inner_text("#film")
 
 
-def test_the_tour_leaves_out_what_a_model_cannot_do(first_visit):
-    page = first_visit(random_gpt(GPT_.config), random_gpt(GPT_.config, 1))
-    assert told(page)[0] == "1 of 1"
+def test_the_film_plays_every_step_asks_where_heads_form_and_ends_with_the_live_model(open_page):
+    gpts = [GPT(GPT_.config).eval(), GPT_, GPT_]
+    page = open_page(page_of(*gpts, texts=LETTERS, has_film=True), width=1366, height=768)
+    film = in_page(page, "state", "data.film")
+    assert (film["writer"], film["finder"], film["formed"]) == (1, 6, {"writer": 8, "finder": 8})
+    assert page.input_value("#box") == film["text"] and "100%" in page.inner_text("#film")
+    assert page.locator("#arrows .arc").count() == 1
+    page.click("#play")
+    wait_for(page, "#film", "How does it find it?")
+    assert in_page(page, "state", "state.at") == 1  # step 0 has passed; the film waits here
+    click(page, "#film button")
+    chance, raises = shares(page.inner_text("#film"))[-1], in_page(page, "render", "shown.sides[0].measured.raises")
+    assert "head 0.1" in page.inner_text("#film") and chance == 1 and max(raises) == raises[1] > 10
+    click(page, "#film button")
+    wait_for(page, "#film", "Switch one off")
+    assert in_page(page, "state", "state.at") == 2 and page.is_visible("#box")
+    for head in (0, 1):
+        click(page, f"#film button >> nth={head}")
+        assert shares(page.inner_text("#film"))[0] < 0.1 and page.locator("#arrows .arc").count() == 0
+        click(page, f"#film button >> nth={head}")
+    slide(page, 0)  # by hand: the word as recorded, where the model knows nothing
+    assert shares(page.inner_text("#film"))[0] < 0.01
+    assert in_page(page, "render", "shown.typing")  # this page holds the weights of each of its steps
+
+
+def test_with_reduced_motion_the_film_goes_on_when_asked(open_page):
+    gpts = [GPT(GPT_.config).eval(), GPT(GPT_.config).eval(), GPT_]
+    reduced = f"{NO_TOUR}; matchMedia = (query) => ({{ matches: query.includes('reduce') }})"
+    page = open_page(page_of(*gpts, texts=LETTERS, has_film=True), script=reduced)
+    click(page, "#play")
+    page.wait_for_timeout(300)
+    assert in_page(page, "state", "state.at") == 0
+    click(page, "#film button >> text=next step")
+    assert in_page(page, "state", "state.at") == 1 and "100%" not in page.inner_text("#film")
 
 
 def test_without_storage_the_tour_begins_only_from_its_button(first_visit):
     page = first_visit(GPT_, script=STORAGE, width=400)
     assert page.is_hidden("#tour")
     click(page, "#tour-start")
-    assert told(page)[0] == "1 of 5"  # a run of one step has no sixth stop
+    assert told(page)[0] == "1 of 5"
     for _ in range(5):
         box = page.locator("#tour").bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 400

@@ -87,7 +87,7 @@ def test_typed_and_clicked_text_gets_the_figures_of_pytorch(page):
         assert page.locator(".lens tbody tr").last.locator("td").count() == len(text)
         weights = read(GPTS[-1], Texts.of(TOKENIZER.encode(text))).maps
         click(page, ".thumb >> nth=3")
-        in_map = in_page(page, "render", f"shown.panes[0].value({len(text) - 1}, 2)")
+        in_map = in_page(page, "render", f"shown.sides[0].weights[{len(text) * (len(text) - 1) // 2 + 2}]")
         assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
     for _ in range(2):
         text += page.evaluate(NEXT)[1][0]
@@ -304,7 +304,7 @@ SHOWN = """(panels) => Object.fromEntries([
     .map(([panel, one]) => [panel, one.checkVisibility() ? one.innerText : ""]),
   ...panels.map((panel) => [`colours of ${panel}`, [...document.querySelectorAll(`${panel} [style]`)]
     .filter((one) => one.checkVisibility()).map((one) => one.getAttribute("style")).filter(Boolean).join("|")]),
-  ...[...document.querySelectorAll(".thumb canvas, #panes canvas:not(.over)")]
+  ...[...document.querySelectorAll(".thumb canvas, #map")]
     .map((canvas, i) => [`picture ${i}`, canvas.toDataURL()])])"""
 # Runs actions of a user, each with the milliseconds until the next; the user does not wait for the page.
 ACTIONS = """async (chosen) => {
@@ -403,22 +403,4 @@ def test_every_experiment_has_the_predicted_probabilities_on_the_page(open_page)
     assert in_page(page, "render", "shown.off") == [] and page.is_hidden("#changed")
     nowhere = open_page(page_of(untrained, texts=LETTERS))
     assert nowhere.locator("#tries button").count() == 0
-    assert tells(nowhere.inner_text("#tries"), "made-up word 0 60")
-
-
-def test_the_page_measures_repetition_where_no_experiment_shows_it(open_page):
-    gpt = repeating_gpt()
-    text = page_of(GPT(gpt.config).eval(), gpt, texts=LETTERS)
-    text = text.replace('"tried":{', '"tried":{"Why does it repeat itself?":"of this",', 1)
-    page = open_page(text.replace('"induction":{}', '"induction":{"0.1":8}', 1))
-    click(page, "#tries button >> nth=-1")
-    page.locator("#experiment pre").first.wait_for()
-    repeats, without = (shares(told)[0] for told in page.locator("#experiment b").all_inner_texts())
-    assert repeats > 0.6 > 0.2 > without and page.locator("#experiment pre mark").count() > 0.6 * 400
-    before = page.input_value("#box")
-    click(page, "#experiment button")  # writes on with the head switched off
-    page.wait_for_function("document.getElementById('speed').textContent")
-    assert in_page(page, "render", "shown.off") == ["head 0.1"]
-    assert page.input_value("#box").startswith(before) and len(page.input_value("#box")) > len(before)
-    click(page, "#as-trained")
-    assert in_page(page, "state", "state.temperature") == 1 and page.is_hidden("#changed")
+    assert tells(nowhere.inner_text("#tries"), "made-up word 0% 60")
