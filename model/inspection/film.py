@@ -112,7 +112,7 @@ class Frame:
         """The inverse of `arrays`. May raise any error for other input."""
         values: dict[str, Any] = {}
         for field in fields(cls):
-            value = arrays[f"film_{field.name}"]
+            value: Any = arrays[f"film_{field.name}"]
             if field.name != "top":
                 tensor = torch.from_numpy(value)
                 value = tensor.float() if tensor.is_floating_point() else tensor
