@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
         say(experiments_table(options.run))
         return
     if options.film:
-        print(f"wrote {write_film(options.run, options.film)}")
+        say(f"wrote {write_film(options.run, options.film)}")
         return
     recording, page, default_output = of_run(options.run) if options.prompt is None else of_prompt(options)
     output = options.output or default_output
