@@ -11,7 +11,8 @@ const mapOf = ({ head, weights, labels }) => ofHead(weights, head, labels.length
 
 addView(function drawStage() {
   const { sides: [side], labels, palette } = shown;
-  $("stage-title").textContent = headName(shown.head).replace("l", "L") + (shown.other === null ? "" : `, ${side.title}`);
+  const title = headName(shown.head).replace("l", "L");
+  $("stage-title").textContent = shown.other === null ? title : `${title}, ${side.title}`;
   fillRamp($("ramp"), "weights", ["0%", "25%", "100%"]);
   // The map fits into the window, below the header and with the rest of this panel, whose height is known by now.
   const opened = $("square").offsetHeight; // not counted: it is below the map, and a person scrolls to it
@@ -22,7 +23,8 @@ addView(function drawStage() {
   const map = mapOf(side);
   drawMap(fitCanvas(canvas, geometry.wide, geometry.high), geometry, (...square) =>
     palette.weights[byteAt(map, ...square)]);
-  over.ariaLabel = `attention map, ${headName(shown.head)}, ${side.when}; arrows move the crosshair, enter chooses the token`;
+  const name = `attention map, ${headName(shown.head)}, ${side.when}`;
+  over.ariaLabel = `${name}; arrows move the crosshair, enter chooses the token`;
   drawHover();
 });
 

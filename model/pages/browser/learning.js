@@ -25,7 +25,8 @@ const colourOf = (score) => `var(--${SCORES[score].colour})`;
 const flags = STAGES.map(({ score, head, step }) => {
   const patch = { score, head: headNumber(head), part: null, at: nearest(step) };
   const reached = decimal(mapped[patch.at].scores[score].flat()[patch.head]);
-  const inWords = `${SCORES[score].label}: head ${head} begins to form ${formedBetween(step)} (score there ${reached})`;
+  const begins = `head ${head} begins to form ${formedBetween(step)}`;
+  const inWords = `${SCORES[score].label}: ${begins} (score there ${reached})`;
   const textContent = `${SCORES[score].letter} ${head}`;
   return element("button", {
     textContent, title: inWords, ariaLabel: inWords, style: { color: colourOf(score) }, onclick: () => change(patch),
