@@ -1,5 +1,5 @@
 // What each part of the network adds to a number: to the logit of a token ("direct logit attribution"), or to the score
-// of a key. A part adds a vector to the stream; with the scale of each norm held fixed, such a number is a sum over parts.
+// of a key. A part adds a vector to the stream; with the scale of each norm held fixed, the number is a sum over parts.
 
 import { applyRotary, moments } from "browser/formulas.js";
 import { oldestSeen, row } from "browser/network.js";

@@ -76,8 +76,8 @@ function drawHover() {
   if (pointed)
     context.strokeRect(room + pointed.key * cell - 1, PAD + pointed.query * cell - 1, cell + 2, cell + 2);
   const invitation = `Point at a square to read it; click to ${shown.typing ? "open it" : "choose its row"}.`;
-  const reading = ({ query, key }) =>
-    squareInWords(shown.labels, query, key, shown.sides.map((side) => [shown.sides[1] ? side.name : "", weightAt(mapOf(side), query, key)]));
+  const reading = ({ query, key }) => squareInWords(shown.labels, query, key,
+    shown.sides.map((side) => [shown.sides[1] ? side.name : "", weightAt(mapOf(side), query, key)]));
   $("readout").textContent = pointed ? reading(pointed) : invitation;
 }
 
