@@ -74,10 +74,15 @@ def test_the_losses_are_those_of_the_saved_weights_in_float32_without_dropout(na
     expected = [losses(saved, text[i : i + 17]) for i in (0, 16)]
     trains = copy.deepcopy(saved).bfloat16().train()
     trains.config.dropout = 0.5
+    seen, matmul = [], torch.get_float32_matmul_precision
+    trains.register_forward_pre_hook(lambda *_: seen.append(matmul()))
     before, random_state = copy.deepcopy(trains.state_dict()), torch.get_rng_state()
+    torch.set_float32_matmul_precision("high")
     proof = prove(trains, gpt_weights({f"gpt.{name}": weight for name, weight in saved.state_dict().items()}), text)
     torch.testing.assert_close(proof["nats"], torch.cat(expected), atol=1e-5, rtol=0)
     assert torch.equal(torch.get_rng_state(), random_state) and trains.training
+    assert seen == ["highest"] and matmul() == "high"
+    torch.set_float32_matmul_precision("highest")
     for key, weight in trains.state_dict().items():
         assert torch.equal(weight, before[key]), key
 
