@@ -69,10 +69,10 @@ def stream(
     if tokens.ndim != 2 or not tokens.numel():
         raise ValueError(f"tokens must be (B, T), both at least 1, not of shape {tuple(tokens.shape)}")
     tokens = model.known_ids(tokens)
-    check_range("stop_token", stop_token, 0, model.config.vocab_size - 1)
-    check_range("max_new_tokens", max_new_tokens, 1)
+    check_range("stop_token", stop_token, 0, model.config.vocab_size - 1, whole=True)
+    check_range("max_new_tokens", max_new_tokens, 1, whole=True)
     check_range("temperature", temperature, 0)
-    check_range("top_k", top_k, 1)
+    check_range("top_k", top_k, 1, whole=True)
     check_range("top_p", top_p, 0, 1, low_open=True)
     check_range("min_p", min_p, 0, 1)
     draw = partial(

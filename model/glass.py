@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.tokenizers import END_OF_TEXT, Tokenizer
+from data.tokenizers import Tokenizer
 from model.checkpoint import build_gpt, read_checkpoint
 from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
 from model.generation import stream
@@ -33,7 +34,8 @@ from model.inspection.parts import Change, Vectors, changes, losses_without_each
 from model.inspection.reading import Reading, place_in, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
-from model.mistakes import Missing, Mistake, parsing
+from model.kernels import check_device
+from model.mistakes import Missing, Mistake, check_range, parsing
 from model.pages.page import run_page
 from model.runs.code import check_code
 from model.runs.run import ATTENTION, RUNS, Run
@@ -63,9 +65,10 @@ def open_run(
         other_code: what to do if this code computes something else than the code that trained the checkpoint, see
             model/proof.py. What you replace after opening a model is not noticed.
 
-    Raises a `Mistake` if there is no such run, model or step, the Hub cannot be reached, a file is damaged, or the
-    model has something that our GPT lacks.
+    Warns if some weights are not numbers. Raises a `Mistake` if there is no such run, model, step or device, the Hub
+    cannot be reached, a file is damaged, or the model has something that our GPT lacks.
     """
+    check_device("device", device)
     if is_huggingface(source):
         if step is not None:
             raise Mistake(
@@ -128,6 +131,10 @@ class Glass:
     folder: Path | None = None
     step: int | None = None
     document_masking: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.gpt.is_finite():
+            log.warning("%s holds a model that has diverged: some of its weights are not numbers.", self.source)
 
     def __str__(self) -> str:
         """Returns such as "runs/NAME/checkpoints/best.ckpt, step 800, on cpu"."""
@@ -348,6 +355,8 @@ class Glass:
         so on: the same seed draws the same tokens. None uses torch's own generator.
         For other options, such as temperature, see `model.generation.stream`.
         """
+        check_range("num_texts", num_texts, 1, whole=True)
+        check_range("seed", seed, 0, whole=True)
         tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
         prompts = torch.tensor([tokens], device=self.device).repeat(num_texts, 1)
         if seed is not None:
@@ -359,7 +368,8 @@ class Glass:
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
         """Continues a prompt once and returns the new text. Other options as in `stream`."""
         written = torch.cat([*self.stream(prompt, max_new_tokens, num_texts=1, seed=seed, **options)])
-        return self.tokenizer.decode(written.tolist()).split(END_OF_TEXT)[0]
+        own_text = takewhile(lambda token: token != self.tokenizer.end_of_text, written.tolist())
+        return self.tokenizer.decode([*own_text])
 
     def means(self, tokens: Tensor) -> dict[str, Tensor]:
         """Returns each part's mean output over the recorded windows of text; if there are none, over `tokens` (T,)."""

@@ -426,6 +426,10 @@ class GPT(nn.Module):
             raise ValueError(f"token ids must lie in {allowed}, not in {tokens.min()}..{tokens.max()}")
         return tokens.to(self.token_embedding.weight.device)
 
+    def is_finite(self) -> bool:
+        """Returns whether all weights are numbers. Those of a model that has diverged are not."""
+        return all(bool(weight.isfinite().all()) for weight in self.parameters())
+
     def num_parameters(self) -> int:
         """Returns the number of weights. The matrix of a tied lm_head counts once."""
         return sum(parameter.numel() for parameter in self.parameters())

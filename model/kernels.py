@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from model.mistakes import Mistake
+
 
 @cache
 def has_fast_bfloat16(device_type: str) -> bool:
@@ -159,7 +161,19 @@ def rms_norm(x: Tensor) -> Tensor:
     return x * torch.add(RMS_EPSILON_TENSOR, squares, alpha=1 / x.shape[-1]).rsqrt_()
 
 
-# Memory
+# Devices and memory
+
+
+def check_device(name: str, device: str | torch.device) -> None:
+    """Raises a `Mistake` if this machine lacks the device, and for meta, which cannot draw random numbers.
+
+    name: the option, for the message.
+    """
+    try:
+        torch.Generator(device)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0].partition(". ")[0]  # the rest is advice on linking libraries
+        raise Mistake(f"{name} {device} is not available here ({reason}): leave it out, or write cpu") from error
 
 
 def keep_freed_memory() -> None:

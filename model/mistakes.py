@@ -9,6 +9,7 @@ import math
 import typing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,15 +81,19 @@ def check_range(
     *,
     low_open: bool = False,
     high_open: bool = False,
+    whole: bool = False,
 ) -> None:
     """Raises a `Mistake` for a number outside low..high, and for infinity and NaN. None, an unset option, passes.
 
     Args:
         name: the option, for the message.
         low_open, high_open: whether the bound itself is refused too.
+        whole: whether the number must be an integer.
     """
     if value is None:
         return
+    if not isinstance(value, Integral if whole else Real):
+        raise Mistake(f"{name} must be a {'whole ' if whole else ''}number, not {value!r}")
     if isinstance(value, int) and abs(value) >= 2**53:  # torch fails on sizes of more than 64 bits
         raise Mistake(f"{name} must be below 2^53, not {value}")
     too_low = value <= low if low_open else value < low

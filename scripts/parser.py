@@ -52,13 +52,12 @@ def choose_device(name: str) -> torch.device:
     """Returns the device called `name`; "auto" is a GPU or other accelerator if there is one, else the CPU."""
     import torch
 
+    from model.kernels import check_device
+
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        return torch.Generator(name).device  # raises for a missing device, and for meta, which cannot draw
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0].partition(". ")[0]  # the rest is advice on linking libraries
-        raise Mistake(f"--device {name} is not available here ({reason}): leave it out, or write cpu") from error
+    check_device("--device", name)
+    return torch.device(name)
 
 
 def prompt_text(prompt: str, file: Path | None = None) -> str:

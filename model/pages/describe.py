@@ -7,6 +7,7 @@ Shapes: L layers, H heads, T tokens.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -182,8 +183,9 @@ def opening_text(recording: Recording, tokenizer: Any) -> str:
     if film and film.finder:
         return "".join(recording.words.labels[film.word][:-1])
     # One document, the longest: the text box cannot hold an end-of-text token.
-    documents = tokenizer.decode(recording.probes["text"].tokens[0].tolist())
-    text = max(documents.split(tokenizer.label(tokenizer.end_of_text)), key=len)
+    ids = recording.probes["text"].tokens[0].tolist()
+    documents = groupby(ids, lambda token: token == tokenizer.end_of_text)
+    text = max((tokenizer.decode([*document]) for is_end, document in documents if not is_end), key=len, default="")
     whole_lines = text[: text.rfind("\n") + 1].rstrip()
     return text if recording.is_prompt or 2 * len(whole_lines) < len(text) else whole_lines
 
@@ -223,7 +225,8 @@ def opening_view(recording: Recording, film: Film | None = None) -> dict[str, An
     keys = score.keys(texts)
     (counted,) = keys & choosing(keys, texts)[:, :, None]
     weights = recording.readings(step)[score.probe].maps[layer, head]
-    clear = (weights * counted)[:-1].sum(-1)  # the weight of each query on the pattern, without the last query
+    known = max(1, texts.length - 1)  # without the last query, unless it is the only one
+    clear = (weights * counted)[:known].sum(-1)  # the weight of each query on the pattern
     (tokens,) = torch.where(clear >= 0.9 * clear.max())
     return {
         "head": layer * snapshot.shape[1] + head,

@@ -3,14 +3,14 @@
 Shapes: L layers, H heads, T tokens.
 """
 
+import codecs
 import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from model.files import write_atomically
+from model.files import atomic_file
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
 
@@ -66,15 +66,14 @@ def write_csv(
     step = choose_step(recording, step)
     text = recording.readings(step)["text"]
     maps = text.maps.numpy()
-    content = io.StringIO(newline="")
-    writer = csv.writer(content)
-    writer.writerow(COLUMNS)
-    for layer, head in heads or np.ndindex(maps.shape[:2]):
-        for query, key in np.ndindex(maps.shape[2:]):
-            weight = maps[layer, head, query, key]
-            if key <= query or weight:
-                number = f"{weight:.{DIGITS}g}" if np.isfinite(weight) else ""
-                place = (layer, head, query, text.tokens[query], key, text.tokens[key])
-                writer.writerow((recording.name, step, *place, number))
     # A run folder's name may be invalid Unicode.
-    write_atomically(path, content.getvalue().encode(errors="backslashreplace"))
+    with atomic_file(path) as file:
+        writer = csv.writer(codecs.getwriter("utf-8")(file, "backslashreplace"))
+        writer.writerow(COLUMNS)
+        for layer, head in heads or np.ndindex(maps.shape[:2]):
+            for query, key in np.ndindex(maps.shape[2:]):
+                weight = maps[layer, head, query, key]
+                if key <= query or weight:
+                    number = f"{weight:.{DIGITS}g}" if np.isfinite(weight) else ""
+                    place = (layer, head, query, text.tokens[query], key, text.tokens[key])
+                    writer.writerow((recording.name, step, *place, number))

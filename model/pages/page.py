@@ -159,7 +159,7 @@ def pack_steps(
         count = count * room // size
         if count < 2:
             length = max(probe.length for probe in recording.probes.values())
-            raise Mistake(f"maps of {length} tokens do not fit into a page: use a shorter text, or --output maps.csv")
+            raise Mistake(f"maps of {length} tokens do not fit into a page: use a shorter text, or a table of its maps")
     for snapshot in recording.snapshots:
         if snapshot.step not in blocks:
             _packed_steps.pop(snapshot, None)

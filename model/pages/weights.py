@@ -91,7 +91,7 @@ def pack(
     if any(gpt.config != config for _, gpt in snapshots):
         raise Mistake("the snapshots are of different models: their configs differ")
     for step, gpt in snapshots:
-        if not all(weight.isfinite().all() for weight in gpt.parameters()):
+        if not gpt.is_finite():
             raise Mistake(f"the model at step {step} has diverged: some of its weights are not numbers")
     kind = _kind_that_fits(snapshots)
     kept = min(probe.length, max(1, MAX_REFERENCE // snapshots[0][1].lm_head.out_features))

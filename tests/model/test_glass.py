@@ -3,6 +3,7 @@
 import copy
 import html
 import json
+import math
 import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -12,16 +13,23 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from data.tokenizers import byte_level
+from model import glass as module
 from model import open_run
 from model.exchange.huggingface import to_huggingface
 from model.glass import recording_of
 from model.inspection.heads import measure_heads
 from model.inspection.parts import replaced
 from model.mistakes import Mistake
+from model.pages.page import run_page
 from tests.command_lines import tells
-from tests.gpts import CONFIGS, huggingface_gpt2, random_gpt
+from tests.gpts import CONFIGS, huggingface_gpt2, induction_gpt, random_gpt
+from tests.html_pages import Page
+from tests.model.pages.model_pages import LETTERS
+from tests.model.pages.model_pages import recording_of as recording_of_letters
 from tests.notebooks import code_cells, text_of
 from tests.notebooks import run as run_cells
 from tests.small_runs import REPOSITORY
@@ -45,6 +53,14 @@ def gpt2(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpt2") / "folder"
     to_huggingface(random_gpt(replace(CONFIGS["gpt2"], vocab_size=257)), folder, byte_level())
     return open_run(folder)
+
+
+@pytest.fixture(scope="module")
+def learned():
+    """A Glass of a hand-made model whose heads follow patterns, as in a trained one."""
+    glass = module.Glass(induction_gpt(), byte_level(), "learned")
+    glass.recorded = recording_of_letters(*LETTERS)
+    return glass
 
 
 def of(glass, **options):
@@ -189,14 +205,55 @@ MISTAKES = {  # what a user writes, and names and figures of the message
     "glass.ablate([5])": "two",
     "glass.patch('the', 'the', head=(7, 0), position=0)": "7.0",
     "glass.patch('the', 'the', head=(0, 0), position=0, source=9)": "source 9",
+    "glass.read('the').top(count=5000)": "count 1 257 5000",
+    "glass.write('the', top_k=5.0)": "top_k 5.0",
+    "glass.write('the', max_new_tokens=2.5)": "max_new_tokens 2.5",
+    "glass.write('the', temperature='hot')": "temperature hot",
+    "glass.write('the', seed=-1)": "seed -1",
+    "open_run(glass.checkpoint, device='toaster')": "device toaster cpu",
+    "open_run(glass.checkpoint, device='xpu')": "device xpu cpu",
 }
 
 
 def test_every_mistake_gets_a_sentence(glass):
     for written, names in MISTAKES.items():
         with pytest.raises(Mistake) as caught:
-            eval(written, {"glass": glass})
+            eval(written, {"glass": glass, "open_run": open_run})
         assert tells(str(caught.value), names), f"{written}: {caught.value}"
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 256))
+@example(256)
+@example(ord("a"))
+def test_any_single_token_is_a_text(learned, token):
+    """For a model whose heads follow patterns."""
+    reading = learned.read([token])
+    assert math.isnan(reading.loss) and reading.surprise.shape == (0,) and reading.figures["rank"] == [None]
+    assert sum(reading.attribution().values()) == pytest.approx(reading.logits.max().item(), abs=1e-4)
+    assert "<iframe" in reading._repr_html_()
+
+
+def test_a_text_ends_at_the_end_of_text_token_and_not_at_its_letters(learned, monkeypatch):
+    letters = learned.tokenizer.encode("x = '<|endoftext|>' # end")
+    drawn = [torch.tensor([token]) for token in [*letters, 256, 120]]
+    monkeypatch.setattr(module, "stream", lambda *_, **options: iter(drawn))
+    assert learned.write("y", 99) == "x = '<|endoftext|>' # end"
+    tokens = torch.tensor([[120, 256, *letters, 256, 121]])
+    recording = replace(learned.recorded, probes=learned.recorded.probes | {"text": learned.texts(tokens)})
+    page = run_page("page", recording, models=[(0, learned.gpt)], tokenizer=learned.tokenizer)
+    assert Page(page).data["text"] == "x = '<|endoftext|>' # end"
+
+
+def test_weights_that_are_not_numbers_are_named_as_the_cause(learned, caplog):
+    gpt = copy.deepcopy(learned.gpt)
+    assert not caplog.text
+    with torch.no_grad():
+        gpt.blocks[0].attention.output_proj.weight[0, 0] = math.nan
+    glass = module.Glass(gpt, learned.tokenizer, "a model")
+    assert tells(caplog.text, "diverged not numbers")
+    page = html.unescape(glass.read("a text")._repr_html_())
+    assert "not numbers: the model diverged" in page
 
 
 def test_texts_in_a_list_are_read_one_by_one_and_a_long_text_is_cut_with_a_warning(glass, caplog):
