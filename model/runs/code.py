@@ -3,6 +3,8 @@
 Entries may come from a stranger: they are shown as text, never applied.
 """
 
+from __future__ import annotations
+
 import ast
 import difflib
 import hashlib
@@ -19,16 +21,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import Trainer
 
 from model.files import content_of, write_atomically
 from model.gpt import GPT
 from model.mistakes import Mistake, parsing
 from model.proof import difference
 from model.runs.run import CODE, Run
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer  # open_run imports this file, and generate.py needs no lightning
 
 log = logging.getLogger(__name__)
 RELEASE = "0.1.0"  # of the package too, see pyproject.toml
