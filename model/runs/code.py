@@ -51,16 +51,11 @@ Changes = dict[str, list[int] | None]  # name of a file -> lines added and remov
 
 
 def own_sources() -> Sources:
-    """Returns the files that a training runs, and loaded modules of the user that lie in the current folder."""
-    here, sources = Path.cwd(), {}
-    for path in [path for pattern in TRAINING for path in ROOT.glob(pattern)]:
-        sources[path.relative_to(ROOT).as_posix()] = path.read_text("utf-8", "replace")
-    for module in [*sys.modules.values()]:
-        path = Path(getattr(module, "__file__", None) or "/")
-        is_ours = path.is_relative_to(ROOT) and path.parent != ROOT
-        if path.suffix == ".py" and path.is_relative_to(here) and not (is_ours or path.is_relative_to(sys.prefix)):
-            sources[path.relative_to(here).as_posix()] = path.read_text("utf-8", "replace")
-    return dict(sorted(sources.items()))
+    """Returns the files that a training runs, and the loaded modules that lie in the current folder: the user's own."""
+    files = {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
+    loaded = [Path(getattr(module, "__file__", None) or "/") for module in [*sys.modules.values()]]
+    files |= {path.name: path for path in loaded if path.parent == Path.cwd()}
+    return {name: path.read_text("utf-8", "replace") for name, path in sorted(files.items())}
 
 
 def code_hash(source: str) -> str:
@@ -77,10 +72,8 @@ class _WithoutDocstrings(ast.NodeTransformer):
 
 def git(*arguments: str) -> str:
     """Returns what git tells about the checkout, "" if it cannot. For commands that run no hook, filter or pager."""
-    # Without the variables of a git that has called us, and without fetching what a partial clone lacks.
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    variables["GIT_NO_LAZY_FETCH"] = "1"
     command = ["git", "-C", str(ROOT), *arguments]
+    variables = os.environ | {"GIT_NO_LAZY_FETCH": "1"}  # a partial clone would ask its server
     with suppress(OSError, subprocess.SubprocessError):
         ended = subprocess.run(command, capture_output=True, check=True, timeout=GIT_SECONDS, env=variables)
         return ended.stdout.decode(errors="replace")
@@ -152,10 +145,8 @@ def told(args: list[str]) -> str:
 
 def processor() -> str:
     """Returns the name of the processor, as far as the system tells it."""
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
-    return platform.processor()
+    named = re.search("model name\t: (.*)", content_of(Path("/proc/cpuinfo")).decode())
+    return named[1] if named else platform.processor()
 
 
 def read_code(run_dir: Path) -> list[dict[str, Any]]:

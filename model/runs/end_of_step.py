@@ -16,6 +16,7 @@ The user's callbacks, except a Checkpoint, come before all of this, so that what
 this step, and what they change is saved.
 """
 
+import json
 import logging
 import math
 import signal
@@ -27,11 +28,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, Timer
 
 from model.checkpoint import entries_of
+from model.files import write_atomically
 from model.proof import NUM_TOKENS
 from model.runs.metrics import Diverged, TrainingMetrics, check_finite, log_metrics, write_rows
 from model.runs.progress import first_lines, tell, validation_line
 from model.runs.recorder import Recorder, Samples
-from model.runs.results import write_report, write_state
+from model.runs.results import write_report
+from model.runs.run import STATE
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 
 log = logging.getLogger(__name__)
@@ -53,9 +56,14 @@ def is_due(step: int, every: int | None) -> bool:
 
 
 def note_state(trainer: Trainer, state: str) -> None:
-    """Writes the run's state.json, on the first rank."""
+    """Writes the run's state.json, on the first rank.
+
+    state: "running", also if the process was killed; "stopped" by a signal or trainer.max_time; "finished"; "diverged";
+        or "failed", by any other error.
+    """
     if trainer.is_global_zero:
-        write_state(Path(trainer.default_root_dir), state, trainer.global_step, trainer.max_steps)
+        content = {"state": state, "step": trainer.global_step, "max_steps": trainer.max_steps}
+        write_atomically(Path(trainer.default_root_dir, STATE), json.dumps(content).encode())
 
 
 class EndOfStep(Checkpoint):
@@ -171,11 +179,9 @@ class EndOfStep(Checkpoint):
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.is_running = False
         self.recorder.finish(trainer, module)
-        times = [callback.time_remaining() for callback in trainer.callbacks if isinstance(callback, Timer)]
-        is_out_of_time = trainer.global_step != trainer.max_steps and any(
-            time is not None and time <= 0 for time in times
-        )
-        note_state(trainer, "stopped" if is_out_of_time else "finished")
+        timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]
+        is_out_of_time = any((timer.time_remaining() or 1) < 0 for timer in timers)
+        note_state(trainer, "stopped" if is_out_of_time and trainer.global_step != trainer.max_steps else "finished")
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self.signals.remove()

@@ -14,19 +14,9 @@ from model.pages.page import run_page
 from model.runs.code import in_words, read_code
 from model.runs.configs import read_config
 from model.runs.metrics_file import read_metrics
-from model.runs.run import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, STATE, Run
+from model.runs.run import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, Run
 
 log = logging.getLogger(__name__)
-
-
-def write_state(run_dir: Path, state: str, step: int, max_steps: int) -> None:
-    """Writes state.json, for `Run.state`.
-
-    state: "running", also if the process was killed; "stopped" by a signal or trainer.max_time; "finished"; "diverged";
-        or "failed", by any other error.
-    """
-    content = {"state": state, "step": step, "max_steps": max_steps}
-    write_atomically(run_dir / STATE, json.dumps(content).encode())
 
 
 def write_report(run_dir: Path, state: str, recording: Recording | None = None) -> None:
