@@ -36,10 +36,11 @@ ENTRIES = {
     "table": ("scripts.inspect_attention", "--run", RUN, "--output", "maps.csv"),
     "evaluate": ("scripts.evaluate", "--checkpoint", RUN),
     "export": ("scripts.convert_huggingface", "export", RUN, "exported"),
+    "compare": ("scripts.compare", RUN),
 }
 # The programs that open each file of a run.
 CHECKPOINT = ["resume", "start", "generate", "walk", "read a prompt"]
-CONFIG = ["resume", "start", "inspect"]
+CONFIG = ["resume", "start", "inspect", "compare"]
 OF_A_RUN = ["resume"]  # other programs get the config from the user, who may mean what it says
 ATTENTION = ["resume", "inspect"]
 MAPS = ["inspect"]
@@ -133,13 +134,15 @@ HOSTILE = {
     "long pattern": (CHECKPOINT, tokenizer(pattern="(" * 9999 + "a" + "{9}){9}" * 9999)),
     "python in YAML": (CONFIG, text("config.yaml", "model: !!python/object/apply:os.mkdir [pwned]\ndata: {}\n")),
     "lists of lists in YAML": (CONFIG, text("config.yaml", LAUGHS + "model: *a30\ndata: {}\ntrainer: {}\n")),
-    "deep YAML": (CONFIG, text("config.yaml", "[\n" * 3_000)),
+    "deep YAML": (CONFIG, text("config.yaml", "[\n" * 300_000)),
+    "flat but deep YAML": (CONFIG, text("config.yaml", "- " * 300_000 + "a\n")),
+    "deep code": (["compare"], text("code.json", "[" * 100_000)),
     "class_path Popen": (
         [*OF_A_RUN, "start"],
         config("  callbacks:\n  - class_path: subprocess.Popen\n    init_args: {args: [mkdir, pwned]}\n"),
     ),
     "class_path in the run": (OF_A_RUN, config("  callbacks: runs.run.evil.Evil\n")),
-    "pipe for a config": (["resume", "inspect"], instead("config.yaml", os.mkfifo)),
+    "pipe for a config": (["resume", "inspect", "compare"], instead("config.yaml", os.mkfifo)),
     "pipe for samples": (["resume", "inspect"], instead("samples.jsonl", os.mkfifo)),
     "pipe for a probe": (["inspect"], instead("attention/probe.json", os.mkfifo)),
     "link to itself": (["resume", "inspect"], instead("samples.jsonl", lambda path: path.symlink_to(path.name))),
@@ -147,10 +150,10 @@ HOSTILE = {
     "link to a checkpoint": (["resume"], link("checkpoints/last.ckpt")),
     "link to maps": ([*ATTENTION, "generate"], link("attention")),
     "link to metrics": (["resume", "inspect"], link("metrics.csv")),
-    "infinite step": (METRICS, text("metrics.csv", "step,train/loss\ninf,1\n")),
+    "infinite step": ([*METRICS, "compare"], text("metrics.csv", "step,train/loss\ninf,1\n")),
     "deep samples": (METRICS, text("samples.jsonl", "[" * 100_000 + "\n")),
     "infinite sample": (METRICS, text("samples.jsonl", '{"step": Infinity, "prompt": "", "text": ""}\n')),
-    "deep scores": (ATTENTION, text("attention/scores.jsonl", "[" * 100_000 + "\n")),
+    "deep scores": ([*ATTENTION, "compare"], text("attention/scores.jsonl", "[" * 100_000 + "\n")),
     "long probe": (
         ATTENTION,
         edit("attention/probe.json", lambda content: json.dumps(json.loads(content) | {"probes": LONG_PROBES})),

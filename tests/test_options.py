@@ -170,7 +170,7 @@ def test_every_option_of_a_run_changes_what_it_leaves(train):
 
 @pytest.mark.filterwarnings("ignore:'scripts.* found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("module", [False, True])
-@pytest.mark.parametrize("script", ["generate", "inspect_attention", "walk", "evaluate"])
+@pytest.mark.parametrize("script", ["generate", "inspect_attention", "walk", "evaluate", "compare"])
 def test_every_option_of_a_script_is_explained(script, module, monkeypatch, capsys):
     """Both as `python scripts/x.py` and as `python -m scripts.x`."""
     monkeypatch.setattr("sys.argv", [script, "--help"])
@@ -189,7 +189,7 @@ def test_every_option_of_a_script_is_explained(script, module, monkeypatch, caps
 
 def shrunk(program, arguments, small_options, name):
     """The same command with short texts, a run of two steps and a context of 16. The last of equal options counts."""
-    arguments = ["runs/run" if part == "runs/NAME" else part for part in arguments]
+    arguments = ["runs/run" if part.startswith("runs/") else part for part in arguments]
     smaller = {"--prompt": "the", "--max_new_tokens": "5", "--stride": "8"}
     arguments += [part for option in smaller.keys() & {*arguments} for part in (option, smaller[option])]
     if program != "train.py" or "--resume" in arguments:

@@ -19,7 +19,7 @@ SOURCES += sorted(path for folder in ("model", "data", "scripts") for path in (R
 # What the files below each path may import besides the standard library. The first path that matches counts.
 MAY_IMPORT = {
     # The notebook's API uses every folder of model/, and data's tokenizers to read a text.
-    "model/__init__.py": "model.* model.inspection",
+    "model/__init__.py": "model.* model.inspection model.runs",
     "model/glass.py": "model.* model.exchange model.inspection model.pages model.runs data numpy torch",
     "model/inspection/": "model.* model.inspection torch numpy",
     "model/pages/": "model.* model.inspection model.pages torch numpy matplotlib",
@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "model/exchange/": "model.* model.exchange torch",
     "model/training/": "model.* model.training torch lightning",
     "model/runs/": "model.* model.exchange model.inspection model.pages model.training model.runs data torch numpy"
-    " lightning jsonargparse yaml tqdm wandb",
+    " lightning jsonargparse pandas yaml tqdm wandb",
     "model/": "model.* torch",
     "data/datamodule.py": "data model.mistakes lightning torch",
     "data/windows.py": "data model.mistakes torch numpy",

@@ -29,6 +29,7 @@ import torch
 from model.files import atomic_file, content_of, write_atomically
 from model.gpt import GPT
 from model.inspection.film import Frame, take_frame
+from model.inspection.formation import formation
 from model.inspection.heads import SCORES, HeadTable, measure_heads
 from model.inspection.maps import Checks
 from model.inspection.parts import Vectors, in_float32, measure_losses, replaced
@@ -216,12 +217,7 @@ class Recording:
 
         A head that has formed follows the pattern at every later snapshot.
         """
-        formed: dict[str, dict[str, int]] = {name: {} for name in SCORES}
-        for snapshot in self.snapshots:
-            for name, since in formed.items():
-                heads = [f"{layer}.{head}" for layer, head in np.argwhere(snapshot.heads.formed[name])]
-                formed[name] = {head: since.get(head, snapshot.step) for head in heads}
-        return formed
+        return formation((snapshot.step, snapshot.heads.formed) for snapshot in self.snapshots)
 
     @property
     def problems(self) -> dict[str, str]:

@@ -5,13 +5,11 @@ Import this module only when you draw: importing matplotlib takes a second.
 Shapes: L layers, H heads, T tokens.
 """
 
-import io
 import math
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.colors import Colormap, LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
@@ -22,9 +20,9 @@ from model.files import write_atomically
 from model.inspection.recording import Recording
 from model.pages.describe import shortened, visible
 from model.pages.export import Head, choose_step
+from model.pages.pictures import DPI, drawn
 from model.pages.template import COLOURS
 
-DPI = 72  # makes a point, matplotlib's unit of text sizes, one pixel
 SIDE = 400  # pixels of a map's side, unless its labels need more
 MAX_SIDE = 4000  # pixels of the longer side of all maps together, without labels
 PIXELS = 600  # of the longer side of a picture without text; more if there are more weights
@@ -33,17 +31,6 @@ MAX_LABEL = 12  # characters of a token's label
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
 TICKS = (0, 0.01, 0.1, 0.25, 0.5, 1)  # of the colour bar
 BETWEEN = "#c8c8c8"  # the colour between maps, and of NaN
-SETTINGS = {
-    "text.parse_math": False,  # a "$" in a token begins no formula
-    "svg.fonttype": "none",  # keeps text as text, not as outlines
-    "pdf.fonttype": 42,
-    "svg.hashsalt": "glassgpt",  # the same maps make the same file
-}
-NO_DATE = {
-    ".png": {},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-}
 
 
 def draw_maps(
@@ -64,18 +51,8 @@ def draw_maps(
     if heads is not None:
         rows = [list(heads)]
     title = f"{recording.name}, step {step}: rows attend to columns"
-    kind = path.suffix.lower()
-    content = io.BytesIO()
-    with matplotlib.rc_context(SETTINGS):
-        figure = maps_figure(text.maps.numpy(), rows, text.tokens, title)
-        # The maps fill the figure. Title, labels and colour bar lie outside it: bbox_inches makes room for them.
-        figure.savefig(
-            content,
-            format=kind[1:],
-            metadata=NO_DATE[kind],
-            bbox_inches="tight",
-        )
-    write_atomically(path, content.getvalue())
+    content = drawn(lambda: maps_figure(text.maps.numpy(), rows, text.tokens, title), path.suffix.lower())
+    write_atomically(path, content)
 
 
 def maps_figure(
@@ -84,7 +61,7 @@ def maps_figure(
     labels: Sequence[str],
     title: str,
 ) -> Figure:
-    """Draws rows of maps with the tokens along the left and the lower edge.
+    """Draws rows of maps, which fill the figure, with the tokens along the left and the lower edge.
 
     The colour depends on the square root of a weight, because most of a head's weights are below 0.1.
 

@@ -78,7 +78,7 @@ def story(rows: Rows, config: Mapping) -> str:
     step, tokens = progress[-1]
     planned = (config.get("trainer") or {}).get("max_steps") or -1
     steps = f"{step} of {planned} steps" if step < planned else _count(step, "step")
-    seconds = training_seconds(rows)
+    _, seconds = training_seconds(rows)[-1]
     time = f", in {duration(seconds)}" if round(seconds) else ""
     return f"{goal} It read {short(tokens)} tokens in {steps}{time}."
 
@@ -121,18 +121,20 @@ def facts(rows: Rows) -> list[tuple[str, str, str]]:
     return found
 
 
-def training_seconds(rows: Rows) -> float:
-    """Seconds spent in training steps, without validation.
+def training_seconds(rows: Rows) -> Points:
+    """The points (step, seconds spent in training steps until then), from (0, 0) on; without validation.
 
     Sums over the rows: tokens since the row before, divided by the row's tokens per second.
     """
     seconds = seen = 0.0
+    points = [(0.0, seconds)]
     for row in rows:
         if "tokens" in row:
             if row.get("tokens_per_second"):  # the first row after a resume may have none
                 seconds += (row["tokens"] - seen) / row["tokens_per_second"]
             seen = row["tokens"]
-    return seconds
+            points.append((row["step"], seconds))
+    return points
 
 
 def column_points(rows: Rows, column: str) -> Points:
@@ -142,7 +144,7 @@ def column_points(rows: Rows, column: str) -> Points:
 
 def short(number: float) -> str:
     """Formats a number such as 950, 51.3k or 1.47M."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.3g}"

@@ -21,6 +21,8 @@ SECTIONS += ["recording", "samples", "checkpoints"]
 # These options of the Trainer take classes, so a run's config may not set them to a string.
 CLASS_OPTIONS = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
 CODE_OPTIONS = ("model.optimizer.algorithm", "data.corpus")  # a value with a dot is imported
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C library needs a tenth of the time
+DEEPEST = 100  # levels of nesting: the C library crashes at a hundred thousand
 # Strings that the Trainer's other options may have: no dotted class name, no path, no URL, no YAML.
 PLAIN_TEXT = re.compile(r"[\w:,+ -]{0,100}")
 
@@ -60,10 +62,15 @@ def read_config(path: Path) -> dict[str, Any]:
     if not (content := content_of(path)):
         return {}
     with parsing(path):
-        # With aliases, a few lines can describe lists of any length, which would fill the memory.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content)):
-            raise Mistake("it has an alias, such as *name: write the value itself")
-        settings = yaml.safe_load(content)
+        depth = 0
+        for event in yaml.parse(content, LOADER):
+            # With aliases, a few lines can describe lists of any length, which would fill the memory.
+            if isinstance(event, yaml.AliasEvent):
+                raise Mistake("it has an alias, such as *name: write the value itself")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise Mistake(f"its values are nested more than {DEEPEST} levels deep")
+        settings = yaml.load(content, LOADER)
         if not isinstance(settings, dict):
             raise Mistake("it has no options")
         return settings
@@ -82,17 +89,17 @@ def plain_config(path: Path, typed: Iterable[str]) -> str:
         section, _, option = name.partition(".")
         if section == "trainer":
             settings["trainer"].pop(option.partition(".")[0], None)
-    for name, value in _flat(settings):
+    for name, value in flat(settings):
         if name not in CODE_OPTIONS or name not in typed:
             check_plain(path, name, value)
     return yaml.safe_dump(settings)
 
 
-def _flat(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
+def flat(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the full name and the value of every option."""
     for key, value in settings.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{section}{key}.")
+            yield from flat(value, f"{section}{key}.")
         else:
             yield f"{section}{key}", value
 

@@ -1,0 +1,50 @@
+"""What all pictures (PNG, SVG, PDF) have in common, and the curves of several runs. Drawn by matplotlib, no display."""
+
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+DPI = 72  # makes a point, matplotlib's unit of text sizes, one pixel
+SETTINGS = {
+    "text.parse_math": False,  # a "$" in a token begins no formula
+    "svg.fonttype": "none",  # keeps text as text, not as outlines
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "glassgpt",  # the same picture makes the same file
+}
+NO_DATE: dict[str, dict] = {
+    ".png": {},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
+Curve = tuple[str, np.ndarray, np.ndarray, np.ndarray]  # label, x, y, and half the height of the band around y
+
+
+def drawn(draw: Callable[[], Figure], kind: str) -> bytes:
+    """Returns the file of the figure that `draw` makes. kind: .png, .svg or .pdf."""
+    content = io.BytesIO()
+    with matplotlib.rc_context(SETTINGS):
+        # bbox_inches makes room for titles, labels and legends, which lie outside the figure.
+        draw().savefig(content, format=kind[1:], metadata=NO_DATE[kind], bbox_inches="tight")
+    return content.getvalue()
+
+
+def curves_figure(curves: Sequence[Curve], x_label: str, y_label: str) -> Figure:
+    """Draws curves with their bands."""
+    figure = Figure((640 / DPI, 400 / DPI), dpi=DPI)
+    axes = figure.add_axes((0, 0, 1, 1), xlabel=x_label, ylabel=y_label)
+    for label, x, y, error in curves:
+        (line,) = axes.plot(x, y, label=label)
+        axes.fill_between(x, y - error, y + error, color=line.get_color(), alpha=0.25, linewidth=0)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), frameon=False)
+    return figure
+
+
+def comparison_page(table: str, picture: bytes) -> bytes:
+    """Returns an offline page. table: HTML. picture: an SVG file."""
+    svg = picture.decode()
+    page = Path(__file__).with_name("comparison.html").read_text(encoding="utf-8")
+    return page.replace("<!-- table -->", table).replace("<!-- curves -->", svg[svg.index("<svg") :]).encode()

@@ -1,0 +1,31 @@
+"""A scaling law: how the loss falls with the compute, and how certain that is."""
+
+import numpy as np
+
+from model.mistakes import Mistake
+
+SIZES = 4  # at least, because three numbers are fitted
+EXPONENTS = np.geomspace(1e-3, 10, 5000)
+
+
+def power_law(compute: np.ndarray, loss: np.ndarray) -> str:
+    """Fits loss = a + b (C / M)^-c by least squares, where M is the geometric mean of the compute C. Returns text.
+
+    The standard errors of a, b and c come from the derivatives at the best fit and from the residuals, as in every
+    nonlinear least squares. Raises a `Mistake` if there are too few sizes, or if the loss does not fall in this way.
+    """
+    if len(np.unique(compute)) < SIZES:
+        raise Mistake(f"a fit needs runs of at least {SIZES} sizes whose FLOPs and loss are known")
+    mean = np.exp(np.log(compute).mean())
+    powers = (compute / mean) ** -EXPONENTS[:, None]
+    lines = [np.polyfit(power, loss, 1) for power in powers]
+    squares = [((np.polyval(line, power) - loss) ** 2).sum() for line, power in zip(lines, powers, strict=True)]
+    best = int(np.argmin(squares))
+    (b, a), c, power = lines[best], EXPONENTS[best], powers[best]
+    if b <= 0 or best in (0, len(EXPONENTS) - 1):
+        raise Mistake("the loss does not fall like a power of the FLOPs, so there is no fit")
+    slopes = np.stack([power**0, power, -b * power * np.log(compute / mean)])
+    variance = squares[best] / (len(loss) - 3)
+    errors = np.sqrt(variance * np.diag(np.linalg.inv(slopes @ slopes.T)))
+    a, b, c = (f"({value:.4g} ± {error:.2g})" for value, error in zip((a, b, c), errors, strict=True))
+    return f"loss = {a} + {b} (FLOPs / {mean:.4g})^-{c}, with residuals of {variance**0.5:.2g}"

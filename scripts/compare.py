@@ -1,0 +1,68 @@
+"""Compares runs: what differs in options and code, and what they reached, as means over seeds with standard errors.
+
+python scripts/compare.py runs/a runs/b 'runs/lr-*'                 a table; the others are compared with the first run
+python scripts/compare.py 'runs/*' --output runs.html              curves and table as a page; also .svg .pdf .png .csv
+
+Runs that differ only in --seed_everything are one row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
+
+from model.files import write_atomically
+from model.mistakes import Mistake, exit_status
+from model.runs.comparison import Comparison, compare
+from model.runs.outcome import AXES
+from scripts.parser import Parser
+
+KINDS = (".svg", ".pdf", ".png", ".csv", ".html")
+
+
+@exit_status("compare.py")
+def main(argv: list[str] | None = None) -> None:
+    options = build_parser().parse_args(argv)
+    output = options.output
+    if output and output.suffix.lower() not in KINDS:
+        raise Mistake(f"--output {output} must end in {' or '.join(KINDS)}")
+    comparison = compare(options.runs, options.to)
+    print(comparison)
+    if options.fit:
+        print(comparison.fit())
+    if output:
+        write_atomically(output, content(comparison, output.suffix.lower(), options.x))
+        print(f"wrote {output}")
+
+
+def content(comparison: Comparison, kind: str, axis: str) -> bytes:
+    if kind == ".csv":
+        return comparison.rows.to_csv().encode()
+    from model.pages.pictures import comparison_page, curves_figure, drawn  # imports matplotlib, which is slow
+
+    is_page = kind == ".html"
+    curves = comparison.curves(axis)
+    picture = drawn(lambda: curves_figure(curves, axis, comparison.measure), ".svg" if is_page else kind)
+    return comparison_page(comparison._repr_html_(), picture) if is_page else picture
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="compare.py", description=__doc__)
+    add = parser.add_argument
+    add("runs", nargs="*", default=["runs/*"], help="run folders, or patterns in quotes (default: 'runs/*')")
+    add("--to", type=float, metavar="LOSS", help="add the steps and minutes to this validation loss, in nats per token")
+    add("--output", type=Path, metavar="PATH", help=f"file to write; its ending says what: {', '.join(KINDS)}")
+    add("--x", choices=AXES, default="steps", help="what the curves are drawn over (default: steps)")
+    add(
+        "--fit",
+        action="store_true",
+        help="fit loss = a + b C^-c to variants of at least four sizes, where C is the FLOPs of training",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
