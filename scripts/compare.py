@@ -30,12 +30,13 @@ def main(argv: list[str] | None = None) -> None:
     if output and output.suffix.lower() not in KINDS:
         raise Mistake(f"--output {output} must end in {' or '.join(KINDS)}")
     comparison = compare(options.runs, options.to)
-    print(comparison)
+    lines = [str(comparison)]
     if options.fit:
-        print(comparison.fit())
+        lines.append(comparison.fit())
     if output:
         write_atomically(output, content(comparison, output.suffix.lower(), options.x))
-        print(f"wrote {output}")
+        lines.append(f"wrote {output}")
+    print("\n".join(lines))
 
 
 def content(comparison: Comparison, kind: str, axis: str) -> bytes:

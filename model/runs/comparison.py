@@ -5,7 +5,7 @@ No checkpoint is opened and torch is not imported: 200 runs take a few seconds.
 
 import glob
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from textwrap import shorten
@@ -13,16 +13,12 @@ from textwrap import shorten
 import numpy as np
 import pandas as pd
 
-from data.corpora import CorpusOptions
 from model.mistakes import Mistake, sentence
 from model.pages.learning import short
 from model.runs.outcome import BEST, BITS, FLOPS, LOSS, read_outcome
-from model.runs.run import PROBES
+from model.runs.run import CODE, PROBES, STATE
 from model.runs.scaling import power_law
 
-# The options that choose the text on which a run validates, unless it has data.validation_files.
-TEXT = ["data.corpus", "data.max_tokens", "trainer.limit_val_batches"]
-TEXT += [f"data.{option.name}" for option in fields(CorpusOptions)]
 # The options that shape the probes, which are a part of this text. Without another, other probes mean another text.
 OF_PROBES = ("data.", "attention.", "model.gpt.context_length", "model.gpt.window")
 DIFFERENCE = "difference"
@@ -93,7 +89,9 @@ class Comparison:
         """For each variant its name, the axis, which is a column of `history_of`, and the measure with its error."""
         curves = []
         for variant, history in self.histories.groupby("variant", sort=False):
-            points = history.dropna(subset=[self.measure, axis]).groupby("step")
+            if history[axis].isna().any():
+                raise Mistake(f"{variant} has no {axis}: its runs have no {CODE}")
+            points = history.dropna(subset=self.measure).groupby("step")
             measured = points[self.measure]
             curves.append((variant, points[axis].mean(), measured.mean(), measured.sem().fillna(0)))
         return curves
@@ -121,22 +119,26 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
         raise Mistake("; ".join(["there is no run to compare", *left_out]))
 
     traits = pd.DataFrame([outcome.traits for outcome in outcomes])
-    differing = [*traits.columns[traits.nunique() > 1]]
+    differing = traits.columns[traits.nunique() > 1]
     if any(name.startswith(OF_PROBES) for name in differing):
-        differing.remove(PROBES)
-    traits = traits.fillna("")
-    text = ["data.validation_files"] if traits["data.validation_files"][0] != "None" else TEXT
-    decisive = traits[[name for name in differing if name in ("state", PROBES, *text)]]
-
+        differing = differing[differing != PROBES]
+    first = outcomes[0]
+    decisive = differing.intersection([STATE, PROBES])
     variants: dict[tuple, str] = {}
-    tables, histories = [], []
-    for outcome, key in zip(outcomes, traits[["state", *differing]].itertuples(index=False), strict=True):
+    rows, histories = [], []
+    for outcome in outcomes:
         label = ", ".join(outcome.told(name) for name in differing if name in outcome.traits)
-        variant = variants.setdefault(key, sentence(label or outcome.traits["state"]))
-        tables.append({"variant": variant, "run": outcome.name, "seed": outcome.seed, **outcome.figures})
-        histories.append(outcome.history.assign(variant=variant))
-    table = pd.DataFrame(tables)
-    table.insert(3, "comparable", (decisive == decisive.iloc[0]).all(axis=1))
+        key = tuple(outcome.traits.get(name) for name in differing)
+        row = {
+            "variant": variants.setdefault(key, sentence(label or outcome.traits[STATE])),
+            "run": outcome.name,
+            "seed": outcome.seed,
+            "comparable": outcome.text == first.text
+            and all(outcome.traits[name] == first.traits[name] for name in decisive),
+        }
+        rows.append(row | outcome.figures)
+        histories.append(outcome.history.assign(variant=row["variant"]))
+    table = pd.DataFrame(rows)
     measure = LOSS
     if {"data.tokenizer", "data.vocab_size"} & {*differing}:
         measure = BITS

@@ -5,14 +5,15 @@ The files may come from a stranger: they are data, and only shown.
 
 import json
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pandas import DataFrame
 
+from data.corpora import CorpusOptions
 from model.files import content_of
 from model.inspection.formation import formation
 from model.mistakes import parsing
@@ -22,10 +23,13 @@ from model.runs.results import read_metrics
 from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, PROBES, STATE, Run
 
 IGNORED = ("seed_everything", "wandb", "trainer.default_root_dir", "data.cache_dir")  # options that make no difference
+# The options that choose the text on which a run validates, unless it has data.validation_files.
+TEXT = ["data.corpus", "data.max_tokens", "trainer.limit_val_batches"]
+TEXT += [f"data.{option.name}" for option in fields(CorpusOptions)]
 LOSS, BITS, SPEED = "val/loss", "val/bits_per_byte", "tokens_per_second"
 FLOPS = "FLOPs"
 BEST = f"best {LOSS}"
-AXES = ("step", "tokens", "seconds", "flops")  # of `history_of`
+AXES = ("steps", "tokens", "seconds", "flops")  # of `history_of`
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +38,7 @@ class Outcome:
 
     traits: what repetitions of a run have in common, by name: options, the code of each file, the probes, its state.
     changed: the lines added to and removed from a file of the code, where that is known.
+    text: the options that choose the text on which it validates.
     history: see `history_of`.
     figures: by the title of a column.
     """
@@ -42,8 +47,9 @@ class Outcome:
     seed: Any
     traits: Mapping[str, str]
     changed: Mapping[str, tuple[int, int]]
+    text: Sequence[Any]
     history: DataFrame
-    figures: Mapping[str, float]
+    figures: dict[str, float]
 
     def told(self, name: str) -> str:
         """Tells a trait, such as "model/attention.py +9 -2 (3fa2c1)" or "model.gpt.num_layers 2"."""
@@ -79,16 +85,24 @@ def read_outcome(path: Path, goal: float | None = None) -> Outcome:
             traits[file] = " then ".join(hashes)
         step, planned = max(history.index, default=0), options["trainer.max_steps"]
         state = state or ("finished" if step >= planned > 0 else "unfinished")
-        traits["state"] = state if state == "finished" else f"{state} at step {step} of {planned} in {folder}"
+        traits[STATE] = state if state == "finished" else f"{state} at step {step} of {planned} in {folder}"
         traits[PROBES] = f"{zlib.crc32(content_of(folder / PROBES)):08x}"
-        name = folder.resolve().name
-        return Outcome(name, options["seed_everything"], traits, last.get("changed", {}), history, figures)
+        return Outcome(
+            name=folder.resolve().name,
+            seed=str(options["seed_everything"]),
+            traits=traits,
+            changed=last.get("changed", {}),
+            text=options.get("data.validation_files") or [options.get(name) for name in TEXT],
+            history=history,
+            figures=figures,
+        )
 
 
 def history_of(rows: Rows, flops_per_token: float) -> DataFrame:
     """Returns the validation, SPEED, "tokens", "seconds" in training steps and "flops" by step; NaN where unknown."""
-    steps = np.array([row["step"] for row in rows])
+    steps = np.array([*dict.fromkeys([0, *(row["step"] for row in rows)])])
     history = DataFrame({name: dict(column_points(rows, name)) for name in (LOSS, BITS, SPEED)}, index=steps)
+    history["steps"] = steps
     history["tokens"] = np.interp(steps, *np.array([(0, 0), *column_points(rows, "tokens")]).T)
     history["seconds"] = np.interp(steps, *np.array(training_seconds(rows)).T)
     history["flops"] = history["tokens"] * flops_per_token
@@ -100,7 +114,7 @@ def figures_of(history: DataFrame, goal: float | None) -> dict[str, float]:
     last = history.ffill().iloc[-1]
     figures = {LOSS: last[LOSS], BEST: history[LOSS].min(), BITS: last[BITS]}
     if goal is not None:
-        reached = history[history[LOSS] <= goal].reset_index().min()
-        figures[f"steps to {LOSS} {goal:g}"] = reached["step"]
+        reached = history[history[LOSS] <= goal].min()
+        figures[f"steps to {LOSS} {goal:g}"] = reached["steps"]
         figures[f"minutes to {LOSS} {goal:g}"] = reached["seconds"] / 60
     return figures | {"tokens": last["tokens"], FLOPS: last["flops"], SPEED: history[SPEED].median()}

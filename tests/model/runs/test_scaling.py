@@ -1,0 +1,40 @@
+"""The scaling law: exact losses give back their numbers, and the errors are those of repeated measurements."""
+
+import re
+
+import numpy as np
+import pytest
+
+from model.runs.scaling import power_law
+
+COMPUTE = np.array([1e12, 3e12, 1e13, 3e13, 1e14, 3e14])
+MIDDLE = np.exp(np.log(COMPUTE).mean())
+
+
+def law(a=2.0, b=0.5, c=0.3) -> np.ndarray:
+    return a + b * (COMPUTE / MIDDLE) ** -c
+
+
+def fitted(loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """a, b, c and their errors."""
+    found = re.findall(r"\((\S+) ± (\S+)\)", power_law(COMPUTE, loss))
+    return tuple(np.array(found, dtype=float).T)
+
+
+def test_exact_losses_give_back_their_numbers():
+    numbers, _ = fitted(law())
+    assert numbers == pytest.approx([2.0, 0.5, 0.3], rel=5e-3)
+    assert f"{MIDDLE:.4g}" in power_law(COMPUTE, law())
+
+
+def test_the_errors_are_the_spread_of_fits_to_repeated_measurements():
+    draw = np.random.default_rng(0)
+    numbers, errors = zip(*(fitted(law() + 0.002 * draw.standard_normal(len(COMPUTE))) for _ in range(60)), strict=True)
+    spread = np.std(numbers, axis=0, ddof=1)
+    assert np.sqrt(np.square(errors).mean(0)) == pytest.approx(spread, rel=0.35)
+
+
+@pytest.mark.parametrize("compute, loss", [(COMPUTE[:3], law()[:3]), (COMPUTE, law()[::-1]), (COMPUTE, law(b=-0.5))])
+def test_too_few_sizes_and_losses_that_do_not_fall_are_refused(compute, loss):
+    with pytest.raises(ValueError, match="fit"):
+        power_law(compute, loss)

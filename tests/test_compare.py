@@ -1,0 +1,77 @@
+"""scripts/compare.py: a table, files of every kind, a sentence for every mistake; and the sweep file."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from matplotlib.image import imread
+
+from model.runs.configs import parse
+from scripts.compare import main
+from tests.command_lines import call, check_mistakes, tells
+from tests.html_pages import Page
+from tests.small_runs import REPOSITORY, column, csv_rows
+
+
+@pytest.fixture
+def runs(trained, here) -> list[Path]:
+    """Runs of two learning rates over two seeds. They are copies of one run with another config."""
+    runs = []
+    for rate in ("0.01", "0.02"):
+        for seed in ("1", "2"):
+            run = Path(shutil.copytree(trained(), f"runs/{rate}-{seed}"))
+            config = (run / "config.yaml").read_text()
+            assert "  learning_rate: 0.01\n" in config and "seed_everything: 1337\n" in config
+            config = config.replace("  learning_rate: 0.01\n", f"  learning_rate: {rate}\n")
+            (run / "config.yaml").write_text(config.replace("seed_everything: 1337", f"seed_everything: {seed}"))
+            runs.append(run)
+    return runs
+
+
+def test_the_table_shows_what_the_runs_reached_over_seeds(runs, capsys):
+    status, out, _ = call(main, capsys, "runs/0.01-*", "runs/0.02-1", "--to", "99")
+    loss = column(runs[0], "val/loss")[12]
+    assert status == 0 and tells(out, "model.optimizer.learning_rate 0.01 0.02 0.01-1 0.01-2")
+    assert len([line for line in out.splitlines() if "learning_rate" in line]) == 2
+    assert tells(call(main, capsys, str(runs[0]))[1], f"{loss:.4f}")
+
+
+@pytest.mark.parametrize("axis", ["steps", "tokens", "seconds"])
+def test_every_kind_of_file_can_be_written(axis, runs, capsys):
+    for kind in ("svg", "pdf", "png", "csv", "HTML"):
+        assert call(main, capsys, "--x", axis, "--output", f"runs.{kind}")[0] == 0
+    assert Path("runs.pdf").read_bytes().startswith(b"%PDF-") and imread("runs.png")[..., :3].std() > 0.05
+    first, second = csv_rows("runs.csv")
+    assert float(first["val/loss"]) == column(runs[0], "val/loss")[12] and float(second["difference"]) == 0
+    svg, page = Path("runs.svg").read_text(), Path("runs.HTML").read_text()
+    for text in (svg, page):
+        assert tells(text, f"{axis} val/loss 0.01 0.02")
+    assert "<svg" in page and not Page(page).suspicious and not Page(page).scripts
+
+
+MISTAKES = {
+    "nowhere": "nowhere",
+    "--output runs.jpg": "--output runs.jpg .svg .html",
+    "--to low": "--to 'low'",
+    "--x flops --output x.svg": "flops code.json",
+    "--fit": "4 sizes",
+    "--x metres": "--x 'metres'",
+}
+
+
+def test_mistakes_get_one_sentence_and_write_nothing(runs, capsys):
+    before = sorted(Path().rglob("*"))
+    check_mistakes(main, capsys, MISTAKES)
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_each_parameter_of_the_sweep_is_an_option_of_training():
+    from train import build_parser
+
+    sweep = yaml.safe_load((REPOSITORY / "configs/wandb/sweep.yaml").read_text(encoding="utf-8"))
+    choices = {name: choice.get("values", [choice.get("value")]) for name, choice in sweep["parameters"].items()}
+    assert (REPOSITORY / sweep["program"]).is_file() and (REPOSITORY / choices["config"][0]).is_file()
+    for name, values in choices.items():
+        for value in values:
+            assert name in parse(build_parser(), [f"--{name}={value}"])
