@@ -15,9 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.files import write_atomically
-from model.mistakes import Mistake, exit_status
+from model.mistakes import Mistake
 from model.runs.comparison import Comparison, compare
 from model.runs.outcome import AXES
+from model.runs.terminal import exit_status, say
 from scripts.parser import Parser
 
 KINDS = (".svg", ".pdf", ".png", ".csv", ".html")
@@ -36,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     if output:
         write_atomically(output, content(comparison, output.suffix.lower(), options.x))
         lines.append(f"wrote {output}")
-    print("\n".join(lines))
+    say("\n".join(lines))
 
 
 def content(comparison: Comparison, kind: str, axis: str) -> bytes:

@@ -13,11 +13,12 @@ from textwrap import shorten
 import numpy as np
 import pandas as pd
 
-from model.mistakes import Mistake, sentence
+from model.mistakes import Mistake
 from model.pages.learning import short
 from model.runs.outcome import BEST, BITS, FLOPS, LOSS, read_outcome
-from model.runs.run import CODE, PROBES, STATE
+from model.runs.run import CODE, PROBES
 from model.runs.scaling import power_law
+from model.runs.terminal import sentence
 
 # The options that shape the probes, which are a part of this text. Without another, other probes mean another text.
 OF_PROBES = ("data.", "attention.", "model.gpt.context_length", "model.gpt.window")
@@ -123,14 +124,14 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
     if any(name.startswith(OF_PROBES) for name in differing):
         differing = differing[differing != PROBES]
     first = outcomes[0]
-    decisive = differing.intersection([STATE, PROBES])
+    decisive = differing.intersection(["state", PROBES])
     variants: dict[tuple, str] = {}
     rows, histories = [], []
     for outcome in outcomes:
         label = ", ".join(outcome.told(name) for name in differing if name in outcome.traits)
         key = tuple(outcome.traits.get(name) for name in differing)
         row = {
-            "variant": variants.setdefault(key, sentence(label or outcome.traits[STATE])),
+            "variant": variants.setdefault(key, sentence(label or outcome.traits["state"])),
             "run": outcome.name,
             "seed": outcome.seed,
             "comparable": outcome.text == first.text

@@ -19,7 +19,7 @@ from model.inspection.formation import formation
 from model.mistakes import parsing
 from model.pages.learning import Rows, column_points, training_seconds
 from model.runs.configs import flat, read_config
-from model.runs.results import read_metrics
+from model.runs.metrics_file import read_metrics
 from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, PROBES, STATE, Run
 
 IGNORED = ("seed_everything", "wandb", "trainer.default_root_dir", "data.cache_dir")  # options that make no difference
@@ -37,7 +37,7 @@ class Outcome:
     """What a run has reached so far.
 
     traits: what repetitions of a run have in common, by name: options, the code of each file, the probes, its state.
-    changed: the lines added to and removed from a file of the code, where that is known.
+    changed: by file of the code the lines added and removed, such as "+9 -2".
     text: the options that choose the text on which it validates.
     history: see `history_of`.
     figures: by the title of a column.
@@ -46,16 +46,14 @@ class Outcome:
     name: str
     seed: Any
     traits: Mapping[str, str]
-    changed: Mapping[str, tuple[int, int]]
+    changed: Mapping[str, str]
     text: Sequence[Any]
     history: DataFrame
     figures: dict[str, float]
 
     def told(self, name: str) -> str:
-        """Tells a trait, such as "model/attention.py +9 -2 (3fa2c1)" or "model.gpt.num_layers 2"."""
-        if counts := self.changed.get(name):
-            return "{} +{} -{} ({})".format(name, *counts, self.traits[name])
-        return f"{name} {self.traits[name]}"
+        """Tells a trait, such as "model.gpt.num_layers 2" or "model/attention.py +9 -2 3fa2c1"."""
+        return " ".join([name, *filter(None, [self.changed.get(name)]), self.traits[name]])
 
 
 def read_outcome(path: Path, goal: float | None = None) -> Outcome:
@@ -80,18 +78,19 @@ def read_outcome(path: Path, goal: float | None = None) -> Outcome:
                 figures[f"{score} formed"] = min(heads.values())
 
         traits = {name: str(value) for name, value in options.items() if name not in IGNORED}
+        traits[CODE] = "recorded" if starts else "not recorded"
         for file in dict.fromkeys(file for start in starts for file in start["hashes"]):
             hashes = dict.fromkeys(start["hashes"].get(file, "")[:6] for start in starts)
             traits[file] = " then ".join(hashes)
         step, planned = max(history.index, default=0), options["trainer.max_steps"]
         state = state or ("finished" if step >= planned > 0 else "unfinished")
-        traits[STATE] = state if state == "finished" else f"{state} at step {step} of {planned} in {folder}"
+        traits["state"] = state if state == "finished" else f"{state} at step {step} of {planned} in {folder}"
         traits[PROBES] = f"{zlib.crc32(content_of(folder / PROBES)):08x}"
         return Outcome(
             name=folder.resolve().name,
             seed=str(options["seed_everything"]),
             traits=traits,
-            changed=last.get("changed", {}),
+            changed={file: "+{} -{}".format(*counts) for file, counts in last.get("changed", {}).items()},
             text=options.get("data.validation_files") or [options.get(name) for name in TEXT],
             history=history,
             figures=figures,

@@ -83,8 +83,8 @@ def output_is_closed() -> bool:
     return False
 
 
-def sentence(error: BaseException) -> str:
-    """Returns an error's message on one line, cut if it is longer than LONGEST."""
+def sentence(error: BaseException | str) -> str:
+    """Returns an error's message, or another text, on one line, cut if it is longer than LONGEST."""
     line = shown(" ".join(str(error).split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
 

@@ -82,6 +82,7 @@ def test_runs_with_equal_options_are_told_apart_by_their_code():
     save_run("c", code="b" * 16, seed=2)  # the same code, committed since
     save_run("d", code=["b" * 16, "c" * 16], changed=[1, 1])
     save_run("e")
+    assert len(rows_of("runs/a", "runs/e")) == 2  # what ran in e is not known
     rows = {row["runs"]: row["variant"] for row in rows_of()}
     assert [*rows] == ["a", "b, c", "d", "e"]
     assert "model/attention.py +9 -2" in rows["b, c"] and "train.py" not in "".join(rows.values())
