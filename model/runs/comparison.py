@@ -128,10 +128,14 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
     variants: dict[tuple, str] = {}
     rows, histories = [], []
     for outcome in outcomes:
-        label = ", ".join(outcome.told(name) for name in differing if name in outcome.traits)
-        key = tuple(outcome.traits.get(name) for name in differing)
+        traits_of_variant = tuple(outcome.traits.get(name) for name in differing)
+        if traits_of_variant not in variants:
+            label = ", ".join(outcome.told(name) for name in differing if name in outcome.traits)
+            label = sentence(label or outcome.traits["state"])
+            is_new = label not in variants.values()  # long labels are cut
+            variants[traits_of_variant] = label if is_new else f"{label} ({outcome.name})"
         row = {
-            "variant": variants.setdefault(key, sentence(label or outcome.traits["state"])),
+            "variant": variants[traits_of_variant],
             "run": outcome.name,
             "seed": outcome.seed,
             "comparable": outcome.text == first.text

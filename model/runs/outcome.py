@@ -21,6 +21,7 @@ from model.pages.learning import Rows, column_points, training_seconds
 from model.runs.configs import flat, read_config
 from model.runs.metrics_file import read_metrics
 from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, PROBES, STATE, Run
+from model.runs.terminal import sentence
 
 IGNORED = ("seed_everything", "wandb", "trainer.default_root_dir", "data.cache_dir")  # options that make no difference
 # The options that choose the text on which a run validates, unless it has data.validation_files.
@@ -87,7 +88,7 @@ def read_outcome(path: Path, goal: float | None = None) -> Outcome:
         traits["state"] = state if state == "finished" else f"{state} at step {step} of {planned} in {folder}"
         traits[PROBES] = f"{zlib.crc32(content_of(folder / PROBES)):08x}"
         return Outcome(
-            name=folder.resolve().name,
+            name=sentence(folder.resolve().name),
             seed=str(options["seed_everything"]),
             traits=traits,
             changed={file: "+{} -{}".format(*counts) for file, counts in last.get("changed", {}).items()},

@@ -171,6 +171,8 @@ def test_a_run_that_has_just_begun_is_read_as_it_stands():
 def test_hostile_text_is_shown_and_never_parsed():
     hostile = "<script>alert(1)</script>\x1b[2J\n" + "x" * 5000
     save_run("a", data__files=hostile)
+    save_run("b", data__files=f"{hostile}y{'x' * 5000}")  # differs in what is cut
+    assert len(rows_of()) == 2
     save_run("<b>", code="a" * 16)
     html, text = compare(["runs/*"])._repr_html_(), str(compare(["runs/*"]))
     assert "<script" not in html and "<b>" not in html and "\x1b" not in html + text
