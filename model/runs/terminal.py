@@ -15,8 +15,9 @@ from typing import TextIO
 from model.mistakes import WHERE_MODULES_ARE, Mistake
 
 LONGEST = 1000  # characters; a sentence may quote a file of any length
-# Characters that control a terminal, but for tab and line break: C0, DEL, C1, marks that change the direction of
-# writing, and halves of a character, which cannot be written. A prompt, a folder's name or a stranger's checkpoint may hold them.
+# Characters that control a terminal, but for tab and line break: C0, DEL, C1, and marks that change the direction of
+# writing; and halves of characters, which cannot be written. A prompt, a folder's name or a stranger's checkpoint may
+# hold them.
 CONTROL_CHARACTER = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
