@@ -1,6 +1,6 @@
 """The code of a run: what it was, and what has changed since. code.json has an entry for each start and each resume.
 
-Entries may come from a stranger: they are shown as text, never applied.
+Entries may come from a stranger: they are shown as text, never applied. Reading them needs no torch.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from model.files import content_of, write_atomically
-from model.gpt import GPT
 from model.mistakes import Mistake, parsing
-from model.proof import difference
 from model.runs.run import CODE, Run
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer  # open_run imports this file, and generate.py needs no lightning
+
+    from model.gpt import GPT
 
 log = logging.getLogger(__name__)
 RELEASE = "0.1.0"  # of the package too, see pyproject.toml
@@ -107,6 +105,8 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     lines themselves), the command line and the machine. A resumed run replaces the steps after the one that it resumes,
     so their entries go.
     """
+    import torch
+
     run_dir, gpt = Path(trainer.default_root_dir), trainer.lightning_module.gpt
     device, step = trainer.strategy.root_device, trainer.global_step
     earlier = [entry for entry in read_code(run_dir) if entry["step"] < step]
@@ -192,6 +192,8 @@ def check_code(path: Path, gpt: GPT, checkpoint: dict[str, Any], *, refuse: bool
 
     Raises a `Mistake` instead, if `refuse`.
     """
+    from model.proof import difference
+
     told = difference(path, gpt, checkpoint["proof"])
     if not told:
         return

@@ -21,7 +21,7 @@ from model.runs.scaling import power_law
 from model.runs.terminal import sentence
 
 # The options that shape the probes, which are a part of this text. Without another, other probes mean another text.
-OF_PROBES = ("data.", "attention.", "model.gpt.context_length", "model.gpt.window")
+OF_PROBES = ("data.", "recording.", "model.gpt.context_length", "model.gpt.window")
 DIFFERENCE = "difference"
 LONGEST = 40  # characters of the names of runs in a table
 ERROR = " ±"  # ends the title of a standard error

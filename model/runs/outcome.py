@@ -18,9 +18,10 @@ from model.files import content_of
 from model.inspection.formation import formation
 from model.mistakes import parsing
 from model.pages.learning import Rows, column_points, training_seconds
+from model.runs.code import read_code
 from model.runs.configs import flat, read_config
 from model.runs.metrics_file import read_metrics
-from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, PROBES, STATE, Run
+from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, PROBES, Run
 from model.runs.terminal import sentence
 
 IGNORED = ("seed_everything", "wandb", "trainer.default_root_dir", "data.cache_dir")  # options that make no difference
@@ -62,12 +63,11 @@ def read_outcome(path: Path, goal: float | None = None) -> Outcome:
 
     Raises a `Mistake` if there is no such run, or if one of its files is damaged.
     """
-    folder = Run.open(path, METRICS).folder
+    run = Run.open(path, METRICS)
+    folder = run.folder
     options = dict(flat(read_config(folder / CONFIG)))
-    rows = read_metrics(folder / METRICS)
+    rows, starts, state = read_metrics(folder / METRICS), read_code(folder), run.state
     with parsing(folder):
-        starts = json.loads(content_of(folder / CODE) or "[]")
-        state = json.loads(content_of(folder / STATE) or "{}").get("state")
         snapshots = map(json.loads, content_of(folder / HEAD_SCORES).splitlines())
         last = starts[-1] if starts else {}
 

@@ -37,13 +37,12 @@ def save_run(
     (run / "metrics.csv").write_text("\n".join(["step,tokens,val/loss,val/bits_per_byte,tokens_per_second", *rows, ""]))
     (run / "attention/probe.json").write_text(probes)
     if code:
-        starts = [
-            {"hashes": {"model/attention.py": one, "train.py": "0" * 16}} for one in [code] if isinstance(code, str)
-        ]
-        starts = starts or [{"hashes": {"model/attention.py": one, "train.py": "0" * 16}} for one in code]
-        counts = {"model/attention.py": changed} if changed else {}
-        sizes = {"parameters": 1000, "flops_per_token": 6000, "changed": counts}
-        (run / "code.json").write_text(json.dumps([start | sizes for start in starts], indent=1))
+        known = {"commit": None, "since": {}, "parameters": 1000, "flops_per_token": 6000}
+        known["changed"] = {"model/attention.py": changed} if changed else {}
+        starts = []
+        for step, digits in enumerate([code] if isinstance(code, str) else code):
+            starts.append({"step": step, "hashes": {"model/attention.py": digits, "train.py": "0" * 16}} | known)
+        (run / "code.json").write_text(json.dumps(starts, indent=1))
     if state:
         (run / "state.json").write_text(json.dumps({"state": state, "step": STEPS[len(losses) - 1], "max_steps": 20}))
     return run
@@ -144,6 +143,9 @@ def test_curves_have_the_mean_and_the_error_of_each_step():
     for axis, values in expected.items():
         [(_, x, mean, error)] = comparison.curves(axis)
         assert [*x] == values and [*mean] == [3.0, 2.75] and [*error] == pytest.approx([1.0, 0.25])
+    save_run("c")
+    with pytest.raises(ValueError, match=r"flops.*code\.json"):
+        compare(["runs/*"]).curves("flops")
 
 
 def test_a_damaged_run_is_named_and_left_out():
