@@ -23,8 +23,9 @@ from model.inspection.recording import Recording
 from model.mistakes import Mistake
 from model.pages.describe import visible
 from model.pages.film import film_of, formed_steps
-from model.pages.images import BETWEEN, SETTINGS, colour_map, legible
+from model.pages.images import BETWEEN, colour_map, legible
 from model.pages.learning import evenly
+from model.pages.pictures import SETTINGS
 
 SIZE = (9.2, 5.2)  # inches
 DPI = 100
