@@ -4,7 +4,7 @@
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addView, change, shown } from "browser/render.js";
-import { data, LAST, PLAIN, SCORES, state, TEXTS } from "browser/state.js";
+import { data, holdsWeights, LAST, mapped, PLAIN, SCORES, state, TEXTS } from "browser/state.js";
 import { listed, visible } from "browser/words.js";
 
 const openManual = () => $("manual").showModal();
@@ -27,10 +27,10 @@ addView(function drawSteps() {
 });
 
 addView(function drawChanged() {
-  const { typing, off, otherText, other, sides } = shown;
+  const { typing, off, otherText, other, sides, panel } = shown;
   const parts = [
     typing && off.length && `Switched off: ${listed(off)} (gives its mean instead, the same at every token).`,
-    typing && otherText && `Text B to patch from: “${visible(otherText, 30)}”.`,
+    typing && otherText && panel === "patching" && `Text B to patch from: “${visible(otherText, 30)}”.`,
     other !== null && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
   ].filter(Boolean);
   $("changed").hidden = !parts.length;
@@ -43,7 +43,9 @@ function endChanges() {
   change({ off: [], otherText: "", other: null, target: null, ...PLAIN });
 }
 
-const toggleCompare = () => change({ other: state.other === null ? 0 : null });
+// Compares with the first step, or while a person types with the first that can read what they type.
+const earliest = () => (shown.typing ? [...mapped.keys()].find(holdsWeights) : 0);
+const toggleCompare = () => change({ other: state.other === null ? earliest() : null });
 
 // What each key does while no input has the focus. A view may add its own keys.
 export const keys = {
@@ -65,6 +67,15 @@ document.addEventListener("keydown", (event) => {
   keys[key]();
   event.preventDefault();
 });
+
+// A word that the help explains opens the help there, also by touch or with enter.
+function openAtWord({ target, key = "Enter" }) {
+  if (target.localName !== "dfn" || key !== "Enter") return;
+  openManual();
+  const word = target.textContent.toLowerCase();
+  [...$("words").children].find(({ textContent }) => textContent === word)?.scrollIntoView();
+}
+for (const event of ["click", "keydown"]) document.addEventListener(event, openAtWord);
 
 document.title = $("title").textContent = data.title;
 for (const { label, glossary } of Object.values(SCORES))

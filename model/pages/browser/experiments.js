@@ -67,21 +67,21 @@ function headOf({ head, weight, trial: { source }, texts }) {
     `${quote(labels[source])}, which tells what comes next (mean of all ${texts} texts: ${percent(weight)}).`;
 }
 
+// The change first: on a small screen the rest needs scrolling.
 const lookAt = (effect) => [
-  paragraph(`${effect.look} What should come next: ${rightGets(effect)} ${percent(chosen.before[shown.at])}. `,
-    headOf(effect)),
-  paragraph(`Expected after the change: half of that or less; ${usually(effect)}. `,
-    button(`▶ ${effect.change}`, () => show(effect, 1))),
+  paragraph(`${effect.look} Now: `, button(`▶ ${effect.change}`, () => show(effect, 1))),
+  paragraph(`What should come next: ${rightGets(effect)} ${percent(chosen.before[shown.at])}. `, headOf(effect)),
+  paragraph(`Expected after the change: half of that or less; ${usually(effect)}.`),
 ];
 
 function compare(effect) {
   const share = (pair) => element("b", {}, fromTo(pair));
   return [
+    paragraph(`${effect.question} `, button("◀ undo the change", () => show(effect, 0))),
     element("p", { id: "predicted" },
       `Before → after the change, ${rightGets(effect)} `, share(effect.shares), " as PyTorch predicted ",
       `${whenTried()}, `, share([chosen.before[shown.at], chosen.after[shown.at]]),
       ` as measured here at step ${shown.snapshot.step}; ${usually(effect)}.`),
-    paragraph(`${effect.question} `, button("◀ undo the change", () => show(effect, 0))),
   ];
 }
 

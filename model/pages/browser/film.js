@@ -37,43 +37,33 @@ export function showWord(patch = {}) {
   if (isTyped && box.value !== film.text) keepText();
   if (isTyped) showInBox(film.text);
   const typed = isTyped ? { typed: film.text, probe: 0 } : {};
-  change({ ...word, ...typed, off: [], ...PLAIN, ...patch });
+  change({ ...word, ...typed, off: [], ...PLAIN, film: null, ...patch });
 }
 
 async function play() {
   await stopWriting();
-  const isNew = !state.film || state.at === LAST;
-  change({ ...word, off: [], film: "plays", head: finder ?? state.head, part: null, ...(isNew && { at: 0 }) });
+  const head = finder ?? state.head;
+  change({ ...word, off: [], film: "plays", head, part: null, ...(state.at === LAST && { at: 0 }) });
   goOn();
 }
 
 function pause() {
   clearTimeout(timer);
-  change({ film: "stands" });
+  change({ film: null });
 }
 
-// Shows the next step after a while; the last one as text to type to. A person who wants no motion asks for each step.
+// A person who wants no motion asks for each step.
 function goOn() {
   clearTimeout(timer);
-  if (!calm) timer = setTimeout(next, (1000 * SECONDS) / Math.max(1, LAST));
+  if (state.film === "plays" && !calm) timer = setTimeout(next, (1000 * SECONDS) / Math.max(1, LAST));
 }
 
+// Shows the next step; after the last one, the word as text to type to.
 function next() {
-  clearTimeout(timer);
-  const at = Math.min(LAST, state.at + 1);
-  if (at === LAST && !roles.has(at)) return end();
+  if (state.at === LAST) return showWord();
+  const at = state.at + 1;
   change({ at, film: roles.has(at) ? "asks" : "plays" });
-  if (!roles.has(at)) goOn();
-}
-
-const end = () => showWord({ at: LAST, film: "ended" });
-const answer = () => change({ film: "answers" });
-
-function resume() {
-  if (state.at === LAST) return end();
-  change({ film: "plays" });
-  if (calm) next();
-  else goOn();
+  goOn();
 }
 
 // Each question and its answer are about what was recorded at that step.
@@ -94,8 +84,8 @@ function questionOf(role, { chance, raises }, weight) {
   const place = `${quote(film.labels[source])} in ${headPart(finder)}`;
   const helps = `it raises the score of ${place} by ${decimal(raises[writer], 1)}`;
   return weight < 0.25
-    ? [`${begins} Why does that not help yet?`, `Nothing uses it: ${helps}, which ${gives}.`]
-    : [`${begins} What does that add?`, `Now ${helps}, which ${gives}.`];
+    ? [`${begins} Why does that not help yet?`, `Nothing uses it: ${helps}; ${gives}.`]
+    : [`${begins} What does that add?`, `Now ${helps}; ${gives}.`];
 }
 
 function sentenceOf({ chance, raises }, weight) {
@@ -128,11 +118,10 @@ function experiment() {
 addView(async function drawFilm() {
   const frame = shown;
   const isShown = film && frame.isWord && frame.other === null;
-  if (state.film && state.film !== "ended" && !isShown) pause();
+  if (state.film && !isShown) pause();
   $("film").hidden = !film || frame.other !== null;
   $("play").hidden = !film || LAST < 1;
-  const plays = ["plays", "asks", "answers"].includes(state.film);
-  $("play").textContent = plays ? "❚❚ pause" : "▶ film";
+  $("play").textContent = state.film ? "❚❚ pause" : "▶ film";
   const figures = isShown ? await filmAt(frame.at) : null;
   if (frame !== shown) return;
   drawArrows(figures && !frame.off?.length ? figures.raises : null);
@@ -142,38 +131,31 @@ addView(async function drawFilm() {
   const [{ weights, labels }] = frame.sides;
   const weight = finder === null ? 0 : weightAt(ofHead(weights, finder, labels.length), labels.length - 1, source);
   const role = roles.get(frame.at);
-  const [question, found] = ["asks", "answers"].includes(state.film) ? questionOf(role, figures, weight) : [];
+  const [question, found] = role && state.film ? questionOf(role, figures, weight) : [];
   const isLive = frame.typing && !film.missing && frame.token === labels.length - 1;
   $("film-says").replaceChildren(...(
-    state.film === "asks" ? [question, " ", button("answer", answer)]
-      : state.film === "answers" ? [found, " ", button("go on", resume)]
+    state.film === "asks" ? [question, " ", button("answer", () => change({ film: "answers" }))]
+      : state.film === "answers" ? [found, " ", button("go on", next)]
         : isLive ? experiment()
-          : [sentenceOf(figures, weight), ...(calm && plays ? [" ", button("next step", next)] : [])]));
+          : [sentenceOf(figures, weight), ...(calm && state.film ? [" ", button("next step", next)] : [])]));
 });
 
 // An arrow from each head that raises the finder's score, as thick as it does so.
 function drawArrows(raises) {
   $("arrows").replaceChildren();
   if (!raises || finder === null) return;
-  const middle = (head) => {
-    const { offsetLeft, offsetTop, offsetWidth } = thumbs[head];
-    return [offsetLeft + offsetWidth / 2, offsetTop];
-  };
+  const middle = ({ offsetLeft, offsetTop, offsetWidth }) => [offsetLeft + offsetWidth / 2, offsetTop];
   $("arrows").setAttribute("width", $("grid").scrollWidth);
-  const [x, y] = middle(finder);
+  const [x, y] = middle(thumbs[finder]);
   for (const head of ALL_HEADS) {
     if (raises[head] < LEAST) continue;
-    const [from, top] = middle(head);
+    const [from, top] = middle(thumbs[head]);
     const height = top - 22;
-    const arc = { d: `M${from} ${top}C${from} ${height} ${x} ${height} ${x} ${y}`, class: "arc" };
-    const width = Math.min(WIDEST, raises[head]);
-    const path = shape($("arrows"), "path", { ...arc, "stroke-width": width.toFixed(1) });
-    const told = `${headPart(head)} raises the score of ${headPart(finder)} by ${decimal(raises[head], 1)}`;
-    shape(path, "title", {}, told);
+    const d = `M${from} ${top}C${from} ${height} ${x} ${height} ${x} ${y}`;
+    shape($("arrows"), "path", { d, class: "arc", "stroke-width": Math.min(WIDEST, raises[head]).toFixed(1) });
   }
   const tip = `M${x - 6} ${y - 8}L${x} ${y}L${x + 6} ${y - 8}z`;
   if ($("arrows").childElementCount) shape($("arrows"), "path", { d: tip });
 }
 
-$("play").addEventListener("click", () =>
-  (["plays", "asks", "answers"].includes(state.film) ? pause() : play()));
+$("play").addEventListener("click", () => (state.film ? pause() : play()));

@@ -12,9 +12,9 @@ import { decimal } from "browser/words.js";
 // The explanations of the help by word: tooltips where the page uses the word (dfn), and texts about parts.
 const words = new Map([...$("words").querySelectorAll("dt")].map(({ textContent, nextElementSibling }) =>
   [textContent, nextElementSibling.textContent.replace(/\s+/g, " ").trim()]));
-for (const use of document.querySelectorAll("dfn")) use.title = words.get(use.textContent.toLowerCase());
-export const word = (textContent) =>
-  (words.has(textContent) ? element("dfn", { textContent, title: words.get(textContent) }) : textContent);
+const explained = (use) => Object.assign(use, { title: words.get(use.textContent.toLowerCase()), tabIndex: 0 });
+document.querySelectorAll("dfn").forEach(explained);
+export const word = (name) => (words.has(name) ? explained(element("dfn", {}, name)) : name);
 const kindOf = (part) => part.replace(/ [\d.]+$/, "");
 export const meaningOf = (part) => words.get(kindOf(part));
 

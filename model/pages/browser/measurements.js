@@ -2,7 +2,7 @@
 // from this module.
 
 import { $, element } from "browser/elements.js";
-import { buttons, word } from "browser/heads.js";
+import { buttons } from "browser/heads.js";
 import { createLens } from "browser/lens.js";
 import { badge, expectation, measuredOf, nextInWords, partsOf, sum } from "browser/measured.js";
 import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
@@ -19,7 +19,7 @@ function drawSurprise() {
   $("expected").replaceChildren(...sentences.map((textContent) => element("p", { textContent })));
 }
 
-addChoices($("shades"), "text", [["attention", "reads"], ["surprise", word("surprise")]]);
+addChoices($("shades"), "text", [["attention", "reads"], ["surprise", "surprise"]]);
 // Pointing at the map does not redraw this: a screen reader would read the list out again for each square.
 addFollower((patch) => "token" in patch && drawSurprise());
 

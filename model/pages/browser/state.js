@@ -31,7 +31,7 @@ const { opening } = RUN;
 export const state = {
   at: LAST, head: opening.head, score: opening.score, probe: typed.length ? 0 : textNumber(opening.probe),
   token: typed.length && opening.probe !== "text" ? undefined : opening.token, other: null, square: null,
-  film: null, // what the film does: "plays", "asks", "answers", "stands" or "ended"; null until it is first played
+  film: null, // what the film does: "plays", "asks" or "answers"; null while it does not play
 };
 
 export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];

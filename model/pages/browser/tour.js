@@ -5,7 +5,7 @@
 import { $, button, element, onKeys, SIDEWAYS } from "browser/elements.js";
 import { TRIED_AT } from "browser/experiments.js";
 import { showWord, word } from "browser/film.js";
-import { ofHead, PAD, weightAt } from "browser/maps.js";
+import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, rendered, shown } from "browser/render.js";
 import { data, headName, headPart, mapped, PLAIN, state } from "browser/state.js";
 import { probabilities } from "browser/sampling.js";
@@ -81,7 +81,7 @@ async function visit(next) {
   while (visitTurn === turn && !isDrawn()) await new Promise(requestAnimationFrame);
   if (visitTurn !== turn) return;
   toured = { ...state };
-  $("tour-says").textContent = sentence; // before `highlight`: it sets the height of the card
+  $("tour-says").textContent = sentence;
   $("tour-place").textContent = `${number + 1} of ${stops.length}`;
   highlight(thing);
   back.disabled = number === 0;
@@ -93,24 +93,7 @@ function highlight(thing) {
   document.querySelector(".toured")?.classList.remove("toured");
   if (!thing) return;
   $(thing).classList.add("toured");
-  $(thing).scrollIntoView({ block: "nearest" });
-  // The card is below what the stop speaks of, or above it if there is no room.
-  $("tour").classList.remove("above");
-  const [card, kept] = [$("tour"), $("model")].map((node) => node.getBoundingClientRect());
-  const [top, bottom] = spokenOf(thing);
-  const first = Math.max(0, kept.bottom);
-  if (top < first || bottom > card.top) scrollBy(0, (top + bottom - first - card.top) / 2);
-  $("tour").classList.toggle("above", spokenOf(thing)[1] > card.top);
-}
-
-// The top and the bottom, in the window, of what the stop speaks of.
-function spokenOf(thing) {
-  const node = thing === "square" ? $("square").querySelector("li:nth-child(2)") ?? $("square") : $(thing);
-  const { top, bottom } = node.getBoundingClientRect();
-  if (thing !== "stage") return [top, bottom];
-  const { cell } = shown.geometry;
-  const row = $("over").getBoundingClientRect().top + PAD + shown.token * cell;
-  return [row, row + cell];
+  (thing === "square" ? $("square").querySelector("li:nth-child(2)") : $(thing)).scrollIntoView({ block: "nearest" });
 }
 
 function close() {
