@@ -9,7 +9,7 @@ SOURCES := train.py model data scripts tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast test-newest learn faults gpu stress lock audit lint format clean
+.PHONY: help train test test-fast test-newest learn pictures faults gpu stress lock audit lint format clean
 
 help: ## list what make can do
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -33,6 +33,11 @@ test-newest: ## run the suite with the newest version of every package, in a sep
 
 learn: $(VENV)/installed-dev ## train with two seeds and check that heads form and losses fall as README says, in minutes
 	$(PYTEST) tests/learn.py $(ARGS)
+
+pictures: $(VENV)/installed-dev ## make the pictures of the README from the newest run
+	$(BIN)/python scripts/inspect_attention.py --film .github/images/film.gif
+	$(BIN)/python scripts/inspect_attention.py
+	$(BIN)/python tests/pictures.py .github/images/page.png
 
 stress: $(VENV)/installed-dev ## run the long tests of memory and network; ARGS="tests/stress/soak.py" runs one of them
 	$(BIN)/python -m pytest $(or $(ARGS),tests/stress/*.py)

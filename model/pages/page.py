@@ -78,33 +78,40 @@ def run_page(
         "run": None,
         "film": None,
     }
-    maps: list[str] = []  # these precede the weights, so that a file cut short in the weights still shows its maps
-    weights: list[str] = []
-    notes: list[str] = []
+    elements: list[str] = []
     held: list[int] = []  # the steps whose weights the page holds
     effects: Sequence[Effect] = ()  # the experiments that hold at the last of these steps
-    if models and recording:
-        model, notes = _packed(models, tokenizer, recording)
-        if model:
-            held = model.manifest["steps"]
-            recording = recording.with_losses([(step, gpt) for step, gpt in models if step in held], tokenizer.label)
-            gpt, means = model.models[-1]
-            effects, tried = try_all(gpt, tokenizer, recording.windows["text"], means)
-            data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}
-            data["text"] = opening_text(recording, tokenizer)
-            weights = _model_elements(model)
+    model, notes = _packed(models, tokenizer, recording) if models and recording else (None, [])
+    if model:
+        held = model.manifest["steps"]
+        recording = recording.with_losses([(step, gpt) for step, gpt in models if step in held], tokenizer.label)
+        gpt, means = model.models[-1]
+        effects, tried = try_all(gpt, tokenizer, recording.windows["text"], means)
+        data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}
+        data["text"] = opening_text(recording, tokenizer)
     if recording and recording.mapped:
-        film = film_of(recording)
-        blocks, left_out = pack_steps(recording, MAX_MAP_BYTES, held)
-        data["run"] = _about(recording, film, blocks, held)
-        if film:
-            data["film"] = about_film(recording, film)
-            maps += _film_blocks(recording, film, blocks)
-        for step, blocks_of_step in blocks.items():
-            described = describe_heads(recording.at(step), effects if [step] == held[-1:] else ())
-            maps += [*blocks_of_step, _block(f"descriptions-{step}", template.to_json(described).encode())]
-        notes += [*left_out, *recording.problems.values()]
-    return template.fill(data | {"notes": notes}, maps + weights)
+        recorded, elements, problems = _recorded(recording, held, effects)
+        data |= recorded
+        notes += problems
+    if model:  # after the maps: a file cut short in the weights still shows them
+        elements += _model_elements(model)
+    return template.fill(data | {"notes": notes}, elements)
+
+
+def _recorded(
+    recording: Recording,
+    held: Sequence[int],
+    effects: Sequence[Effect],
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Returns the page's data about a recording, its blocks, and notes. held, effects: see `run_page`."""
+    film = film_of(recording)
+    blocks, notes = pack_steps(recording, MAX_MAP_BYTES, held)
+    elements = _film_blocks(recording, film, blocks) if film else []
+    for step, blocks_of_step in blocks.items():
+        described = describe_heads(recording.at(step), effects if [step] == held[-1:] else ())
+        elements += [*blocks_of_step, _block(f"descriptions-{step}", template.to_json(described).encode())]
+    data = {"run": _about(recording, film, blocks, held), "film": film and about_film(recording, film)}
+    return data, elements, [*notes, *recording.problems.values()]
 
 
 def _model_elements(model: Packed) -> list[str]:
