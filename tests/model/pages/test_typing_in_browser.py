@@ -87,7 +87,9 @@ def test_typed_and_clicked_text_gets_the_figures_of_pytorch(page):
         assert page.locator(".lens tbody tr").last.locator("td").count() == len(text)
         weights = read(GPTS[-1], Texts.of(TOKENIZER.encode(text))).maps
         click(page, ".thumb >> nth=3")
-        in_map = in_page(page, "render", f"shown.sides[0].weights[{len(text) * (len(text) - 1) // 2 + 2}]")
+        n = len(text)
+        before = 3 * n * (n + 1) // 2 + n * (n - 1) // 2  # weights of other heads and of earlier queries
+        in_map = (in_page(page, "render", f"shown.sides[0].weights[{before + 2}]") / 255) ** 2
         assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
     for _ in range(2):
         text += page.evaluate(NEXT)[1][0]
