@@ -11,7 +11,6 @@ import { filmAt } from "browser/recorded.js";
 import { probabilities } from "browser/sampling.js";
 import { ALL_HEADS, data, headPart, LAST, mapped, nearest, PLAIN, state, textNumber } from "browser/state.js";
 import { box, keepText, showInBox } from "browser/text.js";
-import { engine } from "browser/typed-text.js";
 import { decimal, listed, percent, quote } from "browser/words.js";
 import { stopWriting } from "browser/writing.js";
 
@@ -33,7 +32,7 @@ export const word = { probe: textNumber("word"), token: film?.labels.length - 1,
 
 // Shows the word: to type to, where the page holds the model; else as it was recorded.
 export function showWord(patch = {}) {
-  const isTyped = textNumber("typed") !== undefined && (engine || state.probe === 0);
+  const isTyped = textNumber("typed") !== undefined;
   if (isTyped && box.value !== film.text) keepText();
   if (isTyped) showInBox(film.text);
   const typed = isTyped ? { typed: film.text, probe: 0 } : {};
