@@ -15,33 +15,27 @@ from pathlib import Path
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from data.datamodule import TextDataModule
 from model.kernels import keep_freed_memory
 from model.mistakes import Mistake
-from model.runs.command_line import Options, as_list, explanation, quiet, read_options
+from model.runs.command_line import Options, explanation, quiet, read_options
 from model.runs.end_of_step import EndOfStep, TrainingInterrupted
 from model.runs.metrics import CSVLogger
-from model.runs.progress import Progress, ending, learned_nothing, say_above_bar
+from model.runs.progress import Progress, ending, learned_nothing, nothing_trained, say_above_bar
 from model.runs.recorder import Recorder, Samples
 from model.runs.results import finish
 from model.runs.run import RUNS, Run
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.starting import RunFolder, new_run_dir
 from model.runs.terminal import exit_status, say
+from model.runs.trainer_options import OTHERS, as_list, trainer_arguments, working_callbacks
 from model.runs.wandb_logger import WandbLogger, WandbMode
 from model.training.module import GPTModule
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
-TRAINER_DEFAULTS = {
-    "trainer.default_root_dir": str(RUNS),
-    "trainer.max_epochs": -1,  # an epoch of training batches has no end: trainer.max_steps ends the run
-    "trainer.check_val_every_n_epoch": None,  # trainer.val_check_interval counts batches, across epochs
-    "trainer.num_sanity_val_steps": 0,
-    "trainer.enable_model_summary": False,
-    "trainer.use_distributed_sampler": False,  # the data module gives each rank its own rows
-}
 
 
 def build_parser() -> ArgumentParser:
@@ -81,8 +75,8 @@ def build_parser() -> ArgumentParser:
         help="Whether the run's code.json also holds the lines of code that differ from the commit.",
     )
     add("--wandb", type=WandbMode, default="auto", help="Weights & Biases; auto: online if logged in, else offline.")
-    parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False)
-    parser.set_defaults(TRAINER_DEFAULTS)
+    parser.add_class_arguments(Trainer, "trainer", instantiate=False, fail_untyped=False, skip=set(OTHERS))
+    parser.set_defaults({"trainer.default_root_dir": str(RUNS)})
     parser.add_class_arguments(GPTModule, "model")
     # context_length and seed are not options here: they come from --model.gpt.context_length and --seed_everything.
     parser.add_class_arguments(TextDataModule, "data", instantiate=False, skip={"context_length", "seed"})
@@ -100,7 +94,7 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
     loggers = [CSVLogger(run_dir), WandbLogger(run_dir, options.config.wandb)]
     folder = RunFolder(options.saved, options.run is None, options.command, options.config.code_difference)
     # The user's callbacks run after RunFolder and before EndOfStep: Lightning runs Checkpoint callbacks last.
-    callbacks = [folder, end_of_step, *as_list(built.trainer.callbacks)]
+    callbacks = [folder, end_of_step, *working_callbacks(built.trainer.callbacks)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     if built.trainer.enable_progress_bar is not False and not has_bar:
         callbacks.append(Progress())
@@ -108,12 +102,15 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
         "default_root_dir": run_dir,
         "callbacks": callbacks,
         "logger": [*loggers, *as_list(built.trainer.logger)],
-        "plugins": [AtomicCheckpointIO(options.config.other_code), *as_list(built.trainer.plugins)],
+        "plugins": [AtomicCheckpointIO(options.config.other_code)],
     }
+    if SLURMEnvironment.detect():
+        # Lightning would requeue the job, and the same command does not resume the run.
+        overrides["plugins"].append(SLURMEnvironment(auto_requeue=False))
     if options.trained:
-        overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1, on the whole split
+        overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1
     try:
-        trainer = Trainer(**vars(built.trainer) | overrides)
+        trainer = Trainer(**trainer_arguments(built.trainer) | overrides)
     except (ValueError, TypeError, ImportError) as error:  # devices, a strategy or an accelerator that is not there
         raise Mistake(str(error)) from error
     for logger in loggers:
@@ -153,7 +150,10 @@ def main(args: list[str] | None = None) -> int:
         trainer = build_trainer(options, run.folder, built, end_of_step)
         trainer.fit(module, data, ckpt_path=options.run and options.run.resumed)
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            say_above_bar("\n".join(filter(None, [finish(run.folder), ending(trainer), learned_nothing(trainer)])))
+            say_above_bar(
+                nothing_trained(trainer)
+                or "\n".join(filter(None, [finish(run.folder), ending(trainer), learned_nothing(trainer)]))
+            )
     except TrainingInterrupted as stop:
         say(f"{stop}, and saved; {run.how_to_resume}", sys.stderr)
         return 128 + stop.signum

@@ -5,14 +5,10 @@ Letters: B sequences in a batch, T tokens of context.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
-import multiprocessing
-import signal
-import weakref
+import sys
 from functools import partial
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 import lightning
@@ -28,9 +24,6 @@ from data.windows import Repeats, TrainingWindows, ValidationWindows, WindowSamp
 from model.mistakes import Mistake, check_range
 
 _log = logging.getLogger(__name__)
-
-# Worker processes of all loaders. Weak: a strong reference to a process that has ended would keep its files open.
-_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 class TextDataModule(lightning.LightningDataModule):
@@ -58,15 +51,14 @@ class TextDataModule(lightning.LightningDataModule):
         repeat_fraction: share of the training windows, 0 to 1, that repeat their own first tokens over and over. The
             period is random, from 8 tokens to half of the context length. So a model has to look back for the same
             token to predict the next one, and induction heads form early. Not allowed with document_masking.
-        repeat_from: number of windows to read before repeat_fraction applies. A batch has batch_size windows.
-        repeat_until: number of windows after which repeat_fraction no longer applies (null: it applies until the
-            end). A model that reads repetitions until the end of training also writes them.
+        repeat_from: the first step at which repeat_fraction applies, counted from 0.
+        repeat_until: the first step at which repeat_fraction no longer applies (null: it applies until the end). A
+            model that reads repetitions until the end of training also writes them.
         random_repeat_fraction: share of the training windows, 0 to 1, that repeat random tokens instead of text,
             throughout training. A small share keeps induction heads alive, and since random tokens are not text, it
             hardly changes what a model writes.
         document_masking: let each token attend only to its own document. Batches then also have "document_ids" (B, T).
         seed: decides the order of the training windows and how they repeat themselves.
-        num_workers: processes that load batches; 0 (no extra process) is right unless a profile shows otherwise.
         num_threads: threads that tokenise at once (null: one per core).
         cache_dir: folder for tokenised text (null: $GLASSGPT_CACHE, or else .cache in a checkout, or else the user's
             cache folder).
@@ -90,7 +82,6 @@ class TextDataModule(lightning.LightningDataModule):
         random_repeat_fraction: float = 0.0,
         document_masking: bool = False,
         seed: int = 1337,
-        num_workers: int = 0,
         num_threads: int | None = None,
         cache_dir: str | None = None,
         **corpus_options: Any,
@@ -100,7 +91,6 @@ class TextDataModule(lightning.LightningDataModule):
         check_range("data.vocab_size", vocab_size, 257, 2**32 - 1)  # rustbpe's sizes have 32 bits
         check_range("data.batch_size", batch_size, 1)
         check_range("data.validation_batch_size", validation_batch_size, 1)
-        check_range("data.num_workers", num_workers, 0)
         check_range("data.num_threads", num_threads, 1)
         check_range("data.repeat_fraction", repeat_fraction, 0, 1)
         check_range("data.repeat_from", repeat_from, 0)
@@ -127,7 +117,6 @@ class TextDataModule(lightning.LightningDataModule):
         self.repeats = Repeats(repeat_fraction, repeat_from, end, random_repeat_fraction)
         self.document_masking = document_masking
         self.seed = seed
-        self.num_workers = num_workers
         self.num_threads = num_threads
         self.windows_read = 0  # training windows, by all devices since the start of the run
 
@@ -141,7 +130,7 @@ class TextDataModule(lightning.LightningDataModule):
         return self.tokenized.tokenizer
 
     def on_before_batch_transfer(self, batch: dict[str, Tensor], dataloader_idx: int) -> dict[str, Tensor]:
-        """Counts the windows of each training batch, here because the loaders read ahead of the model."""
+        """Counts the windows of each training batch that the model gets."""
         if self.trainer.training:
             self.windows_read += self.batch_size
         return batch
@@ -160,9 +149,15 @@ class TextDataModule(lightning.LightningDataModule):
         self.windows_read = state["windows_read"]
 
     def train_dataloader(self) -> DataLoader:
-        """Returns a loader of endless batches, beginning with the first window that the run has not read."""
-        if self.windows_read and self.trainer.overfit_batches:  # resumed, it would repeat other batches
-            raise Mistake("a run with trainer.overfit_batches cannot be resumed: start a new one")
+        """Returns a loader of the batches up to the next validation, from the first window that the run has not read.
+
+        Lightning asks for a new one after each validation. Without a Trainer the batches do not end.
+        """
+        step, batches_in_step, between_validations = 0, 1, sys.maxsize
+        if self.trainer:
+            step, batches_in_step = self.trainer.global_step, self.trainer.accumulate_grad_batches
+            between_validations = self.trainer.limit_train_batches
+        first = step * batches_in_step
         return self._loader(
             TrainingWindows(
                 self.tokenized.train,
@@ -173,6 +168,8 @@ class TextDataModule(lightning.LightningDataModule):
                 self.tokenizer.end_of_text,
                 self.batch_size,
                 self._rows("batch_size"),
+                range(first, first - first % between_validations + between_validations),
+                batches_in_step,
             )
         )
 
@@ -194,37 +191,10 @@ class TextDataModule(lightning.LightningDataModule):
         return range(rank * share, (rank + 1) * share)
 
     def _loader(self, windows: TrainingWindows | ValidationWindows) -> DataLoader:
-        return Loader(
+        return DataLoader(
             windows,
             batch_size=None,  # the data set yields whole batches
             collate_fn=partial(as_batch, end_of_text=self.tokenizer.end_of_text, with_documents=self.document_masking),
-            num_workers=self.num_workers,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
             generator=torch.Generator(),  # otherwise each new iterator would advance the global generator
         )
-
-
-class Loader(DataLoader):
-    """A DataLoader whose worker processes block SIGINT and SIGTERM.
-
-    Ctrl-C reaches every process of a terminal, but the main process still needs batches to finish its step. After that
-    it ends the workers itself.
-    """
-
-    def __iter__(self) -> Any:
-        if not hasattr(signal, "pthread_sigmask"):  # on Windows
-            return super().__iter__()
-        before = set(multiprocessing.active_children())
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-        try:
-            return super().__iter__()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            _workers.update(set(multiprocessing.active_children()) - before)
-
-
-@atexit.register
-def _kill_workers() -> None:
-    """Kills the workers that are still alive. Python would send them SIGTERM, which they block, and wait forever."""
-    for process in _workers & set(multiprocessing.active_children()):
-        process.kill()

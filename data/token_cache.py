@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -67,10 +67,6 @@ class TokenStore:
             # The next window lies far away in a large split, so reading ahead would be wasted.
             tokens.base.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
         return np.asarray(tokens)  # indexing a np.memmap is slower
-
-    def __reduce__(self):
-        # Worker processes open the file themselves: a pickled memory map would contain all tokens.
-        return TokenStore, astuple(self)
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Returns the windows of `length` tokens that begin at `starts` (B,), all at once, as int64 (B, length)."""

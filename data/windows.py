@@ -1,26 +1,26 @@
 """Cuts a token file into windows and yields them in batches: shuffled and endless for training, once for validation.
 
-For a given text, training window n and whether it repeats itself are pure functions of (seed, n). So a run stores its
-place in the text as one number, the windows read so far, and which windows come next does not depend on the batch size.
+For a given text, training window n is a pure function of (seed, n), and the step decides whether it may repeat itself.
+So a run stores its place in the text as one number, the windows read so far, and which windows come next does not
+depend on the batch size.
 
 Letters: B windows in a batch over all devices, B' of them on this device, T tokens in a window, N windows in an epoch.
 """
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from data.token_cache import TokenStore
 from model.mistakes import Mistake
 
-IGNORED = -100  # a target that the loss skips: PyTorch's ignore_index
+IGNORED = -100  # a target that every loss skips: the default ignore_index of PyTorch's cross_entropy
 SHORTEST_PERIOD = 8  # tokens; with a shorter period, the last few tokens are enough to predict the next one
 
 _ROUNDS = 8  # in the Feistel network of `permute`
@@ -30,7 +30,7 @@ _ROUNDS = 8  # in the Feistel network of `permute`
 class Repeats:
     """Says which training windows repeat their own first tokens over and over.
 
-    fraction: share of the windows from number `begin` up to, but not including, `end` that repeat their text.
+    fraction: share of the windows that repeat their text, from step `begin` up to, but not including, step `end`.
     random_fraction: share of all windows that repeat random tokens, even if `fraction` selects them as well.
     """
 
@@ -94,12 +94,13 @@ class WindowSampler:
 
 @dataclass(eq=False)
 class TrainingWindows(IterableDataset):
-    """Yields the windows (B', T + 1) of each batch, from window number `first_window` on, without end.
+    """Yields the windows (B', T + 1) of each batch, from window number `first_window` on.
 
     A window that `repeats` selects holds its own first p tokens over and over, with p from `WindowSampler.periods`.
 
     vocab_size, end_of_text: describe the tokenizer; random tokens are drawn from all its ids except end-of-text.
     rows: the B' rows of each batch that this device reads, out of B.
+    batches: the numbers of the batches, counted from the beginning of the run as if it always had `batches_in_step`.
     """
 
     tokens: TokenStore
@@ -110,17 +111,22 @@ class TrainingWindows(IterableDataset):
     end_of_text: int
     batch_size: int
     rows: range
+    batches: range
+    batches_in_step: int = 1
+
+    def __len__(self) -> int:
+        return len(self.batches)
 
     def __iter__(self) -> Iterator[np.ndarray]:
         length = self.sampler.context_length + 1
-        for batch in _own_turns(itertools.count()):
-            numbers = self.first_window + batch * self.batch_size + np.array(self.rows)
+        for read, batch in enumerate(self.batches):
+            numbers = self.first_window + read * self.batch_size + np.array(self.rows)
             windows = self.tokens.gather(self.sampler.starts(numbers), length)
             is_random = evenly_spread(numbers, self.repeats.random_fraction)
             for row in np.flatnonzero(is_random):
                 drawn = self.sampler.draw(numbers[row], self.vocab_size, self.end_of_text)
                 windows[row, : len(drawn)] = drawn
-            is_in_range = (self.repeats.begin <= numbers) & (numbers < self.repeats.end)
+            is_in_range = self.repeats.begin <= batch // self.batches_in_step < self.repeats.end
             is_repeated = is_random | (is_in_range & evenly_spread(numbers, self.repeats.fraction))
             periods = np.where(is_repeated, self.sampler.periods(numbers), length)
             yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
@@ -145,7 +151,7 @@ class ValidationWindows(IterableDataset):
         return -(-num_windows // self.batch_size)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        for batch in _own_turns(range(len(self))):
+        for batch in range(len(self)):
             first_window = batch * self.batch_size + self.rows.start
             text = np.full(len(self.rows) * self.context_length + 1, IGNORED)
             tokens = self.tokens.read(first_window * self.context_length, len(text))
@@ -165,12 +171,6 @@ def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dic
 def document_ids(tokens: np.ndarray, end_of_text: int) -> np.ndarray:
     """Returns the number of each token's document, (..., T), for document_masking. End-of-text begins a document."""
     return np.cumsum(tokens == end_of_text, axis=-1)
-
-
-def _own_turns(batches: Iterable[int]) -> Iterator[int]:
-    """Yields the batches that this worker process loads: with n workers, every n-th. Without workers, yields all."""
-    worker = get_worker_info()
-    return itertools.islice(batches, worker.id, None, worker.num_workers) if worker else iter(batches)
 
 
 def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:

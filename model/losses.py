@@ -13,7 +13,6 @@ from torch import Tensor
 
 from model.gpt import GPT, in_eval_mode
 
-IGNORED = -100  # a target that counts for nothing: PyTorch's ignore_index
 LOGITS_AT_ONCE = 2**23  # with a large vocabulary, the logits of a whole batch would fill the memory
 
 
@@ -25,7 +24,8 @@ def next_token_loss(
 ) -> Tensor:
     """Returns the cross-entropy, in nats, of predicting `targets` (...) from the features (..., D) before them.
 
-    "mean" is over all targets that are not IGNORED; "none" returns the nats of each, (N,), and 0 where it is IGNORED.
+    "mean" is over all targets that are not negative; "none" returns the nats of each, (N,), and 0 for a negative one:
+    negative targets count for nothing, as PyTorch's ignore_index does.
 
     Many tokens of a large vocabulary are done in pieces, so that there are never more than LOGITS_AT_ONCE logits in
     memory. Compiled code is left whole: it fuses the loss with the product that makes the logits.
@@ -52,7 +52,7 @@ class _MeanInPieces(torch.autograd.Function):
         tokens_at_once: int,
         *weights: Tensor,
     ) -> Tensor:
-        count = (targets != IGNORED).sum()
+        count = (targets >= 0).sum()
         loss = torch.zeros((), device=features.device)
         by_features = torch.empty_like(features)
         by_weights = [torch.zeros_like(weight) for weight in weights]
@@ -132,8 +132,8 @@ def count_nats(nats: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
     these bytes. End-of-text has no bytes, so predicting where documents end does not change the bits per byte.
 
     Args:
-        nats: (N,), the nats of each target; 0 where the target is IGNORED.
-        targets: (N,), the tokens to predict.
+        nats: (N,), the nats of each target; 0 where the target is negative.
+        targets: (N,), the tokens to predict; a negative one counts for nothing, as PyTorch's ignore_index does.
         lengths: (V,), the length of each token in bytes.
     """
     if nats.device.type == "mps":  # MPS has no float64
@@ -141,7 +141,7 @@ def count_nats(nats: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
         targets = targets.cpu()
         lengths = lengths.cpu()
     nats = nats.double()
-    counts = targets != IGNORED
+    counts = targets >= 0
     num_bytes = lengths[targets.clamp(min=0)] * counts
     nats_of_bytes = nats.where(num_bytes > 0, 0)
     return torch.stack([nats.sum(), counts.sum().double(), nats_of_bytes.sum(), num_bytes.sum().double()])

@@ -12,9 +12,9 @@ REPOSITORY = Path(__file__).parent.parent
 
 # Everything that a resume could get wrong: dropout's random numbers, accumulated gradients, Muon, AdamW, the sparse
 # updates of tables, and rows, validations and saves at different steps.
-EVENTFUL = ["--model.gpt.dropout=0.1", "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8"]
+EVENTFUL = ["--model.gpt.dropout=0.1", "--trainer.accumulate_grad_batches=2", "--checkpoints.every_n_steps=1"]
 EVENTFUL += ["--model.gpt.ngram_sizes=[2,3]", "--model.gpt.ngram_buckets=64"]
-EVENTFUL += ["--trainer.log_every_n_steps=3", "--checkpoints.every_n_steps=1", "--trainer.num_sanity_val_steps=1"]
+EVENTFUL += ["--trainer.log_every_n_steps=3"]
 # A run of 12 steps that validates and saves at every fourth.
 SMALL = """--data.corpus=files --data.tokenizer=bytes --data.vocab_size=null --data.batch_size=4 --data.num_threads=1
     --model.gpt.context_length=16 --model.gpt.embed_dim=32 --recording.probe_tokens=8

@@ -82,13 +82,13 @@ DATA_OPTIONS = {
     "corpus": {"corpus": "files", "files": "words.txt"}, "files": "other.txt", "validation_files": "other.txt",
     "validation_fraction": 0.3, "max_tokens": 2000, "tokenizer": "bpe", "vocab_size": 290,
     "context_length": 20, "batch_size": 5, "validation_batch_size": 7, "repeat_fraction": 0.9,
-    "repeat_from": 2, "repeat_until": 2, "random_repeat_fraction": 0.9,
+    "repeat_from": 2, "repeat_until": 0, "random_repeat_fraction": 0.9,
     "document_masking": True, "seed": 3,
     # Options of tables and of data sets of the Hub, which tests/data reads.
     "dataset": FOLDER, "dataset_config": "x", "dataset_split": "test", "dataset_validation_split": "test",
     "dataset_revision": "x", "text_column": "x", "streaming": True, "quotes": False,
     # Options that do not change what is read: these values are refused or move the cache.
-    "num_workers": -1, "num_threads": 0, "cache_dir": "elsewhere",
+    "num_threads": 0, "cache_dir": "elsewhere",
 }  # fmt: skip
 NEEDED_DATA = {
     "corpus": {"files": None, "corpus": "repetitions"},

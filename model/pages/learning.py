@@ -96,10 +96,8 @@ def _text_in_words(data: Mapping) -> str:
 def _repeats_in_words(data: Mapping) -> str:
     """A sentence on training texts that repeat themselves, from the data options; "" if there are none."""
     shares = []
-    windows = data.get("batch_size") or 1  # windows in a step
-    first = (data.get("repeat_from") or 0) // windows
-    last = data.get("repeat_until")
-    steps = f"from step {first} on" if last is None else f"in steps {first} to {last // windows}"
+    first, last = data.get("repeat_from") or 0, data.get("repeat_until")
+    steps = f"from step {first} on" if last is None else f"in steps {first} to {last}"
     if share := data.get("repeat_fraction"):
         shares.append(f"{share:.0%} of its texts repeat their beginning {steps}")
     if share := data.get("random_repeat_fraction"):

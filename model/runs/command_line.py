@@ -4,6 +4,7 @@ A wrong option is found in one of these places, in this order, and before anythi
 
     configs.parse            unknown names, wrong types
     read_options             options that contradict each other, or the model of --model.init_from
+    trainer_options          options, strategies and callbacks of Lightning's Trainer that do not work in a run
     constructors             invalid values: each config class, and TextDataModule, checks its own when it is built
     train.build_trainer      strategies and accelerators that this machine lacks
     hooks before training    what depends on text or devices, such as in GPTModule.configure_model
@@ -15,7 +16,6 @@ a `Mistake` with the help of `explanation`.
 
 import dataclasses
 import logging
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -30,16 +30,9 @@ from model.mistakes import Missing, Mistake, check_range, is_out_of_memory
 from model.runs.code import told
 from model.runs.configs import layered, parse, plain_config, read_config
 from model.runs.run import CONFIG, ENDED, RUNS, Run
+from model.runs.trainer_options import check_trainer
 from model.training.hardware import fast_precision
 
-# Strategies that split a matrix over devices, or start processes that do not run train.py from its beginning.
-REFUSED_STRATEGIES = re.compile("fsdp|deepspeed|modelparallel|spawn|fork|notebook", re.IGNORECASE)
-EPOCH_OPTIONS = ("min_steps", "min_epochs", "max_epochs", "limit_train_batches")
-REFUSED_CALLBACKS = {
-    "BatchSizeFinder": "would train on extra batches before the run: compare batch sizes in short runs",
-    "LearningRateFinder": "would train on extra batches before the run: compare learning rates in short runs",
-    "GradientAccumulationScheduler": "counts epochs, and no epoch ends: set trainer.accumulate_grad_batches",
-}
 # Not in config.yaml, because they belong to this call: a run that is started from the file has others.
 NOT_SAVED = ("config", "print_config", "name", "resume", "resume_or_start", "other_code")
 MAY_DIFFER = ("context_length", "dropout")  # options of a run that may differ from those of --model.init_from
@@ -192,35 +185,6 @@ def tokenizer_of(
     return owner.tokenizer.to_dict() if owner else None
 
 
-def check_trainer(options: Namespace) -> None:
-    """Raises a `Mistake` for options of Lightning's Trainer that do harm in a run that counts steps, not epochs."""
-    interval, accumulate = options.val_check_interval, options.accumulate_grad_batches
-    check_range("trainer.log_every_n_steps", options.log_every_n_steps, 1)
-    check_range("trainer.accumulate_grad_batches", accumulate, 1)
-    for name in EPOCH_OPTIONS:
-        if str(options[name]) not in ("None", "-1", "1.0"):  # limit_train_batches: 1 is one batch, 1.0 is all of them
-            raise Mistake(f"trainer.{name} has no use, because the training text never ends: set trainer.max_steps")
-    if REFUSED_STRATEGIES.search(str(options.strategy)):
-        raise Mistake("trainer.strategy must be ddp: each device holds the whole model and runs train.py itself")
-    is_whole = isinstance(interval, int) and interval > 0 and interval % accumulate == 0
-    if interval is not None and not is_whole:
-        raise Mistake(
-            f"trainer.val_check_interval is {interval} but must be a number of batches that {accumulate} divides "
-            "(trainer.accumulate_grad_batches)"
-        )
-    for callback in as_list(options.callbacks):
-        name = callback.class_path.rpartition(".")[2]
-        if name in REFUSED_CALLBACKS:
-            raise Mistake(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}")
-
-
-def as_list(value: Any) -> list:
-    """Returns a Trainer option as a list of objects. It may be one object, a list, null or (for a logger) a bool."""
-    if isinstance(value, list):
-        return value
-    return [] if value is None or isinstance(value, bool) else [value]
-
-
 def explanation(error: Exception, run: Run) -> str | None:
     """Returns a sentence for an error in another library that options or the machine caused; None for any other error.
 
@@ -239,11 +203,8 @@ def explanation(error: Exception, run: Run) -> str | None:
         return str(cause)
     if is_out_of_memory(error):
         message = "out of memory: lower data.batch_size, data.validation_batch_size or model.gpt.context_length"
-    elif isinstance(error, ConnectionResetError) or "DataLoader worker (pid" in str(error):  # it was killed
-        message = "a worker process of the data loader has ended, often because memory ran out: lower data.num_workers"
-    else:
-        return None
-    return f"{message}; {run.how_to_resume}"
+        return f"{message}; {run.how_to_resume}"
+    return None
 
 
 def quiet() -> None:
@@ -252,6 +213,7 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     hidden = (
         "does not have many workers",
+        "is smaller than the logging interval",  # an epoch is what lies between two validations
         "lr_scheduler.step",
         "has `__len__` defined",
         "isinstance.treespec, LeafSpec",

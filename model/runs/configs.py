@@ -19,7 +19,7 @@ from model.runs.terminal import with_hint
 SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]  # groups of options
 SECTIONS += ["recording", "samples", "checkpoints"]
 # These options of the Trainer take classes, so a run's config may not set them to a string.
-CLASS_OPTIONS = ("trainer.callbacks", "trainer.logger", "trainer.plugins")
+CLASS_OPTIONS = ("trainer.callbacks", "trainer.logger")
 CODE_OPTIONS = ("model.optimizer.algorithm", "data.corpus")  # a value with a dot is imported
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C library needs a tenth of the time
 DEEPEST = 100  # levels of nesting: the C library crashes at a hundred thousand
@@ -42,7 +42,9 @@ def parse(parser: ArgumentParser, source: list[str] | str, place: str = "") -> N
         else:
             options = parser.parse_args(source, defaults=False)
     except argparse.ArgumentError as error:
-        raise Mistake(f"{place}{with_hint(error.message)}") from error
+        from model.runs.trainer_options import why_missing  # here, because it imports Lightning
+
+        raise Mistake(f"{place}{with_hint(error.message)}{why_missing(error.message)}") from error
     for name, group in parser.get_defaults().items(branches=True):
         if isinstance(group, Namespace) and not isinstance(options.get(name, group), Namespace):
             raise Mistake(f"{place}{name} is a group of options, not a value: leave it out to use the defaults")

@@ -3,7 +3,8 @@
 A step ends like this:
 
 1. Log the training metrics, every trainer.log_every_n_steps steps and at the last step.
-2. Validate, if it is due. Lightning does this between `on_train_batch_end` and `on_validation_end`.
+2. Validate, if it is due. Lightning does this between `on_train_batch_end` and `on_train_epoch_end`: an epoch is what
+   lies between two validations, and the run's last epoch may be shorter.
 3. Record attention maps; log the validation's metrics, write a sample and print a line; write the page.
 4. Save a checkpoint.
 5. Stop, if a signal has asked for it.
@@ -40,16 +41,6 @@ from model.runs.saving import Checkpoints, gather, random_state, rewind, set_ran
 log = logging.getLogger(__name__)
 
 
-def will_validate(trainer: Trainer) -> bool:
-    """Whether Lightning validates after the update that it has just made. This is Lightning's own rule."""
-    loop = trainer.fit_loop.epoch_loop
-    if trainer.val_check_batch == math.inf:  # after each pass over the batches that trainer.overfit_batches repeats
-        is_its_turn = loop.batch_progress.is_last_batch
-    else:
-        is_its_turn = (loop.total_batch_idx + 1) % trainer.val_check_batch == 0
-    return trainer.enable_validation and (is_its_turn or trainer.should_stop)
-
-
 def is_due(step: int, every: int | None) -> bool:
     """Whether `step` is a multiple of `every`. False at step 0, and if `every` is None."""
     return every is not None and step > 0 and step % every == 0
@@ -75,7 +66,9 @@ class EndOfStep(Checkpoint):
         self.checkpoints = checkpoints
         self.metrics = TrainingMetrics()
         self.signals = StopSignals()
+        self.validation: dict[str, float] | None = None  # the metrics of this step's validation
         self.best_loss = math.inf
+        self.best_of: list[Any] = []  # what best_loss was measured on
         self.step_before = 0  # trainer.global_step before the current batch
         self.resumed_random_state: dict[str, Any] | None = None
         self.is_running = False
@@ -87,7 +80,8 @@ class EndOfStep(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, module: LightningModule, outputs: dict, batch: dict, *_: Any
     ) -> None:
-        self.metrics.add(outputs["loss"], batch["tokens"].numel() * trainer.world_size)
+        loss = outputs["loss"] * trainer.accumulate_grad_batches  # Lightning has divided it
+        self.metrics.add(loss, batch["tokens"].numel() * trainer.world_size)
         step = trainer.global_step
         if step == self.step_before:
             # Gradients are still being accumulated, and a checkpoint in the middle of a step cannot be resumed.
@@ -95,13 +89,13 @@ class EndOfStep(Checkpoint):
             trainer.should_stop = False
             return
         if step == trainer.max_steps:
-            trainer.should_stop = True  # Lightning validates before it stops
+            trainer.should_stop = True  # ends the epoch with a validation
         if trainer.should_stop or step % trainer.log_every_n_steps == 0:
             metrics = self.metrics.take(trainer)
             log_metrics(trainer, metrics)
             on_bar = {name: metrics[name] for name in ("train/loss", "tokens_per_second", "mfu") if name in metrics}
             module.log_dict(on_bar, prog_bar=True, logger=False)
-        if not will_validate(trainer):
+        if not (trainer.is_last_batch or trainer.should_stop):
             self.end_step(trainer, module)
 
     def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
@@ -109,17 +103,17 @@ class EndOfStep(Checkpoint):
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         check_finite(module.validation_metrics["val/loss"], "the validation loss")
-        if not trainer.sanity_checking:
-            self.end_step(trainer, module, module.validation_metrics)
+        self.validation = module.validation_metrics
 
-    def end_step(self, trainer: Trainer, module: LightningModule, validation: dict[str, float] | None = None) -> None:
-        """Does 3 to 5 of the list above. A new run calls it for step 0 too, before its first update.
+    def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self.end_step(trainer, module)
 
-        validation: the metrics of this step's validation; None if there was none.
-        """
+    def end_step(self, trainer: Trainer, module: LightningModule) -> None:
+        """Does 3 to 5 of the list above. A new run calls it for step 0 too, before its first update."""
+        validation, self.validation = self.validation, None
         step, is_validated = trainer.global_step, validation is not None
         is_kept = step in self.checkpoints.keep_steps
-        is_best = is_validated and validation["val/loss"] < self.best_loss
+        is_best = is_validated and self.is_best(trainer, module, validation["val/loss"])
         is_its_turn = step == 0 or is_due(step, self.recorder.every_n_steps)
         is_recorded = self.recorder.enabled and (is_validated or is_kept or is_its_turn)
         if is_recorded:
@@ -131,18 +125,33 @@ class EndOfStep(Checkpoint):
             tell(trainer, validation_line(trainer))
         if is_recorded or is_validated:
             self.show(trainer, "running")
-        if is_best:
-            self.best_loss = validation["val/loss"]
         # All ranks must stop together, so each asks the others whether they received a signal. Not at every step, where
         # each would wait for the slowest.
         asks_ranks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
         stop_now = asks_ranks and trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
+        is_end_of_epoch = trainer.is_last_batch or trainer.should_stop
         is_saved = is_validated or is_kept or is_due(step, self.checkpoints.every_n_steps)
-        if is_saved or stop_now or trainer.should_stop:
+        if is_saved or stop_now or is_end_of_epoch:
             self.checkpoints.save(trainer, is_best)
         if stop_now:
             # If only another rank received a signal, this rank does not know which signal it was.
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)
+
+    def is_best(self, trainer: Trainer, module: LightningModule, loss: float) -> bool:
+        """Notes the lowest val/loss, and returns whether `loss` is it. Only losses of the same targets are compared."""
+        data = trainer.datamodule
+        measured_on = [data.tokenized.validation.checksum, module.validation_targets, data.document_masking]
+        if self.best_of not in ([], measured_on):
+            log.warning(
+                "val/loss is measured on another text from step %s on, because options of data or "
+                "trainer.limit_val_batches have changed: best.ckpt begins anew.",
+                trainer.global_step,
+            )
+            self.best_loss = math.inf
+        self.best_of = measured_on
+        is_best = loss < self.best_loss
+        self.best_loss = min(loss, self.best_loss)
+        return is_best
 
     def show(self, trainer: Trainer, state: str) -> None:
         """Writes the run's page and state. A browser that shows the previous page loads the new one by itself."""
@@ -173,7 +182,7 @@ class EndOfStep(Checkpoint):
         elif trainer.global_rank > 0:
             torch.manual_seed(torch.initial_seed() + trainer.global_rank)  # every rank needs its own dropout masks
         if is_new:  # with trainer.num_sanity_val_steps, Lightning has already validated it
-            self.end_step(trainer, module, module.validation_metrics or None)
+            self.end_step(trainer, module)
         self.signals.install()
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
@@ -187,13 +196,12 @@ class EndOfStep(Checkpoint):
         self.signals.remove()
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        """Ends the run's page and the loaders after an error: Lightning calls this in place of `teardown`."""
+        """Ends the run's page after an error: Lightning calls this in place of `teardown`."""
         if self.is_running and isinstance(exception, Exception):
             state = "stopped" if isinstance(exception, TrainingInterrupted) else "failed"
             self.show(trainer, "diverged" if isinstance(exception, Diverged) else state)
         elif self.is_running:  # a second Ctrl-C, which must not wait for the page
             note_state(trainer, "stopped")
-        trainer.fit_loop.teardown()  # ends all loaders; in a validation, Lightning ends only the loaders of validation
         self.teardown(trainer, module, "fit")
 
     # What this callback saves in a checkpoint, and restores from it.
@@ -201,6 +209,7 @@ class EndOfStep(Checkpoint):
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         write_rows(trainer)  # a run resumed from this checkpoint does not repeat the rows before it
         metrics, data = self.metrics, trainer.datamodule
+        metrics.stop_clock()  # the next batch starts it again
         # Infinite and NaN weights must not replace good ones.
         largest = [weight.detach().abs().max() for weight in module.parameters()]
         check_finite(torch.stack(largest).max().item(), "the largest weight")
@@ -209,12 +218,14 @@ class EndOfStep(Checkpoint):
         checkpoint |= {
             "random_states": gather(random_state(trainer.strategy.root_device), trainer),  # one for each rank
             "loss_sums": gather(float(metrics.loss_sum), trainer),  # one for each rank, over its own batches
-            "counted": (metrics.num_batches, metrics.tokens, self.best_loss),  # the same on every rank
+            "counted": (metrics.tokens, metrics.new_tokens, metrics.seconds),
+            "best": (self.best_loss, self.best_of),
         }
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         start_loops_at(checkpoint["global_step"], trainer, checkpoint)
-        self.metrics.num_batches, self.metrics.tokens, self.best_loss = checkpoint["counted"]
+        self.metrics.tokens, self.metrics.new_tokens, self.metrics.seconds = checkpoint["counted"]
+        self.best_loss, self.best_of = checkpoint["best"]
         sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank
         # Each rank continues its own loss sum. If their number has changed, each begins with the mean of the sums.
         self.metrics.loss_sum = sums[rank] if len(sums) == trainer.world_size else sum(sums) / len(sums)

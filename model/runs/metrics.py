@@ -20,10 +20,9 @@ class TrainingMetrics:
     """Sums of loss, tokens and time since the last `take`. The loss stays on its device, so that no step waits."""
 
     def __init__(self) -> None:
-        self.loss_sum: Tensor | float = 0.0
-        self.num_batches = 0  # in loss_sum
         self.tokens = 0  # since the beginning of the run, of all ranks
-        self.timed_tokens = 0  # tokens that were trained in `seconds`
+        self.new_tokens = 0  # since the last `take`, in `seconds`
+        self.loss_sum: Tensor | float = 0.0  # over the new tokens, in nats
         self.seconds = 0.0
         self.clock_started: float | None = None
 
@@ -40,18 +39,16 @@ class TrainingMetrics:
         """Counts a batch.
 
         Args:
-            loss: this rank's loss, which Lightning has divided by accumulate_grad_batches.
+            loss: this rank's loss, in nats per token.
             num_tokens: the tokens of all ranks.
         """
-        self.loss_sum = self.loss_sum + loss
-        self.num_batches += 1
+        self.loss_sum = self.loss_sum + loss * num_tokens
         self.tokens += num_tokens
-        self.timed_tokens += num_tokens
+        self.new_tokens += num_tokens
 
     def take(self, trainer: Trainer) -> dict[str, float]:
         """Returns the metrics since the last call, and starts new sums. Raises a `Mistake` if the loss has diverged."""
-        loss = self.loss_sum * trainer.accumulate_grad_batches / self.num_batches
-        loss = trainer.strategy.reduce(loss, reduce_op="mean").item()
+        loss = trainer.strategy.reduce(self.loss_sum / self.new_tokens, reduce_op="mean").item()
         check_finite(loss, "the training loss")
         metrics = {
             "tokens": self.tokens,
@@ -60,10 +57,10 @@ class TrainingMetrics:
         }
         self.stop_clock()
         if self.seconds:
-            speed = metrics["tokens_per_second"] = self.timed_tokens / self.seconds
+            speed = metrics["tokens_per_second"] = self.new_tokens / self.seconds
             if peak := peak_flops(trainer):
                 metrics["mfu"] = speed * trainer.lightning_module.gpt.flops_per_token() / peak
-        self.loss_sum, self.num_batches, self.timed_tokens, self.seconds = 0.0, 0, 0, 0.0
+        self.loss_sum, self.new_tokens, self.seconds = 0.0, 0, 0.0
         return metrics
 
 
@@ -121,7 +118,7 @@ class StepLogger(Logger):
         if self.row and self.row["step"] != step:
             self.write(self.row)
             self.row = {}
-        # Lightning adds the epoch, which is always 0 here. Other loggers get the same dict, so it must not be changed.
+        # Lightning adds the epoch, a count of validations. Other loggers get the same dict, so it must not be changed.
         without_epoch = {name: value for name, value in metrics.items() if name != "epoch"}
         self.row = {**self.row, **without_epoch, "step": step}  # last: a callback's figures may have their own step
 

@@ -17,20 +17,26 @@ LEARNED = 0.1  # nats below ln V; to know only which tokens are frequent gives m
 
 
 class Progress(TQDMProgressBar):
-    """Lightning's bar, with the run's step. Only on a terminal: in a file it would be a line for every batch."""
+    """Lightning's bar, over the steps of the run. Only on a terminal: in a file it would be a line for every batch."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if sys.stdout is None or not sys.stdout.isatty():
             self.disable()
 
-    @property
-    def total_train_batches(self) -> int | float:
-        """The length of the bar. The bar counts batches, but the length that Lightning computes is in steps."""
-        return super().total_train_batches * self.trainer.accumulate_grad_batches
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        super().on_train_start()
+        self.train_progress_bar.total = trainer.max_steps if trainer.max_steps > 0 else None
+        self.train_progress_bar.initial = trainer.global_step
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        """Does nothing, where Lightning begins a new bar after each validation."""
+
+    def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, _: int) -> None:
+        super().on_train_batch_end(trainer, module, outputs, batch, trainer.global_step - 1)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        return {"step": trainer.global_step, **trainer.progress_bar_metrics}
+        return trainer.progress_bar_metrics  # without the version of the first logger
 
 
 def tell(trainer: Trainer, text: str) -> None:
@@ -68,12 +74,18 @@ def validation_line(trainer: Trainer) -> str:
     return f"step {steps}: {', '.join(metrics)}"
 
 
+def nothing_trained(trainer: Trainer) -> str:
+    """Returns why no batch was read: the run has reached its end already, or that lies before; "" if any was."""
+    if trainer.fit_loop.total_batch_idx >= 0:
+        return ""
+    limits = f"trainer.max_steps {trainer.max_steps} or trainer.max_time"
+    return f"nothing was trained: the run is at step {trainer.global_step}, and {limits} leaves no step"
+
+
 def ending(trainer: Trainer) -> str:
     """Returns why a run did not end at trainer.max_steps, "" if it did."""
     if trainer.global_step == trainer.max_steps:
         return ""
-    if 0 <= trainer.max_steps < trainer.global_step:
-        return f"nothing was trained: step {trainer.global_step} is past trainer.max_steps {trainer.max_steps} already"
     reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
     reason = " ".join(filter(None, reasons)) or "trainer.max_time is over, or a callback stopped it"
     return f"ended after step {trainer.global_step}: {reason}"

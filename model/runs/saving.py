@@ -36,7 +36,7 @@ from model.runs.run import BEST, LAST, METRICS, SAMPLES, Run
 
 log = logging.getLogger(__name__)
 # What a checkpoint needs to be resumed, besides what every checkpoint has.
-RESUMED = ("callbacks", "counted", "loops", "loss_sums", "lr_schedulers", "optimizer_states", "random_states")
+RESUMED = ("best", "callbacks", "counted", "loops", "loss_sums", "lr_schedulers", "optimizer_states", "random_states")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -136,13 +136,14 @@ def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> N
     """Makes the Trainer's loops count from `step`, instead of restoring the loops of the checkpoint.
 
     Lightning would resume in the middle of an epoch, with a rule for every place where a checkpoint can be saved. Here
-    the order of the batches and the schedule depend on the step alone, so fresh loops that count from it suffice.
+    the order of the batches and the schedule depend on the step alone, so fresh loops that count from it suffice: the
+    loader of the first epoch has the batches that are left of it.
     """
     checkpoint["callbacks"].pop("Timer", None)  # trainer.max_time limits each call of train.py, not their sum
     loop, batches = trainer.fit_loop.epoch_loop, step * trainer.accumulate_grad_batches
+    trainer.fit_loop.epoch_progress.current.completed = batches // trainer.limit_train_batches
     state = loop.state_dict()
     state["state_dict"]["_batches_that_stepped"] = step
-    state["batch_progress"]["total"] = dict.fromkeys(("ready", "started", "processed", "completed"), batches)
     state["automatic_optimization.optim_progress"]["optimizer"]["step"]["total"] = {"ready": step, "completed": step}
     loop.load_state_dict(state)
     loop.restarting = False  # it begins a new epoch

@@ -70,8 +70,6 @@ class RunFolder(callbacks.Callback):
         self.command = command
         self.code_difference = code_difference
         self.locked: int | None = None
-        if os.name == "posix":  # a worker process that outlives a killed run must not keep the lock
-            os.register_at_fork(after_in_child=self.unlock)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         if not trainer.is_global_zero:

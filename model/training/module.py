@@ -66,48 +66,34 @@ class GPTModule(LightningModule):
         self.validation_sums: list[Tensor]  # the result of `count_nats` for each batch of a validation
         self.token_lengths: Tensor  # (V,), in bytes
         self.validation_metrics: dict[str, float] = {}
+        self.validation_targets = 0  # how many targets a validation has measured
 
     def configure_model(self) -> None:
-        if self.gpt is not None:
-            return
-        config, tokenizer = self.gpt_config, self.trainer.datamodule.tokenizer
-        num_tokens = tokenizer.vocab_size
-        trained = self.trained
-        if trained and trained.tokenizer.fingerprint != tokenizer.fingerprint:
-            raise Mistake(
-                f"the model of --model.init_from needs its own tokenizer, {trained.tokenizer.name!r}, but the data has "
-                f"another, {tokenizer.name!r} with {num_tokens:,} tokens: leave out --data.tokenizer to use the model's"
-            )
-        if config.vocab_size is None:
-            config.vocab_size = num_tokens
-        if config.vocab_size < num_tokens:  # a larger one is fine: it may be rounded up for speed
-            raise Mistake(
-                f"model.gpt.vocab_size is {config.vocab_size}, but the tokenizer has {num_tokens} tokens: set it to at "
-                "least that, or to null"
-            )
-        self.gpt = GPT(config)
-        if trained:
-            weights = trained.gpt.state_dict()
-            if config.position == "learned":  # a shorter context uses the beginning of the model's table
-                weights["position_embedding.weight"] = weights["position_embedding.weight"][: config.context_length]
-            self.gpt.load_state_dict(weights)
+        if self.gpt is None:
+            self.gpt = new_gpt(self.gpt_config, self.trainer.datamodule.tokenizer, self.trained)
             self.trained = None  # frees its memory
-        adds_gradients = self.trainer.accumulate_grad_batches > 1 or self.trainer.world_size > 1
+            self.compile_losses()
+
+    def compile_losses(self) -> None:
+        """Compiles training_loss and validation_nats, if that pays off; raises a `Mistake` if it would be wrong.
+
+        Decides also whether the gradient of n-gram tables is sparse: then it has only the rows that the batch read.
+        """
+        device, trainer = self.trainer.strategy.root_device, self.trainer
+        adds_gradients = trainer.accumulate_grad_batches > 1 or trainer.world_size > 1
         if self.compile_mode == "reduce-overhead" and adds_gradients:
             raise Mistake(
                 "--model.compile reduce-overhead overwrites the gradients of each batch with the next one's, so they "
                 "cannot be added up over batches or devices: leave trainer.accumulate_grad_batches and trainer.devices "
                 "at 1, or write --model.compile true"
             )
-        device = self.trainer.strategy.root_device
         options = compile_options(self.compile_mode, device, adds_gradients=adds_gradients)
         if options is not None:
             self.training_loss = torch.compile(self.training_loss, **options)  # type: ignore[method-assign]
             self.validation_nats = torch.compile(self.validation_nats, **options)  # type: ignore[method-assign]
         if self.gpt.ngram_embedding is not None:
-            # A sparse gradient has only the rows that the batch read. Compiled code, clipping, GPUs and several devices
-            # need a dense one.
-            allows_sparse = self.trainer.world_size == 1 and not self.trainer.gradient_clip_val
+            # Compiled code, clipping, GPUs and several devices need a dense gradient.
+            allows_sparse = trainer.world_size == 1 and not trainer.gradient_clip_val
             self.gpt.ngram_embedding.sparse = device.type == "cpu" and options is None and allows_sparse
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -175,7 +161,35 @@ class GPTModule(LightningModule):
         """Sets validation_metrics: val/loss in nats per token, and val/bits_per_byte, comparable across tokenizers."""
         sums = self.trainer.strategy.reduce(torch.stack(self.validation_sums).sum(dim=0), reduce_op="sum")
         loss, bits = loss_and_bits(sums)
+        self.validation_targets = int(sums[1])
         self.validation_metrics = {"val/loss": loss, "val/bits_per_byte": bits}
         # Only for the progress bar and callbacks that monitor a metric: EndOfStep passes the metrics to the loggers,
         # in full precision.
         self.log_dict(self.validation_metrics, prog_bar=True, logger=False, sync_dist=True)
+
+
+def new_gpt(config: GPTConfig, tokenizer: Any, trained: Any) -> GPT:
+    """Returns a GPT with random weights, or with those of `trained`, the model of --model.init_from.
+
+    Sets an unset config.vocab_size to the tokenizer's. Raises a `Mistake` if tokenizer and network do not fit.
+    """
+    num_tokens = tokenizer.vocab_size
+    if trained and trained.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise Mistake(
+            f"the model of --model.init_from needs its own tokenizer, {trained.tokenizer.name!r}, but the data has "
+            f"another, {tokenizer.name!r} with {num_tokens:,} tokens: leave out --data.tokenizer to use the model's"
+        )
+    if config.vocab_size is None:
+        config.vocab_size = num_tokens
+    if config.vocab_size < num_tokens:  # a larger one is fine: it may be rounded up for speed
+        raise Mistake(
+            f"model.gpt.vocab_size is {config.vocab_size}, but the tokenizer has {num_tokens} tokens: set it to at "
+            "least that, or to null"
+        )
+    gpt = GPT(config)
+    if trained:
+        weights = trained.gpt.state_dict()
+        if config.position == "learned":  # a shorter context uses the beginning of the model's table
+            weights["position_embedding.weight"] = weights["position_embedding.weight"][: config.context_length]
+        gpt.load_state_dict(weights)
+    return gpt

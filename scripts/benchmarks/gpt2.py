@@ -130,7 +130,7 @@ def train_by_recipe(job: Namespace) -> Row:
         # Last, so that the user cannot change them: how the text is read, and that only LearningCurve validates.
         "--data.tokenizer=bytes",
         f"--data.validation_fraction={VALIDATION_FRACTION}",
-        "--trainer.val_check_interval=1000000000",
+        "--trainer.val_check_interval=null",
         "--trainer.limit_val_batches=1",
         "--trainer.callbacks=scripts.benchmarks.gpt2.LearningCurve",
         f"--trainer.callbacks.data={job.data}",

@@ -1,6 +1,5 @@
 """The data module: training batches, validation batches and mistakes in options. tests/test_train.py resumes runs."""
 
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,9 +9,8 @@ import torch
 from data.datamodule import TextDataModule
 from data.windows import IGNORED
 from model.mistakes import Mistake
-from tests import programs
 
-TRAINER = {"global_rank": 0, "world_size": 1, "global_step": 0, "accumulate_grad_batches": 1, "overfit_batches": 0.0}
+TRAINER = {"global_rank": 0, "world_size": 1, "global_step": 0, "accumulate_grad_batches": 1, "limit_train_batches": 9}
 TRAINER["strategy"] = SimpleNamespace(root_device=torch.device("cpu"))
 AT_LEAST_ONE = dict.fromkeys(["batch_size", "validation_batch_size", "num_threads"], 1)
 TEXT = "".join(f"Line {number} of a small book, é.\n" + "\n" * (number % 5 == 0) for number in range(3000))
@@ -47,12 +45,12 @@ def test_targets_are_the_next_tokens_and_loaders_do_not_use_the_global_random_ge
         assert (windows == np.append(tokens[:1], targets)).all(axis=1).any()
 
 
-@pytest.mark.parametrize("world_size, num_workers", [(1, 0), (2, 2), (4, 0)])
-def test_validation_predicts_every_token_once(module, world_size, num_workers):
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_validation_predicts_every_token_once(module, world_size):
     stream = module().tokenized.validation.read(0, 10**9)
     found = []
     for rank in range(world_size):
-        data = module(rank, world_size, num_workers=num_workers, validation_batch_size=12)
+        data = module(rank, world_size, validation_batch_size=12)
         batches = list(data.val_dataloader())
         assert len(batches) == len(data.val_dataloader())
         assert all(batch["tokens"].shape == (12 // world_size, 32) for batch in batches)
@@ -95,7 +93,7 @@ def test_document_ids_increase_at_each_end_of_text(module):
         ({"tokenizer": "bpe", "vocab_size": 5 * 10**9}, r"257 .*4294967295"),
         *(
             ({option: least - 1}, f"data.{option} .* {least}.* {least - 1}")
-            for option, least in {"num_workers": 0, "max_tokens": 2, "vocab_size": 257, **AT_LEAST_ONE}.items()
+            for option, least in {"max_tokens": 2, "vocab_size": 257, **AT_LEAST_ONE}.items()
         ),
     ],
 )
@@ -111,32 +109,16 @@ def test_max_tokens_cuts_the_validation_split_in_proportion(module, max_tokens, 
     assert len(list(data.val_dataloader())) >= 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX")
-def test_loader_processes_ignore_ctrl_c_and_end_with_the_program(module, tmp_path):
-    """Ctrl-C reaches every process of a terminal, and the main process still needs batches to end its step."""
-    module()  # tokenises
-    places = {"files": str(tmp_path / "book.txt"), "cache_dir": str(tmp_path / "cache")}
-    program = f"""
-import multiprocessing, os, signal
-from data.datamodule import TextDataModule
-data = TextDataModule(tokenizer="bytes", num_workers=2, **{places})
-data.setup()
-batches = iter(data.train_dataloader())
-for moment in range(9):
-    for loader in multiprocessing.active_children():
-        os.kill(loader.pid, signal.SIGINT)
-        os.kill(loader.pid, signal.SIGTERM)
-    next(batches)
-"""
-    programs.run("-c", program)
-
-
-def test_a_run_cannot_be_resumed_with_overfit_batches_that_it_has_passed(module):
-    data = module()
-    data.trainer = SimpleNamespace(**TRAINER | {"overfit_batches": 3, "global_step": 6})
-    data.windows_read = 48
-    with pytest.raises(Mistake, match="overfit_batches"):
-        data.train_dataloader()
+def test_a_loader_ends_at_the_next_validation_and_text_repeats_from_one_step_to_another(module):
+    """Also after a resume with other batches. A step has two batches of 8 windows, and a validation follows step 5."""
+    limits = {"accumulate_grad_batches": 2, "limit_train_batches": 10}
+    data = module(repeat_fraction=1.0, repeat_from=3, repeat_until=4)
+    for step, expected in ((0, [3 * 2, 3 * 2 + 1]), (2, [2, 3]), (5, [])):
+        data.trainer, data.windows_read = SimpleNamespace(**TRAINER | limits | {"global_step": step}), 5 * step
+        batches = [batch["tokens"].numpy() for batch in data.train_dataloader()]
+        text = data.tokenized.train.gather(data.sampler.starts(5 * step + np.arange(8 * len(batches))), 32)
+        repeated = [n for n, batch in enumerate(batches) if (batch != text[8 * n : 8 * n + 8]).any()]
+        assert len(batches) == (5 - step % 5) * 2 and repeated == expected
 
 
 def test_a_batch_size_that_the_devices_do_not_divide_is_named(module):

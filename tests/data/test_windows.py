@@ -83,22 +83,21 @@ TEXT = SimpleNamespace(gather=lambda starts, length: 1000 + starts[:, None] + np
 def training_windows(repeats: Repeats, first: int = 0, rows: range = range(8)) -> np.ndarray:
     """12 batches of 8 windows. Token n of the text is 1,000 + n, and random tokens are 1 to 300."""
     sampler = WindowSampler(50_000, 32, seed=5)
-    batches = iter(TrainingWindows(TEXT, sampler, first, repeats, 301, 0, 8, rows))
-    return np.stack([next(batches) for _ in range(12)])
+    return np.stack([*TrainingWindows(TEXT, sampler, first, repeats, 301, 0, 8, rows, range(12))])
 
 
 @pytest.mark.parametrize("share", [8, 4, 1])
 def test_devices_share_the_batch_and_reading_continues_after_any_window(share):
     """The windows of all devices are those of one, and those after window 20 do not depend on earlier batch sizes."""
-    repeats = Repeats(0.5, 16, 48, 0.125)
+    repeats = Repeats(0.5, random_fraction=0.125)
     shares = [training_windows(repeats, 20, range(first, first + share)) for first in range(0, 8, share)]
     expected = training_windows(repeats).reshape(96, 33)[20:]
     assert np.array_equal(np.concatenate(shares, axis=1).reshape(96, 33)[:76], expected)
 
 
-def test_text_repeats_from_one_window_to_another_and_random_tokens_from_the_start():
+def test_text_repeats_from_one_step_to_another_and_random_tokens_from_the_start():
     """A random window repeats distinct tokens of the vocabulary, and differs from other random windows."""
-    windows, plain = (training_windows(repeats).reshape(96, 33) for repeats in (Repeats(0.5, 16, 48, 0.125), Repeats()))
+    windows, plain = (training_windows(repeats).reshape(96, 33) for repeats in (Repeats(0.5, 2, 6, 0.125), Repeats()))
     random = np.arange(96) % 8 == 7
     text = (np.arange(96) % 2 == 1) & (np.arange(96) >= 16) & (np.arange(96) < 48) & ~random
     assert np.array_equal(windows[~random & ~text], plain[~random & ~text])

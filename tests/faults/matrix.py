@@ -107,15 +107,14 @@ def end(program: subprocess.Popen, *statuses: int) -> str:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda signum: signum.name)
-def test_killed_at_random_moments(small_options, trained, run, signum, workers, seed):
+def test_killed_at_random_moments(small_options, trained, run, signum, seed):
     """Kills each run four times: when it is about to write its n-th file, or a little later."""
     eventful = [*EVENTFUL, "--trainer.max_steps=30"]
-    options = [*TRAIN, *small_options, *eventful, f"--data.num_workers={workers}"]
-    command, step, killed, draw = options, -1, 0, random.Random(f"{signum} {workers} {seed}")
+    options = [*TRAIN, *small_options, *eventful]
+    command, step, killed, draw = options, -1, 0, random.Random(f"{signum} {seed}")
     while killed < 4:
-        # A terminal sends Ctrl-C to all processes of a run, loaders too; other signals may reach the main one only.
+        # A terminal sends Ctrl-C to all processes of a run; other signals may reach the main one only.
         to_group = signum == signal.SIGINT or draw.random() < 0.5
         delay = draw.choice([0.0, draw.uniform(0, 0.002), draw.uniform(0, 0.05)])
         moment = programs.calling(signal_at, draw.randint(1, 60), int(signum), delay, to_group)
@@ -195,32 +194,16 @@ STOPS = {  # the fault in a batch, and words of the sentence
 
 
 # Runs that save with the validation of step 4, and runs that save after every step.
-IN_A_BATCH = pytest.mark.parametrize(
-    "every, step, is_saved", [("null", 2, False), ("null", 9, True), (1, 1, False), (1, 12, True)]
-)
-
-
-@IN_A_BATCH
+@pytest.mark.parametrize("every, step, is_saved", [("null", 2, False), ("null", 9, True), (1, 1, False), (1, 12, True)])
 @pytest.mark.parametrize("fault", STOPS)
 def test_stopped_in_a_batch(small_options, disturb, fault, every, step, is_saved):
     """No checkpoint holds a number that is not finite, and the sentence says how to resume from the last one."""
     action, expected = STOPS[fault]
     sentence, _ = disturb(
-        [*small_options, f"--checkpoints.every_n_steps={every}", "--data.num_workers=0"],
+        [*small_options, f"--checkpoints.every_n_steps={every}"],
         lambda patch: before_call(patch.setattr, GPTModule, "training_step", action, step),
     )
     assert expected in sentence and ("--resume runs/run" in sentence) == (is_saved and expected != DIVERGED), sentence
-
-
-@IN_A_BATCH
-def test_loader_process_killed(small_options, disturb, every, step, is_saved):
-    """A run that already has its last batch may end before it notices."""
-    sentence, _ = disturb(
-        [*small_options, f"--checkpoints.every_n_steps={every}", "--data.num_workers=1"],
-        lambda patch: before_call(patch.setattr, GPTModule, "training_step", partial(kill_child, b"", 0), step),
-    )
-    is_told = "lower data.num_workers" in sentence and ("--resume runs/run" in sentence) >= is_saved
-    assert step == 12 or is_told, sentence
 
 
 @pytest.mark.parametrize("cache", ["cold", "full"])

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from data.windows import IGNORED
 from model import losses
-from model.losses import IGNORED, count_nats, loss_and_bits, next_token_loss, text_logprobs
+from model.losses import count_nats, loss_and_bits, next_token_loss, text_logprobs
 from tests.gpts import CONFIGS, loss_of, random_gpt
 
 

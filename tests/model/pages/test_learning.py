@@ -36,7 +36,7 @@ def test_facts_charts_and_samples_are_those_of_the_rows():
     assert not (nothing["facts"] or nothing["charts"] or nothing["samples"] or nothing["config"])
 
 
-REPEATED = {"batch_size": 16, "repeat_fraction": 0.2, "repeat_from": 2880, "repeat_until": 8640}
+REPEATED = {"batch_size": 16, "repeat_fraction": 0.2, "repeat_from": 180, "repeat_until": 540}
 TOLD = [  # a config, and names and figures of its story
     ({"model": {"gpt": {"num_layers": 6, "num_heads": 3}}}, "6 layers 3 heads"),
     ({"model": {"gpt": {"num_layers": 1, "num_heads": 1}}}, "1 layer 1 head"),

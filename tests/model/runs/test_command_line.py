@@ -3,14 +3,12 @@
 import logging
 import shlex
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import yaml
-from jsonargparse import Namespace
 
-from model.runs.command_line import NOT_SAVED, REFUSED_CALLBACKS, check_trainer, quiet, read_options
+from model.runs.command_line import NOT_SAVED, quiet, read_options
 from train import build_parser
 
 CONFIG = "model: {gpt: {num_layers: 3}}\ntrainer: {max_steps: 5, precision: 32-true}\ndata: {tokenizer: bytes}\n"
@@ -87,42 +85,3 @@ def test_only_warnings_of_every_start_are_hidden():
     assert [str(warning.message) for warning in seen] == ["A warning that matters"]
     for name, level in (("lightning.pytorch", "ERROR"), ("lightning.fabric", "ERROR"), ("model.runs", "WARNING")):
         assert logging.getLevelName(logging.getLogger(name).getEffectiveLevel()) == level
-
-
-USUAL = {"max_epochs": -1, "fast_dev_run": False, "limit_train_batches": 1.0, "overfit_batches": 0.0}
-USUAL |= {"val_check_interval": 10, "accumulate_grad_batches": 1, "log_every_n_steps": 1}
-USUAL |= {"strategy": "auto", "callbacks": None, "min_epochs": None, "min_steps": None}
-
-
-def callback(name, **options):
-    return Namespace(class_path=f"lightning.pytorch.callbacks.{name}", init_args=Namespace(**options))
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({}, None),
-        ({"max_epochs": None, "limit_train_batches": None}, None),
-        *(({"limit_train_batches": share}, "trainer.limit_train_batches") for share in (0.5, 1)),
-        *(({name: 1}, f"trainer.{name}") for name in ("max_epochs", "min_epochs", "min_steps")),
-        ({"strategy": "ddp"}, None),
-        ({"strategy": Namespace(class_path="lightning.pytorch.strategies.DDPStrategy")}, None),
-        ({"strategy": Namespace(class_path="lightning.pytorch.strategies.FSDPStrategy")}, "trainer.strategy"),
-        *(({"strategy": name}, "trainer.strategy.* ddp") for name in ("fsdp", "deepspeed", "ddp_spawn")),
-        *(({"callbacks": callback(name)}, name) for name in REFUSED_CALLBACKS),
-        ({"log_every_n_steps": 0}, "trainer.log_every_n_steps .*0"),
-        ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches .*0"),
-        ({"val_check_interval": 0}, "trainer.val_check_interval.* 0 "),
-        ({"val_check_interval": "00:00:00:05"}, "trainer.val_check_interval"),
-        ({"accumulate_grad_batches": 5}, None),
-        ({"val_check_interval": 0.5}, "trainer.val_check_interval.* 0.5 "),
-        ({"val_check_interval": None}, None),
-        ({"accumulate_grad_batches": 3}, "trainer.val_check_interval.* 10 .* 3 "),
-        ({"callbacks": [callback("EarlyStopping", monitor="val/loss")]}, None),
-        ({"callbacks": callback("LearningRateMonitor")}, None),
-    ],
-    ids=repr,
-)
-def test_trainer_options_that_do_harm_are_refused_and_others_accepted(options, message):
-    with pytest.raises(ValueError, match=message) if message else nullcontext():
-        check_trainer(Namespace(**USUAL | options))

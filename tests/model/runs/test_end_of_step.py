@@ -41,7 +41,7 @@ VALIDATED = ["on_validation_epoch_end", "record", "log_metrics", "write", "save"
 
 def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(train, events):
     options = ["--trainer.max_steps=6", "--trainer.log_every_n_steps=3", "--checkpoints.every_n_steps=3"]
-    assert train(*options, "--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=8") == 0
+    assert train(*options, "--trainer.accumulate_grad_batches=2") == 0
     expected = {
         0: ["record"],
         3: ["log_metrics", "save"],
@@ -54,8 +54,7 @@ def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(tra
 VALIDATES = {  # options, and the steps at which they validate
     "--trainer.limit_val_batches=0": [],
     "--trainer.val_check_interval=null": [5],
-    "--trainer.val_check_interval=null --trainer.overfit_batches=2": [2, 4, 5],
-    "--trainer.val_check_interval=4 --trainer.accumulate_grad_batches=2": [2, 4, 5],
+    "--trainer.val_check_interval=2 --trainer.accumulate_grad_batches=3": [2, 4, 5],
 }
 
 
@@ -91,6 +90,25 @@ def test_the_state_of_a_run_is_in_a_file_from_its_first_step_on(train, monkeypat
     }  # fmt: skip
     assert state_after("d", at=2, error=RuntimeError("a bug"))["state"] == "failed"
     assert state_after("e", at=2, error=Diverged("NaN"))["state"] == "diverged"
+
+
+def test_an_epoch_of_lightning_is_what_lies_between_two_validations(train, monkeypatch):
+    """Callbacks count epochs. The first epoch of a resumed run may be shorter than the others, and so may the last."""
+    epochs = []
+
+    def note(_, trainer, __):
+        epochs.append((trainer.current_epoch, trainer.global_step))
+
+    before_call(monkeypatch.setattr, end_of_step.EndOfStep, "on_train_epoch_end", note)
+    resume = "--resume=runs/run/checkpoints/step_00000006.ckpt"
+    for options, expected in (
+        (["--name=run", "--checkpoints.keep_steps=[6]"], [(0, 4), (1, 8), (2, 12)]),
+        ([resume, "--trainer.accumulate_grad_batches=2", "--trainer.max_steps=13"], [(1, 8), (2, 12), (3, 13)]),
+        ([resume, "--trainer.val_check_interval=5"], [(1, 10), (2, 13)]),
+    ):
+        epochs.clear()
+        assert train(*options) == 0
+        assert epochs == expected
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -91,17 +91,16 @@ def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_fac
 def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens():
     """tests/model/training/test_module.py checks the learning rates and tokens per second."""
     trainer = SimpleNamespace(
-        accumulate_grad_batches=2,
         strategy=SimpleNamespace(reduce=lambda loss, reduce_op: loss),
         optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}, {"lr": 0.2}])],
     )
     measured = TrainingMetrics()
     for loss, tokens in ((4.0, 100), (2.0, 300)):
-        measured.add(torch.tensor(loss / 2), tokens)  # Lightning divides by accumulate_grad_batches
-    assert measured.take(trainer) == {"tokens": 400, "train/loss": 3.0, "lr": 0.1}
+        measured.add(torch.tensor(loss), tokens)
+    assert measured.take(trainer) == {"tokens": 400, "train/loss": 2.5, "lr": 0.1}
     for loss in (0.5, 1.5):
         measured.add(torch.tensor(loss), 100)
-    assert measured.take(trainer) == {"tokens": 600, "train/loss": 2.0, "lr": 0.1}
+    assert measured.take(trainer) == {"tokens": 600, "train/loss": 1.0, "lr": 0.1}
     for loss in (math.inf, math.nan):
         measured.add(torch.tensor(loss), 1)
         with pytest.raises(Mistake, match=r"training loss .*(nan|inf)"):
@@ -148,7 +147,7 @@ def test_figures_of_the_users_callbacks_are_in_the_row_of_their_step_even_after_
     assert [float(row["own/step"]) for row in rows[1:]] == steps[1:]
     assert [row["lr-MuonAdamW/embeddings"] for row in rows[1:12]] == [row["lr"] for row in rows[1:12]]
     saved = sorted(Path("runs/run/checkpoints").glob("epoch*"))
-    assert [path.name for path in saved] == ["epoch=0-step=10.ckpt", "epoch=0-step=5.ckpt"]
+    assert [path.name for path in saved] == ["epoch=1-step=5.ckpt", "epoch=2-step=10.ckpt"]
     for path in saved:
         assert train(f"--resume={path}", *options) == 0
         assert metrics("runs/run") == rows

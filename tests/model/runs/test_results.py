@@ -11,6 +11,7 @@ from model.runs.results import finish, write_report
 from tests.command_lines import tells
 from tests.html_pages import Page
 from tests.measurements import learned_recording, write_recording
+from tests.small_runs import column
 
 HISTORY = learned_recording(steps=(0, 20))
 METRICS = """step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0
@@ -66,15 +67,8 @@ def test_the_page_leaves_out_diverged_losses_unfinished_lines_and_missing_files(
         assert not data_of(run)["learning"][field]
 
 
-def test_the_summary_has_the_last_and_the_best_loss_and_the_page_says_that_the_run_has_ended(run):
-    (run / "metrics.csv").write_text(METRICS + "30,3000,2.9,3.6,2.6,0.1,100.0,,\n")
-    assert tells(finish(run), "2.6000 30 2.5000 20")
-    assert Page(run / "report.html").data["status"]["state"] == "ended"
-
-
 def test_the_command_in_the_summary_quotes_the_path_and_needs_a_checkpoint(tmp_path):
     run = tmp_path / "my runs" / "a"
-    assert "--resume" not in finish(run)
     (run / "checkpoints").mkdir(parents=True)
     summary = finish(run)
     assert f"--resume '{run}' --trainer.max_steps" in summary and f"{run}/\n" in summary
@@ -84,6 +78,18 @@ def test_the_command_in_the_summary_quotes_the_path_and_needs_a_checkpoint(tmp_p
 def kept(trained, tmp_path) -> Path:
     """A finished run of 12 steps with kept checkpoints."""
     return Path(shutil.copytree(trained("--checkpoints.keep_steps=[0,3,4,8,12,99]"), tmp_path / "kept"))
+
+
+def test_the_summary_has_the_last_loss_and_that_of_the_best_checkpoint_and_warns_of_a_decayed_rate(kept):
+    """Not the lowest loss of all rows, which may be of another validation text."""
+    bits = column(kept, "val/bits_per_byte")
+    said = finish(kept)
+    assert tells(said, f"{bits[12]:.4f} 12") and ", best " not in said and "its learning rate" in said
+    (kept / "checkpoints/step_00000008.ckpt").replace(kept / "checkpoints/best.ckpt")
+    (kept / "config.yaml").write_text("model: {schedule: {decay: none}}")
+    said = finish(kept)
+    assert tells(said, f"{bits[12]:.4f} 12 {bits[8]:.4f} 8") and "its learning rate" not in said
+    assert Page(kept / "report.html").data["status"]["state"] == "ended"
 
 
 def test_the_last_page_holds_the_weights_of_the_best_and_all_kept_steps(kept):

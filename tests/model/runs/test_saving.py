@@ -13,13 +13,13 @@ from model.mistakes import Mistake
 from model.runs.saving import AtomicCheckpointIO, random_state, set_random_state
 
 CPU = torch.device("cpu")
-OF_A_RUN = {"callbacks": {}, "counted": (), "loops": {}, "loss_sums": [], "lr_schedulers": [], "optimizer_states": []}
+OF_A_RUN = {"best": (), "callbacks": {}, "counted": (), "loops": {}, "loss_sums": [], "lr_schedulers": []}
 
 
 @pytest.fixture
 def whole(run_dir):
     """The content of a run's checkpoint."""
-    return read_checkpoint(run_dir / "checkpoints/best.ckpt") | OF_A_RUN | {"random_states": []}
+    return read_checkpoint(run_dir / "checkpoints/best.ckpt") | OF_A_RUN | {"optimizer_states": [], "random_states": []}
 
 
 def draw():

@@ -1,0 +1,150 @@
+"""Options and callbacks of Lightning's Trainer: those that are named as working do, and all others are refused."""
+
+import signal
+from pathlib import Path
+
+import lightning.pytorch.callbacks
+import pytest
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import Callback
+
+from model.checkpoint import read_checkpoint
+from model.mistakes import Mistake
+from model.runs.end_of_step import EndOfStep
+from model.runs.trainer_options import BASES, CALLBACKS, OPTIONS, OTHERS, STRATEGIES, check_trainer, working_callbacks
+from model.training.module import GPTModule
+from tests.command_lines import tells
+from tests.small_runs import column, final_state
+from tests.watching import before_call
+from train import build_parser, main
+
+pytestmark = pytest.mark.usefixtures("no_pages")
+
+# A value of each option, and what it does to the Trainer or to torch.
+USED = {
+    "accelerator": ("cpu", lambda trainer: trainer.strategy.root_device.type == "cpu"),
+    "accumulate_grad_batches": (2, lambda trainer: trainer.datamodule.windows_read == 4 * 2 * trainer.global_step),
+    "benchmark": ("true", lambda _: torch.backends.cudnn.benchmark),
+    "default_root_dir": ("elsewhere", lambda trainer: Path("elsewhere/run").samefile(trainer.default_root_dir)),
+    "detect_anomaly": ("true", lambda _: torch.is_anomaly_enabled()),
+    "deterministic": ("true", lambda _: torch.are_deterministic_algorithms_enabled()),
+    "devices": (1, lambda trainer: trainer.num_devices == 1),
+    "enable_progress_bar": ("false", lambda trainer: trainer.progress_bar_callback is None),
+    "gradient_clip_algorithm": ("value", lambda trainer: trainer.gradient_clip_algorithm == "value"),
+    "gradient_clip_val": (0.5, lambda trainer: trainer.gradient_clip_val == 0.5),
+    "limit_val_batches": (1, lambda trainer: trainer.num_val_batches == [1]),
+    "log_every_n_steps": (1, lambda trainer: trainer.log_every_n_steps == 1),
+    "logger": (
+        "{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: theirs}}",
+        lambda trainer: len(trainer.loggers) == 3,  # metrics.csv's and Weights & Biases' are the others
+    ),
+    "max_steps": (3, lambda trainer: trainer.global_step == 3),
+    "num_nodes": (1, lambda trainer: trainer.num_nodes == 1),
+    "precision": ("bf16-true", lambda trainer: trainer.model.gpt.lm_head.weight.dtype == torch.bfloat16),
+    "profiler": ("simple", lambda trainer: "run_training_batch" in trainer.profiler.recorded_durations),
+    "strategy": ("auto", lambda trainer: trainer.world_size == 1),
+    "val_check_interval": (2, lambda trainer: trainer.current_epoch == 2),
+}
+ELSEWHERE = {"callbacks", "fast_dev_run", "max_time"}  # below, and in tests/test_train.py
+
+
+def test_each_option_that_works_does_what_it_says(train, monkeypatch):
+    assert USED.keys() | ELSEWHERE == set(OPTIONS.split())
+    deterministic, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    failed = []
+
+    def check(_, trainer, __):
+        failed.extend(name for name, (_, holds) in USED.items() if not holds(trainer))
+
+    before_call(monkeypatch.setattr, EndOfStep, "on_train_end", check)
+    try:
+        options = [f"--trainer.{name}={value}" for name, (value, _) in USED.items()]
+        assert train("--name=run", *options) == 0
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+        torch.backends.cudnn.benchmark = benchmark
+    assert not failed and [*column("elsewhere/run", "lr")] == [1, 2, 3]
+    assert Path("theirs/lightning_logs").exists()
+
+
+def test_every_other_option_gets_a_sentence_and_the_reason(here, capsys):
+    for name in OTHERS:
+        assert main([f"--trainer.{name}=1"]) == 2
+        typed = capsys.readouterr().err
+        Path("own.yaml").write_text(f"trainer: {{{name}: 1}}")
+        assert main(["--config=own.yaml"]) == 2
+        for said in (typed, capsys.readouterr().err):
+            assert name in said and ")" in said and said.count("\n") == 1
+    assert "trainer.max_epochs" not in build_parser().format_help()
+
+
+@pytest.mark.parametrize(
+    "options, names",
+    [
+        ({"log_every_n_steps": 0}, "trainer.log_every_n_steps 0"),
+        ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches 0"),
+        *(({"val_check_interval": wrong}, f"trainer.val_check_interval {wrong}") for wrong in (0, 0.5, "00:00:00:05")),
+        *(({"strategy": wrong}, "trainer.strategy ddp") for wrong in ("fsdp", "ddp_spawn", Namespace(class_path="X"))),
+    ],
+    ids=repr,
+)
+def test_a_value_with_which_a_run_does_not_work_is_refused(options, names):
+    usual = {"log_every_n_steps": 1, "accumulate_grad_batches": 3, "val_check_interval": 10}
+    for strategy in STRATEGIES:
+        check_trainer(Namespace(**usual, strategy=strategy))
+    with pytest.raises(Mistake) as refused:
+        check_trainer(Namespace(**usual | {"strategy": "auto"} | options))
+    assert tells(str(refused.value), names)
+
+
+STOPPING = "{monitor: val/loss, patience: 1, min_delta: 100, check_on_train_epoch_end: %s}"
+KEEPING = "{monitor: val/loss, save_top_k: -1, every_n_epochs: 2}"
+
+
+@pytest.mark.parametrize("at_epoch_end", ["true", "false", "null"])
+def test_each_callback_that_works_does_what_it_says(train, at_epoch_end, capsys):
+    """EarlyStopping stops after the second validation without a lower loss, and all that it counts is saved."""
+    stopping = f"{{class_path: EarlyStopping, init_args: {STOPPING % at_epoch_end}}}"
+    keeping = f"{{class_path: ModelCheckpoint, init_args: {KEEPING}}}"
+    tested = [stopping, keeping, "LearningRateMonitor", "RichProgressBar", "Timer"]
+    assert all(any(name in typed for typed in [*tested, "TQDMProgressBar"]) for name in CALLBACKS.split())
+    assert train("--name=run", *(f"--trainer.callbacks+={typed}" for typed in tested)) == 0
+    assert "4/4" in capsys.readouterr().out  # of the bar
+    saved = read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))
+    [counted] = [state for name, state in saved["callbacks"].items() if name.startswith("EarlyStopping")]
+    assert (saved["global_step"], counted["wait_count"]) == (8, 1)
+    assert [path.name for path in Path("runs/run/checkpoints").glob("epoch*")] == ["epoch=1-step=8.ckpt"]
+    assert column("runs/run", "lr-MuonAdamW/embeddings")
+
+
+class Own(Callback):
+    pass
+
+
+class OwnAveraging(lightning.pytorch.callbacks.WeightAveraging):
+    pass
+
+
+def test_every_other_callback_of_lightning_and_what_is_derived_from_one_is_refused():
+    others = {*lightning.pytorch.callbacks.__all__} - {*CALLBACKS.split(), *BASES.split()}
+    kinds = [getattr(lightning.pytorch.callbacks, name) for name in others]
+    assert len(kinds) > 10
+    for kind in [*kinds, OwnAveraging]:
+        with pytest.raises(Mistake, match=r"trainer.callbacks: \w+ .*EarlyStopping"):
+            working_callbacks([Own(), kind.__new__(kind)])
+    own = Own()
+    assert working_callbacks(own) == [own] and working_callbacks(None) == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Slurm is for POSIX")
+def test_slurm_does_not_requeue_a_job_whose_command_would_not_resume_it(train, monkeypatch):
+    for name, value in {"NTASKS": 1, "JOB_NAME": "train", "JOB_ID": 1, "LOCALID": 0, "PROCID": 0, "NODEID": 0}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    handlers = []
+    before_call(
+        monkeypatch.setattr, GPTModule, "training_step", lambda *_: handlers.append(signal.getsignal(signal.SIGUSR1))
+    )
+    before = signal.getsignal(signal.SIGUSR1)
+    assert train("--name=run", "--trainer.max_steps=1") == 0
+    assert handlers == [before] and final_state("runs/run")["global_step"] == 1
