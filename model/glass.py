@@ -31,7 +31,7 @@ from model.generation import stream
 from model.gpt import GPT
 from model.inspection.experiments import Effect, try_all
 from model.inspection.parts import Change, Vectors, changes, losses_without_each, part_means, parts_of
-from model.inspection.reading import Reading, place_in, read
+from model.inspection.reading import Reading, position_in, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
 from model.kernels import check_device
@@ -307,10 +307,10 @@ class Glass:
         other_tokens = self.encode(other)
         layer, number = head
         name = self._part(f"head {layer}.{number}")
-        place = place_in("position", position, len(tokens))
-        other_place = place_in("source", position if source is None else source, len(other_tokens))
-        output = self._reading(other_tokens).heads[layer, number, other_place]
-        return self._reading(tokens, {name: output}, place, f"{name} patched at token {place} (in this text only)")
+        at = position_in("position", position, len(tokens))
+        other_at = position_in("source", position if source is None else source, len(other_tokens))
+        output = self._reading(other_tokens).heads[layer, number, other_at]
+        return self._reading(tokens, {name: output}, at, f"{name} patched at token {at} (in this text only)")
 
     def _reading(
         self,
@@ -409,7 +409,7 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
     If training recorded losses without each part at a model's step, on many other texts, its snapshot has them too,
     unless parts were replaced in the reading.
 
-    Raises a `Mistake` if the weights of a model have changed since it read the text.
+    Raises a `Mistake` if a model no longer gives the logits of its reading.
     """
     first, text = read_by[0]
     probes = {"text": first.texts(text.ids), "repeated": first.repeated_probe()}

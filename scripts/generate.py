@@ -107,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-class Text:
+class Continuation:
     """A text that is generated token by token.
 
     Args:
@@ -161,7 +161,7 @@ def generate(options: argparse.Namespace, prompt: str) -> None:
     first_step = next(steps)  # allocates the cache of all texts, so that a lack of memory is reported first
     say(str(glass), sys.stderr)
 
-    texts = [Text(glass.tokenizer, options.stop) for _ in range(num_texts)]
+    texts = [Continuation(glass.tokenizer, options.stop) for _ in range(num_texts)]
     heading = "--- sample {} ---\n" if num_texts > 1 else ""
     write_text(heading.format(1) + prompt)
     num_printed = 0  # characters of the first text, without the prompt

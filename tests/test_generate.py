@@ -12,7 +12,7 @@ import torch
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level
 from model.checkpoint import load_gpt
 from model.generation import generate
-from scripts.generate import Text, main
+from scripts.generate import Continuation, main
 from tests import programs
 from tests.command_lines import call, check_mistakes, tells
 
@@ -50,7 +50,7 @@ TEXTS = [  # tokens, stops, what becomes certain with each token and at the end
 
 @pytest.mark.parametrize("tokens, stops, pieces", TEXTS)
 def test_text_is_shown_when_no_later_token_can_change_it_and_ends_before_its_first_stop(tokens, stops, pieces):
-    text, shown, parts = Text(WHOLE, stops), "", []
+    text, shown, parts = Continuation(WHOLE, stops), "", []
     for token in tokens:
         text.add(token)
         parts.append(text.certain().removeprefix(shown))

@@ -75,7 +75,7 @@ class Reading:
         output. With a norm after the embeddings, its scale is held fixed. In a network whose parts simply add to the
         stream they add up to residual[-1].
     checks: whether the maps can be trusted.
-    readout: a copy of the model's final norm and lm_head: a GPT without tables and blocks.
+    readout: a copy of the model's final norm and lm_head, V x D numbers: a GPT without tables and blocks.
     label: returns the text of a token id.
     replacing, position: the arguments of `read`.
     title: names the model, and what was changed in it. page: returns the HTML of a page that shows the reading.
@@ -122,7 +122,7 @@ class Reading:
         count: int = 5,
     ) -> list[tuple[str, float]]:
         """Returns the texts and probabilities of the `count` likeliest tokens after token `at`, the likeliest first."""
-        logits = self.logits[place_in("at", at, len(self.tokens))]
+        logits = self.logits[position_in("at", at, len(self.tokens))]
         count = whole_number("count", count, range(1, len(logits) + 1))
         probabilities, ids = logits.softmax(-1).topk(count)
         texts = [self.label(token) for token in ids.tolist()]
@@ -181,12 +181,12 @@ class Reading:
             at: the token that is read last, counted from 0, or from the end if negative.
             of: the id of the predicted token; None is the true next token, or the likeliest after the last token.
         """
-        place = place_in("at", at, len(self.tokens))
+        position = position_in("at", at, len(self.tokens))
         targets = torch.cat((self.ids[1:], self.logits[-1:].argmax(-1)))
         if of is not None:
-            targets[place] = whole_number("of, the id of a token,", of, range(self.logits.shape[-1]))
+            targets[position] = whole_number("of, the id of a token,", of, range(self.logits.shape[-1]))
         parts, _ = self._attributed(targets)
-        return {name: part[place].item() for name, part in parts.items()}
+        return {name: part[position].item() for name, part in parts.items()}
 
     def _attributed(self, targets: Tensor) -> tuple[dict[str, Tensor], float]:
         """Returns by part name what each part adds to the logits of `targets` (T,), as (T,) in float64, and the error.
@@ -395,12 +395,12 @@ def _until_last(x: Tensor) -> Tensor:
     return F.pad(x, (0, 1), value=math.nan)
 
 
-def place_in(name: str, place: Any, length: int) -> int:
-    """Returns the place of a token counted from 0. Raises a `Mistake` if the text of `length` tokens lacks it.
+def position_in(name: str, position: Any, length: int) -> int:
+    """Returns the position of a token counted from 0. Raises a `Mistake` if the text of `length` tokens lacks it.
 
-    name: of the argument, for the message. place: counted from 0, or from the end if negative.
+    name: of the argument, for the message. position: counted from 0, or from the end if negative.
     """
-    return whole_number(f"{name}, the place of a token in this text,", place, range(-length, length)) % length
+    return whole_number(f"{name}, the position of a token,", position, range(-length, length)) % length
 
 
 def whole_number(name: str, value: Any, allowed: range) -> int:
