@@ -29,7 +29,7 @@ from model.runs.recorder import Recorder, Samples
 from model.runs.results import finish
 from model.runs.run import RUNS, Run
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
-from model.runs.starting import RunFolder, new_run_dir
+from model.runs.starting import RunFolder, new_run_dir, remove_unused
 from model.runs.terminal import exit_status, say
 from model.runs.trainer_options import OTHERS, as_list, trainer_arguments, working_callbacks
 from model.runs.wandb_logger import WandbLogger, WandbMode
@@ -137,8 +137,8 @@ def main(args: list[str] | None = None) -> int:
         say(options.saved.rstrip())
         return 0
     run = options.run or Run(new_run_dir(config))
-    seed_everything(config.seed_everything, workers=True)
     try:
+        seed_everything(config.seed_everything, workers=True)
         built = parser.instantiate(config)
         module, end_of_step = built.model, EndOfStep(built.recording, built.samples, built.checkpoints)
         module.trained = options.trained
@@ -165,6 +165,8 @@ def main(args: list[str] | None = None) -> int:
         if not isinstance(error, Mistake):
             say(f"train.py: an error in the code, with this traceback; {run.how_to_resume}", sys.stderr)
         raise
+    finally:
+        remove_unused(run.folder)
     return 0
 
 

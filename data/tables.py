@@ -20,12 +20,11 @@ _CSV = {"path": "csv", "encoding": "utf-8-sig", "na_filter": False, "index_col":
 TABLES: dict[str, dict[str, Any]] = {
     ".csv": _CSV,
     ".tsv": _CSV | {"sep": "\t"},
-    ".jsonl": {"path": "json"},
-    ".json": {"path": "json"},
+    **{ending: {"path": "json"} for ending in (".json", ".jsonl", ".jsonlines", ".ndjson")},
     ".parquet": {"path": "parquet", "batch_size": BATCH_ROWS},
     ".arrow": {"path": "arrow"},
 }
-COMPRESSIONS = (".gz", ".zst")
+COMPRESSIONS = (".gz", ".zst", ".xz", ".bz2")
 
 _log = logging.getLogger(__name__)
 

@@ -181,17 +181,21 @@ class Tokenizer:
         return {TOKENIZER: content, TOKENIZER_CONFIG: config}
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
+    def from_folder(cls, folder: Path, otherwise: str | None = None) -> Tokenizer:
         """Reads the tokenizer in a Hugging Face folder: GPT-2's, or one that this project has exported.
+
+        If the folder has none, returns the published encoding `otherwise`.
 
         Raises Missing if there is none, and Mistake for any other tokenizer, since a `Tokenizer` cannot do everything
         that a tokenizer.json may ask for.
         """
         path = folder / TOKENIZER
         if not path.is_file():
+            if otherwise is not None:
+                return published(otherwise)
             raise Missing(
                 f"{folder} has no {TOKENIZER}: convert the folder to a checkpoint with scripts/convert_huggingface.py "
-                "import, and choose the tokenizer with its --tokenizer"
+                "import, and choose the tokenizer with its --tokenizer; train.py also takes --data.tokenizer gpt2"
             )
         foreign = (
             "neither GPT-2's tokenizer nor one that this project has exported; if it encodes text like a published "
@@ -248,12 +252,14 @@ def published(name: str) -> Tokenizer:
     if name == "bytes":
         return byte_level()
     check_name(name)
+    if name == "bpe":
+        raise Mistake("the tokenizer bpe has to be trained on a text: name bytes or a published encoding")
     try:
         arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
-    except OSError as error:  # tiktoken downloads with `requests`, which raises nothing else
+    except (OSError, ValueError) as error:  # ValueError: what came is not the encoding, but perhaps a login page
         raise Mistake(
-            f"cannot download the encoding {name!r}: on a machine without network, set TIKTOKEN_CACHE_DIR to a folder "
-            "in which another machine has stored it, or set --data.tokenizer bpe"
+            f"cannot download the encoding {name!r} ({str(error).partition('. ')[0]}): on a machine without network, "
+            "set TIKTOKEN_CACHE_DIR to a folder in which another machine has stored it, or set --data.tokenizer bpe"
         ) from error
     return Tokenizer(name, arguments["pat_str"], arguments["mergeable_ranks"], arguments["special_tokens"])
 

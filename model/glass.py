@@ -54,6 +54,7 @@ def open_run(
     step: int | None = None,
     device: str | torch.device = "cpu",
     other_code: Literal["warn", "refuse", "accept"] = "warn",
+    tokenizer: str | None = None,
 ) -> Glass:
     """Opens the best checkpoint of a run's folder, a checkpoint, or a Hugging Face model in GPT-2's format.
 
@@ -64,6 +65,7 @@ def open_run(
         device: "cpu", "cuda" or "mps".
         other_code: what to do if this code computes something else than the code that trained the checkpoint, see
             model/proof.py. What you replace after opening a model is not noticed.
+        tokenizer: the published encoding of a Hugging Face model whose folder has no tokenizer, such as "gpt2".
 
     Warns if some weights are not numbers. Raises a `Mistake` if there is no such run, model, step or device, the Hub
     cannot be reached, a file is damaged, or the model has something that our GPT lacks.
@@ -76,9 +78,9 @@ def open_run(
             )
         folder = local_folder(source)
         gpt = from_huggingface(folder)
-        tokenizer = Tokenizer.from_folder(folder)
-        check_vocabulary(gpt, tokenizer)
-        return Glass(gpt.to(device), tokenizer, str(source), document_masking=masks_documents(folder))
+        encoding = Tokenizer.from_folder(folder, tokenizer)
+        check_vocabulary(gpt, encoding)
+        return Glass(gpt.to(device), encoding, str(source), document_masking=masks_documents(folder))
     path = None if source is None else Path(source)
     run = Run.open(path)
     checkpoint = run.checkpoint if step is None else run.at(step)
@@ -87,11 +89,11 @@ def open_run(
     if other_code != "accept":
         check_code(checkpoint, gpt, description, refuse=other_code == "refuse")
     with parsing(checkpoint):
-        tokenizer = Tokenizer.from_dict(description["tokenizer"])
-        check_vocabulary(gpt, tokenizer)
+        encoding = Tokenizer.from_dict(description["tokenizer"])
+        check_vocabulary(gpt, encoding)
     return Glass(
         gpt,
-        tokenizer,
+        encoding,
         str(checkpoint),
         checkpoint,
         folder=run.folder if run.is_run else None,

@@ -43,7 +43,7 @@ def file_errors(path: Path | str, advice: str = "") -> Iterator[None]:
         raise
     except OSError as error:
         kind = Missing if isinstance(error, FileNotFoundError) else Mistake
-        raise kind(f"{path}: {error.strerror or error}{advice}") from error
+        raise kind(f"{path}: {error.strerror or error}{_elsewhere(error, path)}{advice}") from error
 
 
 @contextmanager
@@ -51,7 +51,8 @@ def parsing(place: Path | str, advice: str = "") -> Iterator[None]:
     """Turns any error raised in the block into a `Mistake` that calls `place` damaged. The block must only parse it.
 
     A damaged file can raise errors of any type; a damaged zip file can even look encrypted. So every error is caught,
-    and a bug in the block would be reported as a damaged file. Only a lack of memory is not blamed on the file.
+    and a bug in the block would be reported as a damaged file. What the system refuses is not blamed on the file: a
+    lack of memory, a full disk, or another file that the block needs.
 
     Args:
         advice: end of the sentence.
@@ -61,8 +62,15 @@ def parsing(place: Path | str, advice: str = "") -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise Mistake(f"this machine does not have enough memory to open {place}") from error
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a damaged zip file
+            raise Mistake(f"{place} could not be read: {error.strerror}{_elsewhere(error, place)}") from error
         reason = str(error) if type(error) in (Mistake, ValueError) else f"{type(error).__name__} {error}"
         raise Mistake(f"{place} is damaged ({' '.join(reason.split())}){advice}") from error
+
+
+def _elsewhere(error: OSError, place: Path | str) -> str:
+    """Returns the path that the error is about, in brackets, if it is not `place`."""
+    return f" ({error.filename})" if error.filename and str(error.filename) != str(place) else ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

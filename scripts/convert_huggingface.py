@@ -77,8 +77,6 @@ def tokenizer_of(folder: Path, name: str | None) -> Tokenizer:
     """Returns the tokenizer called `name`; None is the tokenizer in the folder."""
     from data.tokenizers import Tokenizer, published
 
-    if name == "bpe":
-        raise Mistake("--tokenizer bpe has to be trained on a text: name bytes or a published encoding")
     return published(name) if name else Tokenizer.from_folder(folder)
 
 

@@ -34,8 +34,9 @@ class CorpusOptions:
     """The options of all corpora, --data.NAME. Each corpus gets those that its builder in CORPORA has as parameters.
 
     Args:
-        files: files to read, as glob patterns: json, jsonl, csv, tsv, parquet, arrow, or plain text with any other
-            ending; json, jsonl, csv and tsv may be compressed (.gz or .zst). Setting this selects --data.corpus files.
+        files: files to read, as glob patterns: json, jsonl (or jsonlines, ndjson), csv, tsv, parquet, arrow, or plain
+            text with any other ending; json, jsonl, csv and tsv may be compressed (.gz, .zst, .xz or .bz2). Setting
+            this selects --data.corpus files.
         validation_files: files to validate on, as glob patterns (null: validation_fraction of files).
         text_column: column that holds the text, in tables and data sets.
         quotes: whether quote marks enclose fields in csv and tsv files; false: they are part of the text.

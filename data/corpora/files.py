@@ -5,10 +5,11 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from data.tables import table_ending, table_texts
+from data.tables import COMPRESSIONS, table_ending, table_texts
 from data.text import WHOLE, Corpus, Passage, Share, file_stamp, row_passages, text_passages, uniform_hash
 from model.mistakes import Mistake
 
+PACKED = (*COMPRESSIONS, ".lz4", ".zip", ".tar", ".tgz", ".7z")  # endings of files that are no text
 Shares = dict[Path, Share]  # the files of a split, in order, and which part of each file belongs to the split
 
 
@@ -94,5 +95,7 @@ def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
                 "'FOLDER/**/*.txt' for all text files in a folder"
             )
         for path in paths:
+            if path.suffix.lower() in PACKED and not table_ending(path):
+                raise Mistake(f"{path} is packed: unpack it first, because text is read from places within the file")
             files.setdefault(path.resolve(), path)
     return files

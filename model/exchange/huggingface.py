@@ -43,7 +43,8 @@ GPT2_OPTIONS = {  # our option -> GPT-2's
     "dropout": "resid_pdrop",
 }
 # GPT-2's defaults, for options that a config.json leaves out.
-GPT2_DEFAULTS = {"tie_word_embeddings": True, "resid_pdrop": 0.1, "activation_function": "gelu_new"}
+GPT2_DEFAULTS: dict[str, Any] = {"vocab_size": 50257, "n_positions": 1024, "n_layer": 12, "n_head": 12, "n_embd": 768}
+GPT2_DEFAULTS |= {"activation_function": "gelu_new", "tie_word_embeddings": True, "resid_pdrop": 0.1}
 GPT2_ACTIVATIONS = {  # transformers' name -> ours; where two names mean one function, exporting uses the first
     "gelu_new": "gelu",
     "gelu_pytorch_tanh": "gelu",
@@ -193,6 +194,9 @@ def config_of(options: dict[str, Any]) -> GPTConfig:
         return GPTConfig(**fields)
     except TypeError as error:
         raise Mistake(f"its {CONFIG_JSON} has options that this version does not know: {error}") from error
+    except Mistake as error:
+        names = GPT2_OPTIONS if kind == "gpt2" else {}
+        raise Mistake(re.sub(r"\w+", lambda word: names.get(word[0], word[0]), str(error))) from error
 
 
 def gpt2_options(config: GPTConfig) -> dict[str, Any]:

@@ -35,7 +35,12 @@ from model.training.hardware import fast_precision
 
 # Not in config.yaml, because they belong to this call: a run that is started from the file has others.
 NOT_SAVED = ("config", "print_config", "name", "resume", "resume_or_start", "other_code")
+# Options that name files: those of a resumed run are told before they are read or written, as it may be a stranger's.
+PATHS = ("data.files", "data.validation_files", "data.dataset", "data.cache_dir")
 MAY_DIFFER = ("context_length", "dropout")  # options of a run that may differ from those of --model.init_from
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -72,7 +77,12 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
         raise Mistake("trainer.fast_dev_run saves nothing, so it cannot continue a run: leave out --resume")
     trained = None
     if config.model.init_from is not None and not run:
-        trained = open_run(config.model.init_from, other_code="accept" if config.other_code else "refuse")
+        encoding = chosen.get("data.tokenizer")  # of a Hugging Face model that comes without a tokenizer
+        trained = open_run(
+            config.model.init_from,
+            other_code="accept" if config.other_code else "refuse",
+            tokenizer=None if "/" in (encoding or "") else encoding,
+        )
     found = Namespace() if trained is None else options_of_model(trained, chosen)
     if config.trainer.precision is None:
         found["trainer.precision"] = fast_precision(config.trainer.accelerator)
@@ -129,14 +139,20 @@ def run_to_resume(chosen: Namespace) -> Run | None:
     for other in ("name", "model.init_from"):
         if chosen.get(other) is not None:
             raise Mistake(f"--resume continues a run in its own folder, with its own weights: leave out --{other}")
-    return Run.open(Path(chosen.resume), CONFIG)
+    run = Run.open(Path(chosen.resume), CONFIG)
+    read_checkpoint(run.resumed, on_disk=True)  # so that a damaged one is refused before any text is read
+    return run
 
 
 def base_options(parser: ArgumentParser, chosen: Namespace, run: Run | None, default_config: Path) -> Namespace:
     """Returns the options over which the `chosen` ones are laid: the run's, or `default_config` if none is chosen."""
     if run:
         path = run.folder / CONFIG
-        return parse(parser, plain_config(path, chosen.keys()), f"{path}: ")
+        base = parse(parser, plain_config(path, chosen.keys()), f"{path}: ")
+        named = [f"{name} {base[name]}" for name in PATHS if name not in chosen and base.get(name) is not None]
+        if named:
+            log.warning("%s also names what lies outside the run: %s", path, ", ".join(named))
+        return base
     if "config" in chosen:
         return Namespace()
     base = parse_file(parser, default_config)

@@ -155,6 +155,8 @@ class EndOfStep(Checkpoint):
 
     def show(self, trainer: Trainer, state: str) -> None:
         """Writes the run's page and state. A browser that shows the previous page loads the new one by itself."""
+        if not Path(trainer.default_root_dir).exists():  # moved or deleted, see RunFolder
+            return
         note_state(trainer, state)
         if trainer.is_global_zero:
             write_rows(trainer)  # so that the page has the metrics of this step too

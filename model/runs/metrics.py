@@ -124,7 +124,7 @@ class StepLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        if self.row:
+        if self.row and self.run_dir.exists():
             self.write(self.row)
 
     def write(self, row: dict[str, Any]) -> None:

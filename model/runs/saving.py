@@ -28,7 +28,7 @@ from lightning.pytorch import Trainer
 
 from model.checkpoint import build_gpt, read_checkpoint
 from model.files import atomic_file, write_atomically
-from model.mistakes import Mistake, check_range, listed
+from model.mistakes import Mistake, check_range, file_errors, listed
 from model.runs.code import check_code
 from model.runs.metrics_file import read_metrics, write_metrics
 from model.runs.results import read_samples
@@ -124,7 +124,8 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
             shutil.copyfileobj(content, copy)
     for path in later:
         log.warning("Removing %s, which is of a step after the resumed step %s.", path, step)
-        path.unlink(missing_ok=True)
+        with file_errors(path):
+            path.unlink(missing_ok=True)
     if metrics.exists():
         write_metrics(metrics, rows)
     if samples.exists():

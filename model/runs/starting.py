@@ -1,11 +1,14 @@
 """How a run begins: its folder gets a name, is created with its config, and is locked."""
 
 import atexit
+import itertools
 import os
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer, callbacks
@@ -14,7 +17,7 @@ from model.files import write_atomically
 from model.mistakes import Mistake, file_errors
 from model.runs.code import record_code
 from model.runs.progress import tell
-from model.runs.run import CONFIG, Run
+from model.runs.run import ATTENTION, CHECKPOINTS, CONFIG, Run
 
 if os.name == "posix":
     import fcntl
@@ -23,11 +26,13 @@ RUN_NAME = "GLASSGPT_RUN_NAME"  # environment variable that passes the run's nam
 
 
 def new_run_dir(options: Namespace) -> Path:
-    """Returns the folder for a new run, which is not created yet. Raises a `Mistake` if it already exists.
+    """Creates the folder of a new run at once, so that no other process takes its name; see `remove_unused`.
 
-    Its name is --name, or by default the name of the last --config and the time. A process that Lightning starts for
-    another device gets the name from the first process. With trainer.fast_dev_run, which must leave nothing, the folder
-    is a temporary one.
+    Its name is --name, or by default the name of the last --config and the time, with -2, -3, ... if that is taken. A
+    process that Lightning starts for another device gets the name from the first process. With trainer.fast_dev_run,
+    which must leave nothing, the folder is a temporary one.
+
+    Raises a `Mistake` if --name is taken, is no name of a folder in runs/, or is that of a folder within a run.
     """
     if options.trainer.fast_dev_run:
         folder = tempfile.mkdtemp()
@@ -36,11 +41,22 @@ def new_run_dir(options: Namespace) -> Path:
     runs = Path(options.trainer.default_root_dir)
     if options.name is None and RUN_NAME in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
         return runs / os.environ[RUN_NAME]
-    run_dir = runs / (options.name or f"{Path(options.config[-1]).stem}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if options.resume_or_start and run_dir.exists() and Run(run_dir).checkpoint is None:
-        set_aside(run_dir)
-    if run_dir.exists():
-        raise Mistake(f"{run_dir} exists: choose another --name, or delete that folder; {Run(run_dir).how_to_resume}")
+    if options.name is None:
+        name = f"{Path(options.config[-1]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        run_dir = next(folder for folder in map(runs.joinpath, names) if _create(folder))
+    else:
+        run_dir = runs / options.name
+        if options.name in ("", "..", CHECKPOINTS, ATTENTION) or run_dir.name != options.name:
+            raise Mistake(
+                f"--name {options.name} cannot be the name of a run's folder in {runs}: write another, or set "
+                "--trainer.default_root_dir to put runs into another folder"
+            )
+        if options.resume_or_start and run_dir.exists() and Run(run_dir).checkpoint is None:
+            set_aside(run_dir)
+        if not _create(run_dir):
+            how = Run(run_dir).how_to_resume
+            raise Mistake(f"{run_dir} exists: choose another --name, or delete that folder; {how}")
     os.environ[RUN_NAME] = run_dir.name
     return run_dir
 
@@ -54,11 +70,30 @@ def set_aside(run_dir: Path) -> None:
         run_dir.rename(f"{run_dir}-without-checkpoint-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
-class RunFolder(callbacks.Callback):
-    """The callback that creates the run's folder with its config.yaml and code.json, and locks the folder.
+def _create(folder: Path) -> bool:
+    """Creates a folder. Returns False if it exists already."""
+    with file_errors(folder):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not folder.exists():  # something else is in the way, such as a broken link
+                raise
+            return False
+    return True
 
-    A new run gets its folder when training begins, so that a mistake found earlier leaves nothing behind. A resumed run
-    has one; these files are replaced once all on_train_start hooks have accepted the options.
+
+def remove_unused(run_dir: Path) -> None:
+    """Removes the folder of a run that has not begun, and runs/ if it was the only one."""
+    for folder in (run_dir, run_dir.parent):
+        with suppress(OSError):
+            folder.rmdir()  # refuses a folder that holds something
+
+
+class RunFolder(callbacks.Callback):
+    """The callback that writes config.yaml and code.json, locks the run's folder, and ends a run whose folder is gone.
+
+    A new run gets these files when training begins, so that a mistake found earlier leaves nothing behind; a resumed
+    run once all on_train_start hooks have accepted the options.
 
     The lock keeps two processes from training in one folder. It ends with the process, however that ends, and leaves no
     file. There is no lock on Windows and on file systems that cannot lock a folder.
@@ -76,8 +111,6 @@ class RunFolder(callbacks.Callback):
             return
         run_dir = Path(trainer.default_root_dir)
         if self.is_new:
-            with file_errors(run_dir):
-                run_dir.mkdir(parents=True)
             self.write(trainer)
         self.lock(run_dir)
 
@@ -90,6 +123,12 @@ class RunFolder(callbacks.Callback):
         write_atomically(Path(trainer.default_root_dir, CONFIG), self.config)
         if changes := record_code(trainer, self.command, self.code_difference):
             tell(trainer, changes)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        """Raises a `Mistake` if the folder has been moved or deleted: a new one would have neither config nor past."""
+        folder = Path(trainer.default_root_dir)
+        if trainer.is_global_zero and not (folder / CONFIG).exists():
+            raise Mistake(f"{folder} has been moved or deleted, so the run ends: to resume it, name its new place")
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self.unlock()

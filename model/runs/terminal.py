@@ -3,6 +3,7 @@
 Imports nothing that is slow, because every script imports it.
 """
 
+import errno
 import functools
 import io
 import logging
@@ -70,6 +71,11 @@ def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[
                 if output_is_closed():
                     return 0
                 raise
+            except OSError as error:
+                if error.errno != errno.ENAMETOOLONG:  # which no check for a missing file expects
+                    raise
+                say(f"{program}: {sentence(error)}: write a shorter path", sys.stderr)
+                return 2
 
         return wrapper
 

@@ -111,11 +111,13 @@ def test_the_name_of_an_existing_file_is_not_read_as_a_pattern(here):
 def test_missing_files_are_named(here):
     write_files(1)
     Path("link.txt").symlink_to("gone.txt")
+    Path("packed.txt.gz").write_bytes(b"")
     for files, validation_files, message in (
         (".", None, r"'\.' .*'FOLDER/\*\*/\*.txt'"),
         ("nothing/*.txt", None, r"nothing/\*.txt"),
         ("part*", "nothing/*.txt", "--data.validation_files"),
         ("*.txt", None, r"link.txt"),
+        ("packed.*", None, r"packed.txt.gz .*unpack"),
     ):
         with pytest.raises(Mistake, match=message):
             build(files=files, validation_files=validation_files)

@@ -1,9 +1,12 @@
 """Reading files of every format: every byte of the text is read once, in pieces of bounded size."""
 
+import bz2
 import csv
+import gzip
 import io
 import itertools
 import json
+import lzma
 from functools import cache
 from pathlib import Path
 
@@ -109,9 +112,13 @@ def test_bytes_that_are_not_text_are_named_with_their_offset(here, content, offs
 
 def write_packed(name: str, content: bytes):
     """Writes a file, compressed if its name ends so."""
-    compression = {".gz": "gzip", ".zst": "zstd"}.get(Path(name).suffix.lower())
-    with pyarrow.output_stream(name, compression=compression) as stream:
-        stream.write(content)
+    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
+    ending = Path(name).suffix.lower()
+    if ending == ".zst":  # as a stream, without the size of its content
+        with pyarrow.output_stream(name, compression="zstd") as stream:
+            stream.write(content)
+    else:
+        Path(name).write_bytes(pack.get(ending, bytes)(content))
 
 
 ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in range(600)]
@@ -119,7 +126,7 @@ ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in ran
 
 def write_table(path: Path, rows: list[dict] = ROWS):
     table = pyarrow.Table.from_pylist(rows, None if rows else pyarrow.schema({"text": pyarrow.string()}))
-    if path.suffix == ".jsonl":
+    if path.suffix in (".jsonl", ".ndjson", ".jsonlines"):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif path.suffix in (".csv", ".tsv"):
         pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ","))
@@ -135,6 +142,7 @@ def write_table(path: Path, rows: list[dict] = ROWS):
     "table, compression",
     [
         *itertools.product(["rows.jsonl", "rows.csv", "rows.tsv"], ["", ".gz", ".zst"]),
+        *[("rows.ndjson", ""), ("rows.jsonlines", ".bz2"), ("rows.jsonl", ".xz")],
         *itertools.product(["rows.parquet", "rows.arrow"], [""]),  # these formats compress by themselves
     ],
 )
@@ -183,6 +191,7 @@ DAMAGED = [
     ("rows.jsonl", b'{"text": "a"}\n{"text": oops\n'),
     ("rows.jsonl", b'{"text": "caf\xe9"}\n'),
     *((f"rows.{kind}", None) for kind in ("jsonl", "jsonl.gz", "jsonl.zst", "csv.gz", "csv.zst", "parquet", "arrow")),
+    *((f"rows.{kind}", None) for kind in ("jsonl.xz", "csv.bz2")),
 ]
 
 

@@ -141,6 +141,10 @@ def test_the_message_of_a_failed_download_names_the_encoding_and_the_variable(tm
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nothing answers at this port
     with pytest.raises(Mistake, match=r"'r50k_base'.*TIKTOKEN_CACHE_DIR"):
         tokenizers.published("r50k_base")
+    tiktoken.list_encoding_names()
+    monkeypatch.setattr("tiktoken.load.read_file", lambda _: b"<html>please log in</html>")
+    with pytest.raises(Mistake, match=r"'r50k_base'.*Hash mismatch.*TIKTOKEN_CACHE_DIR"):
+        tokenizers.published("r50k_base")
 
 
 # Files for Hugging Face's libraries

@@ -242,6 +242,11 @@ def test_a_published_size_has_its_published_number_of_parameters():
     assert config == GPTConfig(**sizes, dropout=0.1, **gpts.GPT2)
 
 
+def test_options_that_a_config_leaves_out_have_transformers_defaults():
+    theirs = pytest.importorskip("transformers").GPT2Config().to_dict()
+    assert config_of({"model_type": "gpt2"}) == config_of(theirs)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -249,11 +254,11 @@ def test_a_published_size_has_its_published_number_of_parameters():
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
         ({"activation_function": "silu"}, "activation_function is 'silu'.*gelu_new"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
-        ({"n_layer": "many"}, "num_layers .*'many'"),
+        ({"n_layer": "many"}, "n_layer .*'many'"),
         ({"n_layer": 10**9}, "num_layers .*1000000000"),  # refused before it takes memory
         ({"n_embd": 12 * 10**30}, ""),
-        ({"n_head": 7}, "num_heads=7 does not divide"),
-        ({"n_positions": None}, "context_length .*None"),
+        ({"n_head": 7}, "n_head=7 does not divide"),
+        ({"n_positions": None}, "n_positions .*None"),
         ({"model_type": "llama"}, "model_type .*'llama'.* gpt2 .*glassgpt"),
         ({"model_type": "glassgpt", "gpt": {"dreams": 2}}, "dreams"),
     ],

@@ -1,11 +1,15 @@
 """The name of a new run's folder, and the lock of a run."""
 
 import os
+from pathlib import Path
 
 import pytest
+import yaml
 from jsonargparse import Namespace
+from lightning.pytorch.callbacks import Callback
 
-from model.runs.starting import RunFolder, new_run_dir
+from model.runs.starting import RunFolder, new_run_dir, remove_unused
+from tests.command_lines import tells
 
 
 def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_existing_folder(tmp_path, monkeypatch):
@@ -15,17 +19,56 @@ def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_exis
         "trainer": Namespace(default_root_dir=str(tmp_path), fast_dev_run=False),
         "resume_or_start": False,
     }
-    run_dir = new_run_dir(Namespace(**options, name=None))
-    assert run_dir == tmp_path / "own-now"
-    run_dir.mkdir()
+    default = Namespace(**options, name=None)
+    run_dir, *others = [new_run_dir(default) for _ in range(3)]
+    assert run_dir == tmp_path / "own-now" and others == [tmp_path / "own-now-2", tmp_path / "own-now-3"]
+    remove_unused(others[0])
+    assert run_dir.exists() and new_run_dir(default) == others[0]
     with monkeypatch.context() as other_device:  # its process starts later, when the folder may exist
         other_device.setenv("LOCAL_RANK", "1")
         other_device.setattr("time.strftime", lambda _: "later")
-        assert new_run_dir(Namespace(**options, name=None)) == run_dir
+        assert new_run_dir(default) == others[0]
     named = Namespace(**options, name="own-now")
     with pytest.raises(ValueError, match=f"{tmp_path / 'own-now'} exists"):
         new_run_dir(named)
     assert new_run_dir(Namespace(**options, name="a")) == tmp_path / "a"
+    for name in ("checkpoints", "attention", "../x", "..", "", "/tmp/x", "a/b"):
+        with pytest.raises(ValueError, match="--name"):
+            new_run_dir(Namespace(**options, name=name))
+    remove_unused(tmp_path / "a")
+    assert {path.name for path in tmp_path.iterdir()} == {"own-now", "own-now-2", "own-now-3"}
+
+
+class Away(Callback):
+    """Moves the run's folder during the second step."""
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == 1:
+            Path("runs/run").rename("away")
+
+
+def test_a_run_whose_folder_is_moved_ends_with_a_sentence_and_can_be_resumed_there(train, capsys):
+    away = f"--trainer.callbacks={__name__}.Away"
+    assert train("--name=run", away, "--trainer.val_check_interval=1", "--trainer.limit_val_batches=1") == 2
+    assert tells(capsys.readouterr().err.splitlines()[-1], "runs/run")
+    assert not [*Path("runs").rglob("*")]
+    assert train("--resume=away", "--trainer.max_steps=3", "--trainer.callbacks=null") == 0
+
+
+def test_what_a_config_names_outside_its_run_is_told_before_it_is_read_or_written(train, finished_run, caplog, here):
+    config = finished_run / "config.yaml"
+    settings = yaml.safe_load(config.read_text())
+    settings["data"] |= {"files": "/etc/passwd", "cache_dir": str(here / "planted")}
+    config.write_text(yaml.safe_dump(settings))
+    checkpoint = finished_run / "checkpoints/last.ckpt"
+    content = checkpoint.read_bytes()
+    checkpoint.write_bytes(b"damaged")
+    assert train("--resume=runs/run", "--trainer.max_steps=13") == 2 and not Path("planted").exists()
+    checkpoint.write_bytes(content)
+    seen = []
+    caplog.handler.addFilter(lambda record: seen.append((record.getMessage(), Path("planted").exists())) or True)
+    train("--resume=runs/run", "--trainer.max_steps=13")
+    assert [(text, False) for text, _ in seen if tells(text, "/etc/passwd data.cache_dir")] == seen[:1]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")

@@ -1,5 +1,6 @@
 """Exit statuses and messages of every command line."""
 
+import errno
 import io
 import subprocess
 import sys
@@ -33,6 +34,11 @@ def test_a_mistake_is_one_sentence_and_status_2_and_ctrl_c_is_status_130(capsys,
 def test_any_other_error_is_passed_on(kind):
     with pytest.raises(kind):
         tool(kind("a bug"))
+
+
+def test_a_path_that_is_too_long_is_a_mistake(capsys):
+    assert tool(OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300)) == 2
+    assert capsys.readouterr().err.startswith("tool.py: ")
 
 
 def test_a_character_that_the_terminal_lacks_is_written_as_a_question_mark(monkeypatch):
