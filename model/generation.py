@@ -131,7 +131,10 @@ def sample(
     min_p: float | None = None,
     generator: Generators = None,
 ) -> Tensor:
-    """Draws a token from each row of logits, (B, V) -> (B,), without waiting for the device. Options as in `stream`."""
+    """Draws a token from each row of logits, (B, V) -> (B,), without waiting for the device. Options as in `stream`.
+
+    On a run's page, model/pages/browser/sampling.js draws.
+    """
     if temperature == 0:
         return logits.argmax(dim=-1)
     logits, vocab_size = logits.float(), logits.shape[-1]

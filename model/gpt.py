@@ -146,6 +146,8 @@ def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+# For a new one add a line here, a name in `GPTConfig.activation`, its formula in tests/by_hand.py, and a line in
+# `ACTIVATIONS` of model/pages/browser/formulas.js, which computes the model on a run's page.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": partial(F.gelu, approximate="tanh"),
     "gelu_exact": F.gelu,
@@ -174,7 +176,10 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: x + attention(norm(x)), then x + feed_forward(norm(x)); (B, T, D) -> (B, T, D)."""
+    """Pre-norm residual block: x + attention(norm(x)), then x + feed_forward(norm(x)); (B, T, D) -> (B, T, D).
+
+    On a run's page model/pages/browser/network.js computes the same; a badge says if it gives other logits than yours.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

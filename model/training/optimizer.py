@@ -92,6 +92,9 @@ class OptimizerConfig:
 def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Builds the optimizer of all weights of `gpt`. Each group has a `name`, and an `initial_lr` for the schedule.
 
+    Any optimizer of PyTorch may be returned. A new rule for some weights is a method of `MuonAdamW`, with a name in
+    `OptimizerConfig.algorithm`.
+
     The rules of how rates go with width are those of muP (Yang et al. 2022, arXiv:2203.03466, table 8) for Adam.
     """
     groups: dict[str, dict[str, Any]] = {
