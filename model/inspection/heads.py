@@ -10,6 +10,9 @@ So every score is a mean over windows as long as the context, with its standard 
 score also exceeds the threshold in each half of a window. Each layer's maps are reduced to a few figures as soon as the
 layer has run, so that the maps of all layers are never in memory together.
 
+Of a window longer than WHOLE, only some queries are measured: all would take as long as many training steps. They
+are others in each window, so the standard error tells what is lost.
+
 Shapes: N texts, L layers, H heads, T tokens; 3 spans of a text: all of it, its first and its second half.
 
 The patterns of repeated text are from Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", and
@@ -30,11 +33,14 @@ import torch
 from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.maps import Attend, observed, weights_of
+from model.inspection.maps import Attend, observed, weights_of_rows
 from model.inspection.parts import features_of, undisturbed
 from model.inspection.texts import Kind, Texts
 
 RECENT = 8  # tokens
+WHOLE = 128  # up to this length all queries of a window are measured
+QUERIES = 64  # that are measured of a longer window, in BLOCKS
+BLOCKS = 4
 MAX_WEIGHTS = 2**24  # the weights of one layer's maps in memory at a time: 64 MiB in float32
 
 Figures = dict[str, Tensor]  # the figures of some maps by score name, and "reach"
@@ -251,7 +257,8 @@ def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
     """Measures a model on "text" and "repeated" windows, in eval mode and without autocast."""
     measured: dict[str, Figures] = {}
     for kind, texts in windows.items():
-        pieces = texts.pieces(MAX_WEIGHTS // (gpt.config.num_heads * texts.length))
+        is_long = texts.length > WHOLE
+        pieces = texts.pieces(texts.length if is_long else MAX_WEIGHTS // (gpt.config.num_heads * texts.length))
         starts = range(0, len(texts), len(pieces[0]))
         by_piece = []
         for piece, first in zip(pieces, starts, strict=True):
@@ -263,24 +270,40 @@ def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
 def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figures:
     """Returns the figures (L, N, 3, H) of `piece`, whose first text is number `first` of `texts`."""
     by_layer: list[Figures] = []
+    rows = measured_rows(texts, first)
 
-    def measure(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
-        by_layer.append(figures_of(weights_of(attend, q, k, v).float(), texts, first))
+    def measure(attend: Attend, q: Tensor, k: Tensor, v: Tensor, attended: Tensor) -> None:
+        weights = weights_of_rows(attend, q, k, v, attended, rows)
+        by_layer.append(figures_of(weights.float(), texts, first))
 
     with undisturbed(gpt), observed(gpt, measure):
         features_of(gpt, piece)
     return {name: torch.stack([figures[name] for figures in by_layer]) for name in by_layer[0]}
 
 
-def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
-    """Returns the figures of one layer's maps (N, H, T, T) for each text and span, (N, 3, H), on the CPU.
+def measured_rows(texts: Texts, number: int) -> list[slice]:
+    """Returns which queries of text `number` are measured: all, or a block in each of BLOCKS parts of the text.
 
-    They are computed on the device of the maps. A figure is NaN for a span in which no query counts.
+    The blocks of all texts together are spread evenly over each part.
+    """
+    if texts.length <= WHOLE:
+        return [slice(0, texts.length)]
+    size = QUERIES // BLOCKS
+    length = texts.length // BLOCKS
+    offset = round((length - size) * number / max(1, len(texts) - 1))
+    return [slice(start + offset, start + offset + size) for start in range(0, BLOCKS * length, length)]
+
+
+def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
+    """Returns the figures of the `measured_rows` of one layer's maps for each text and span, (N, 3, H), on the CPU.
+
+    weights: (N, H, R, T), R being the number of these rows.
+    They are computed on the device of the weights. A figure is NaN for a span in which no query counts.
     first: the number of the text to which the first map belongs.
     """
     device = weights.device
     rows = slice(first, first + len(weights))
-    keys, queries = _patterns_of(texts)  # cached, because a run measures the same texts at every step
+    keys, queries, num_visible = _patterns_of(texts)  # cached, because a run measures the same texts at every step
     values = {}
     for name, pattern in keys.items():
         values[name] = (weights * pattern[rows, None].to(device)).sum(-1)
@@ -289,11 +312,10 @@ def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
         shares = weights.clamp(min=0)
         sums = shares.sum(-1, keepdim=True).clamp(min=1e-9)
         nats = torch.special.entr(shares / sums).sum(-1)
-        num_visible = texts.visible[rows].sum(-1)[:, None].to(device)
-        values["entropy"] = nats / num_visible.log().clamp(min=1e-9)
+        values["entropy"] = nats / num_visible[rows, None].to(device).log().clamp(min=1e-9)
         values["reach"] = nats.exp()
     figures = {}
-    for name, by_query in values.items():  # (N, H, T)
+    for name, by_query in values.items():  # (N, H, R)
         counted = queries[name][rows].to(device).float()
         sums = torch.einsum("nhq,nsq->nsh", by_query, counted)
         figures[name] = (sums / counted.sum(-1, keepdim=True)).cpu()  # NaN, as 0 / 0, where no query counts
@@ -301,17 +323,31 @@ def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
 
 
 @lru_cache(maxsize=2)  # one for each kind of windows
-def _patterns_of(texts: Texts) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Returns the keys of each pattern, (N, T, T), and the queries that count for each figure, (N, 3, T)."""
+def _patterns_of(texts: Texts) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
+    """Returns for the R `measured_rows`: the keys of each pattern, (N, R, T); the queries that count for each figure,
+    (N, 3, R); and how many keys each query sees, (N, R).
+    """
     is_first_half = torch.arange(texts.length) < texts.length // 2
     spans = torch.stack([torch.ones_like(is_first_half), is_first_half, ~is_first_half])
     counted = {"entropy": ~texts.begins, "reach": ~texts.begins}  # a query that sees only itself has no choice
     keys = {}
     for name, score in SCORES.items():
         if score.keys and score.probe == texts.kind:
-            keys[name] = score.keys(texts).expand(len(texts), -1, -1)
-            counted[name] = choosing(keys[name], texts)
-    return keys, {name: queries[:, None] & spans for name, queries in counted.items()}
+            pattern = score.keys(texts).expand(len(texts), -1, -1)
+            keys[name] = _measured(pattern, texts)
+            counted[name] = choosing(pattern, texts)
+    queries = {}
+    for name, of_text in counted.items():
+        queries[name] = _measured((of_text[:, None] & spans).mT, texts).mT
+    return keys, queries, _measured(texts.visible.sum(-1), texts)
+
+
+def _measured(by_query: Tensor, texts: Texts) -> Tensor:
+    """Returns the `measured_rows` of something that each query has: (N, T, ...) -> (N, R, ...)."""
+    of_texts = []
+    for number, of_text in enumerate(by_query):
+        of_texts.append(torch.cat([of_text[rows] for rows in measured_rows(texts, number)]))
+    return torch.stack(of_texts)
 
 
 def choosing(keys: Tensor, texts: Texts) -> Tensor:
@@ -324,7 +360,7 @@ def _uniform_figures(texts: Texts) -> Figures:
     """Returns the figures of uniform attention, (N, 3, 1): every key that a query sees has the same weight."""
     visible = texts.visible.float()
     weights = visible / visible.sum(-1, keepdim=True)
-    return figures_of(weights[:, None], texts)
+    return figures_of(_measured(weights, texts)[:, None], texts)
 
 
 def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> HeadTable:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,9 @@ LOGIT_LIMITS = {"float16": 1e-2, "bfloat16": 5e-2}
 EXACT = 1e-5  # the limit in any other type, and for a weight in all types
 PAGE_ERROR = 0.004  # rounding error of a weight on a page and in its pictures
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # a layer's `attend` of q, k and v, its other arguments filled in
+# A layer's `attend` of q, k and v, with its other arguments filled in. `rows`: the queries are those of this slice of
+# the text, and the keys those up to its end, as with a cache.
+Attend = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -152,9 +155,7 @@ def read_maps(
     with undisturbed(gpt):
         for attend, q, k, v, attended in calls:
             weights = weights_of(attend, q, k, v)
-            group = q.shape[1] // k.shape[1]  # heads that share keys and values
-            keys = k.repeat_interleave(group, dim=1)
-            values = v.repeat_interleave(group, dim=1)
+            keys, values = for_each_head(k, q), for_each_head(v, q)
             errors.append(_difference(weights @ values.to(weights.dtype), attended, v))
             layers.append([x[0].float().cpu() for x in (weights, q, keys, values)])
     maps, q, k, v = (torch.stack(tensors) for tensors in zip(*layers, strict=True))
@@ -170,6 +171,11 @@ def read_maps(
         noise=float(np.max(noise)),
         logits=logits.abs().max().item(),
     )
+
+
+def for_each_head(shared: Tensor, q: Tensor) -> Tensor:
+    """Repeats keys or values (N, H_kv, S, K) for each head of a group that shares them: (N, H, S, K)."""
+    return shared.repeat_interleave(q.shape[1] // shared.shape[1], dim=1)
 
 
 def _difference(output: Tensor, attended: Tensor, v: Tensor) -> float:
@@ -195,11 +201,16 @@ def observed(
             q: Tensor,
             k: Tensor,
             v: Tensor,
+            mask: Tensor | None = None,
             *arguments: Any,
             **options: Any,
         ) -> Tensor:
-            attended = attend(q, k, v, *arguments, **options)
-            observer(lambda q, k, v: attend(q, k, v, *arguments, **options), q, k, v, attended)
+            def again(q: Tensor, k: Tensor, v: Tensor, rows: slice = slice(None)) -> Tensor:
+                visible = None if mask is None else mask[..., rows, : rows.stop]
+                return attend(q, k, v, visible, *arguments, **options)
+
+            attended = attend(q, k, v, mask, *arguments, **options)
+            observer(again, q, k, v, attended)
             return attended
 
         return attend_observed
@@ -231,3 +242,24 @@ def weights_of(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k = k.to(dtype)
     pieces = [attend(q, k, values) for values in columns.split(K, dim=-1)]
     return torch.cat(pieces, dim=-1)[..., :S]
+
+
+def weights_of_rows(attend: Attend, q: Tensor, k: Tensor, v: Tensor, attended: Tensor, rows: Sequence[slice]) -> Tensor:
+    """Returns what `weights_of` does for some queries only, (N, H, R, S), R being the length of all `rows` together.
+
+    The whole map of a text takes S / K times as long as its attention. So `attend` gets the queries of each slice with
+    the keys up to its end, as it does with a cache. The result is checked with what it returned in the whole text,
+    `attended` (N, H, S, K): if it computes something else there, the whole map is made.
+    """
+    S = k.shape[-2]
+    parts = []
+    for some in rows:
+        keys, values = k[..., : some.stop, :], v[..., : some.stop, :]
+        weights = weights_of(partial(attend, rows=some), q[..., some, :], keys, values)
+        parts.append(F.pad(weights, (0, S - some.stop)))
+    weights = torch.cat(parts, dim=-2)
+    expected = torch.cat([attended[..., some, :] for some in rows], dim=-2)
+    if _difference(weights @ for_each_head(v, q), expected, v) > EXACT:
+        whole = weights_of(attend, q, k, v)
+        weights = torch.cat([whole[..., some, :] for some in rows], dim=-2)
+    return weights

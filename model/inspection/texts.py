@@ -11,8 +11,9 @@ from torch import Tensor
 
 from model.masks import document_mask, sliding_window_mask
 
-TEXT_WINDOWS = 16
-REPEATED_WINDOWS = 8
+# Fewest and most windows of each kind, see `num_windows`.
+TEXT_WINDOWS = (4, 16)
+REPEATED_WINDOWS = (4, 8)
 # As shares of a window. All are below half, so that the first half of a window repeats some tokens too.
 PERIODS = (8 / 128, 16 / 128, 31 / 128, 50 / 128)
 MAX_TOKENS = 8192  # in a recorded text: the map of a head takes 128 MiB at this length
@@ -133,9 +134,18 @@ class Texts:
         return cls(tokens, stored["labels"], kind, documents, stored["attention_window"])
 
 
-def spread_starts(num_tokens: int, length: int) -> list[int]:
-    """Returns where up to TEXT_WINDOWS windows begin, spread evenly over the tokens; fewer if the text is short."""
-    count = max(1, min(TEXT_WINDOWS, num_tokens // length))
+def num_windows(batch_size: int) -> tuple[int, int]:
+    """Returns how many windows of text and of repeated text to measure: as many as a training batch has, and half.
+
+    So a recording takes as long as a few training steps. With fewer windows the standard errors are larger.
+    """
+    (fewest, most), (fewest_repeated, most_repeated) = TEXT_WINDOWS, REPEATED_WINDOWS
+    return min(max(batch_size, fewest), most), min(max(batch_size // 2, fewest_repeated), most_repeated)
+
+
+def spread_starts(num_tokens: int, length: int, count: int = TEXT_WINDOWS[1]) -> list[int]:
+    """Returns where up to `count` windows begin, spread evenly over the tokens; fewer if the text is short."""
+    count = max(1, min(count, num_tokens // length))
     last = max(0, num_tokens - length)
     return [last * i // max(1, count - 1) for i in range(count)]
 
@@ -170,16 +180,17 @@ def repeated_tokens(
 def repeated_windows(
     candidates: Collection[int],
     length: int,
+    count: int = REPEATED_WINDOWS[1],
     *,
     first: int | None = None,
 ) -> list[list[int]]:
-    """Returns REPEATED_WINDOWS windows of random tokens, which repeat over and over with PERIODS in turn.
+    """Returns `count` windows of random tokens, which repeat over and over with PERIODS in turn.
 
     candidates, first: as in `repeated_tokens`.
     """
     generator = torch.Generator().manual_seed(0)
     windows = []
-    for number in range(REPEATED_WINDOWS):
+    for number in range(count):
         period = max(1, round(PERIODS[number % len(PERIODS)] * length))
         windows.append(repeated_tokens(candidates, period, length, first=first, generator=generator))
     return windows

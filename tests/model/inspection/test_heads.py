@@ -125,6 +125,26 @@ def test_scores_over_windows_have_mean_standard_error_and_reach(limit, gpt, monk
     assert found.windows == {"text": [len(WINDOWS["text"]), T], "repeated": [8, T]}
 
 
+def test_of_a_long_window_some_queries_are_measured_in_every_part(gpt, monkeypatch):
+    """Their scores estimate those of all queries, within the errors that are told."""
+    exact = measure_heads(gpt, WINDOWS)
+    monkeypatch.setattr(heads, "WHOLE", T - 1)
+    monkeypatch.setattr(heads, "QUERIES", T // 2)
+    measured = [[at for rows in heads.measured_rows(WINDOWS["text"], n) for at in range(T)[rows]] for n in range(15)]
+    assert all(len({*each} & {*range(part, part + 8)}) == 4 for each in measured for part in range(0, T, 8))
+    assert set().union(*measured) == {*range(T)}
+    for cached in (heads._patterns_of, heads._uniform_figures):
+        cached.cache_clear()
+    try:
+        some = measure_heads(gpt, WINDOWS)
+    finally:
+        for cached in (heads._patterns_of, heads._uniform_figures):
+            cached.cache_clear()
+    for name in ("previous_token", "current_token", "recent", "entropy"):
+        assert (np.abs(some.scores[name] - exact.scores[name]) < 4 * some.errors[name]).all(), name
+        assert not np.array_equal(some.scores[name], exact.scores[name])
+
+
 @pytest.mark.parametrize("showing", [1, 5])
 def test_only_windows_that_can_show_a_pattern_count_for_its_standard_error(gpt, showing):
     """Lines begin in some of 16 windows only: their score does not depend on the number of other windows."""

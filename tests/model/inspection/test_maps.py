@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
-from model.inspection.maps import observed, weights_of
+from model.inspection.maps import observed, weights_of, weights_of_rows
 from model.inspection.reading import read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts
@@ -53,6 +53,24 @@ def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, monk
             torch.testing.assert_close(weights[head, query], values.grad[0, head // group, :, 0], atol=1e-6, rtol=1e-4)
     seen = maps.sum(-1)
     assert (seen.max() < 0.99) if name == "a sink" else torch.allclose(seen, torch.ones(()))
+
+
+def differs_with_a_cache(self, q, k, v, mask=None):
+    return REPLACED["the layer's own"](self, q if q.shape[-2] == k.shape[-2] else -q, k, v, mask)
+
+
+@pytest.mark.parametrize("name, config", [*FAMILIES, ("another one with a cache", "modern"), ("documents", "modern")])
+def test_rows_of_a_map_are_those_of_the_whole_map(name, config, monkeypatch):
+    attends = REPLACED | {"another one with a cache": differs_with_a_cache}
+    monkeypatch.setattr(CausalSelfAttention, "attend", attends.get(name, CausalSelfAttention.attend))
+    calls, rows = [], [slice(1, 4), slice(6, T)]
+    documents = torch.arange(2 * T).view(2, T) // 5 if name == "documents" else None
+    gpt, tokens = random_gpt(CONFIGS[config]), torch.stack([TOKENS, TOKENS.flip(0)])
+    with torch.no_grad(), observed(gpt, lambda *call: calls.append(call)):
+        gpt(tokens, document_ids=documents)
+        for *call, attended in list(calls):
+            whole = weights_of(*call)[..., [1, 2, 3, *range(6, T)], :]
+            torch.testing.assert_close(weights_of_rows(*call, attended, rows), whole, atol=1e-5, rtol=1e-5)
 
 
 def test_an_attend_with_further_arguments_is_observed():
