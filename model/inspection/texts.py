@@ -11,9 +11,9 @@ from torch import Tensor
 
 from model.masks import document_mask, sliding_window_mask
 
-# Fewest and most windows of each kind, see `num_windows`.
-TEXT_WINDOWS = (4, 16)
-REPEATED_WINDOWS = (4, 8)
+# How many windows of each kind are measured: few enough that a recording takes as long as a few training steps.
+TEXT_WINDOWS = 16
+REPEATED_WINDOWS = 8
 # As shares of a window. All are below half, so that the first half of a window repeats some tokens too.
 PERIODS = (8 / 128, 16 / 128, 31 / 128, 50 / 128)
 MAX_TOKENS = 8192  # in a recorded text: the map of a head takes 128 MiB at this length
@@ -134,16 +134,7 @@ class Texts:
         return cls(tokens, stored["labels"], kind, documents, stored["attention_window"])
 
 
-def num_windows(batch_size: int) -> tuple[int, int]:
-    """Returns how many windows of text and of repeated text to measure: as many as a training batch has, and half.
-
-    So a recording takes as long as a few training steps. With fewer windows the standard errors are larger.
-    """
-    (fewest, most), (fewest_repeated, most_repeated) = TEXT_WINDOWS, REPEATED_WINDOWS
-    return min(max(batch_size, fewest), most), min(max(batch_size // 2, fewest_repeated), most_repeated)
-
-
-def spread_starts(num_tokens: int, length: int, count: int = TEXT_WINDOWS[1]) -> list[int]:
+def spread_starts(num_tokens: int, length: int, count: int = TEXT_WINDOWS) -> list[int]:
     """Returns where up to `count` windows begin, spread evenly over the tokens; fewer if the text is short."""
     count = max(1, min(count, num_tokens // length))
     last = max(0, num_tokens - length)
@@ -180,7 +171,7 @@ def repeated_tokens(
 def repeated_windows(
     candidates: Collection[int],
     length: int,
-    count: int = REPEATED_WINDOWS[1],
+    count: int = REPEATED_WINDOWS,
     *,
     first: int | None = None,
 ) -> list[list[int]]:

@@ -15,7 +15,7 @@ from model.generation import generate
 from model.inspection.film import film_texts
 from model.inspection.parts import in_float32, measure_losses
 from model.inspection.recording import Recording, take_snapshot
-from model.inspection.texts import MAX_TOKENS, Texts, num_windows, repeated_tokens, repeated_windows, spread_starts
+from model.inspection.texts import MAX_TOKENS, Texts, repeated_tokens, repeated_windows, spread_starts
 from model.mistakes import Mistake, check_range
 from model.runs.metrics import log_metrics
 from model.runs.run import ATTENTION, SAMPLES
@@ -77,8 +77,7 @@ class Recorder:
         candidates = frequent if len(frequent) > 1 else range(tokenizer.vocab_size)
         period = (len(tokens) - 1) // 2  # so that the repeated probe is no longer than the text, which fits the context
         context = min(config.context_length, MAX_TOKENS)
-        of_text, of_repeated = num_windows(data.batch_size)
-        starts = spread_starts(validation.num_tokens, context, of_text)
+        starts = spread_starts(validation.num_tokens, context)
         rows = np.stack([validation.read(start, context) for start in starts])
 
         def both_kinds(text: np.ndarray, repeated: list) -> dict[str, Texts]:
@@ -92,7 +91,7 @@ class Recorder:
             }
 
         probes = both_kinds(tokens, repeated_tokens(candidates, period, first=end_of_text))
-        windows = both_kinds(rows, repeated_windows(candidates, context, of_repeated, first=end_of_text))
+        windows = both_kinds(rows, repeated_windows(candidates, context, first=end_of_text))
         known_text = tokenizer.decode(validation.read(0, KNOWN_TOKENS))
         words = film_texts(tokenizer, known_text, config.context_length, config.window)
         folder = Path(trainer.default_root_dir, ATTENTION)

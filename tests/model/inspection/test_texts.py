@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from model.inspection.texts import PERIODS, Texts, num_windows, repeated_tokens, repeated_windows, spread_starts
+from model.inspection.texts import PERIODS, Texts, repeated_tokens, repeated_windows, spread_starts
 
 
 def test_windows_are_spread_evenly_over_the_text():
     starts = spread_starts(1000, 50)
     assert starts[0] == 0 and starts[-1] == 950 and len(starts) == 16
     assert max(np.diff(starts)) - min(np.diff(starts)) <= 1
-    assert [num_windows(batch_size) for batch_size in (1, 10, 999)] == [(4, 4), (10, 5), (16, 8)]
     assert spread_starts(7, 50) == spread_starts(50, 50) == [0] and spread_starts(120, 50) == [0, 70]
 
 

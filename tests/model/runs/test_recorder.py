@@ -40,7 +40,7 @@ def started(folder: Path, text: list[int], length: int, context: int = 512, mask
     split = SimpleNamespace(read=lambda start, length: tokens[start : start + length], num_tokens=len(text))
     tokenizer = SimpleNamespace(label=str, fingerprint="x", vocab_size=50, end_of_text=0, decode=str)
     tokenized = SimpleNamespace(validation=split)
-    data = SimpleNamespace(tokenizer=tokenizer, tokenized=tokenized, document_masking=masking, batch_size=16)
+    data = SimpleNamespace(tokenizer=tokenizer, tokenized=tokenized, document_masking=masking)
     trainer = SimpleNamespace(datamodule=data, default_root_dir=folder, **{"is_global_zero": True} | options)
     gpt = SimpleNamespace(config=SimpleNamespace(context_length=context, window=None))
     monitor = Recorder(probe_tokens=length)
