@@ -149,7 +149,7 @@ def main(args: list[str] | None = None) -> int:
         )
         trainer = build_trainer(options, run.folder, built, end_of_step)
         trainer.fit(module, data, ckpt_path=options.run and options.run.resumed)
-        if trainer.is_global_zero and not trainer.fast_dev_run:
+        if trainer.is_global_zero:
             say_above_bar(
                 nothing_trained(trainer)
                 or "\n".join(filter(None, [finish(run.folder), ending(trainer), learned_nothing(trainer)]))

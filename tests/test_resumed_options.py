@@ -45,7 +45,6 @@ OTHER_CLOCKS = {
 OPTIONS = [*SAME.split(), *NEAR.split(), *OTHER_VALIDATION.split(), *OTHER_CLOCKS]
 # Refused, of no use, or the source of the text, for which data.files stands.
 NOT_CHANGED = """name resume resume_or_start config print_config model.init_from model.optimizer.algorithm
-    trainer.fast_dev_run
     data.corpus data.tokenizer data.vocab_size data.dataset data.dataset_config data.dataset_split
     data.dataset_validation_split data.dataset_revision data.text_column data.quotes data.streaming"""
 

@@ -250,18 +250,6 @@ def test_a_run_resumed_with_another_text_warns(train, finished_run, small_text, 
     assert "text" in caplog.messages[0]
 
 
-def test_lightnings_options_of_precision_logger_profiler_and_fast_dev_run_work(train):
-    options = ["--trainer.precision=bf16-true", "--trainer.logger=true", "--trainer.profiler=simple"]
-    assert train(*options, "--trainer.max_steps=4") == 0
-    [run] = Path("runs").iterdir()
-    assert run.name.startswith("debug-")  # named after its config
-    assert (run / "report.html").exists() and "run_training_batch" in (run / "fit-profile.txt").read_text()
-    before = sorted(Path().rglob("*"))
-    assert train("--trainer.fast_dev_run=true") == 0
-    assert sorted(Path().rglob("*")) == before  # no folder that a script would take for the newest run
-    assert train(f"--resume={run}", "--trainer.fast_dev_run=true") == 2
-
-
 @pytest.mark.parametrize("config", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_trains(train, config):
     # In the precision of a GPU.

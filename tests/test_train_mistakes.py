@@ -30,7 +30,7 @@ MISTAKES = {
     "--name=caf\udce9": "UTF-8",
     "--recording.probe_tokens=4": "recording.probe_tokens 4",
     "--recording.probe_text=abc": "recording.probe_text 3",
-    "--trainer.strategy=alone": "alone",
+    "--trainer.strategy=alone": "trainer.strategy ddp",
     "--trainer.devices=-1": "devices",
     "--trainer.logger=MLFlowLogger": "mlflow",  # a package that is not installed
 }

@@ -41,8 +41,10 @@ PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
 LONGEST_DIFFERENCE = 200_000  # characters
 GIT_SECONDS = 10
 # What is not told of a command line: the folders of absolute paths, and what looks like a password.
-FOLDER = re.compile(r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^/\\\s,'\"]*[/\\])*")
-SECRET = re.compile(r"(?<=key[ =])\S+|(?<=secret[ =])\S+|(?<=password[ =])\S+")
+HIDDEN = re.compile(
+    r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^/\\\s,'\"]*[/\\])*"
+    r"|(?<=key[ =])\S+|(?<=secret[ =])\S+|(?<=password[ =])\S+"
+)
 
 Sources = dict[str, str]  # name of a file, as seen from the checkout -> its text
 Changes = dict[str, list[int] | None]  # name of a file -> lines added and removed, None if they are unknown
@@ -107,14 +109,19 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     """
     import torch
 
+    from model.training.hardware import device_name
+
     run_dir, gpt = Path(trainer.default_root_dir), trainer.lightning_module.gpt
     device, step = trainer.strategy.root_device, trainer.global_step
     earlier = [entry for entry in read_code(run_dir) if entry["step"] < step]
-    sources, commit = own_sources(), git("rev-parse", "--verify", "HEAD").strip()
+    sources = own_sources()
+    commit = git("rev-parse", "--verify", "HEAD").strip()
     committed = sources_at(commit, sources)
-    lines = {name: differing_lines(committed[name], sources[name]) for name in committed}
-    changed = {name: count(of_file) for name, of_file in lines.items() if of_file}
-    text = "\n".join(line for name in changed for line in (f"+++ {name}", *lines[name]))
+    changed, difference = {}, ""
+    for name, before in committed.items():
+        if lines := differing_lines(before, sources[name]):
+            changed[name] = count(lines)
+            difference += "\n".join([f"+++ {name}", *lines, ""])
     entry = {
         "step": step,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -124,11 +131,10 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
         "changed": changed,
         "since": changes_since(earlier[-1]) if earlier else changed,
         "hashes": {name: code_hash(source) for name, source in sources.items()},
-        "difference": text[:LONGEST_DIFFERENCE] if committed and with_difference else None,
+        "difference": difference[:LONGEST_DIFFERENCE] if committed and with_difference else None,
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
         "machine": {
-            "processor": processor(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "device": device_name(device),
             "threads": torch.get_num_threads(),
         },
         "parameters": gpt.num_parameters(),
@@ -140,13 +146,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
 
 def told(args: list[str]) -> str:
     """Returns the command line of train.py as text, without absolute folders and passwords."""
-    return SECRET.sub("...", shlex.join(["python", "train.py", *(FOLDER.sub(".../", arg) for arg in args)]))
-
-
-def processor() -> str:
-    """Returns the name of the processor, as far as the system tells it."""
-    named = re.search("model name\t: (.*)", content_of(Path("/proc/cpuinfo")).decode())
-    return named[1] if named else platform.processor()
+    return HIDDEN.sub("...", shlex.join(["python", "train.py", *args]))
 
 
 def read_code(run_dir: Path) -> list[dict[str, Any]]:
@@ -167,17 +167,14 @@ def read_code(run_dir: Path) -> list[dict[str, Any]]:
 def changes_since(entry: dict[str, Any]) -> Changes:
     """Returns the files whose code differs from that of an entry, which has not kept their text.
 
-    So the lines are known if the file was or is as in the entry's commit.
+    So the lines are known if the file was as in the entry's commit.
     """
     now = own_sources()
     changes: Changes = {}
     names = [name for name in now if code_hash(now[name]) != entry["hashes"].get(name)]
     for name, before in sources_at(entry["commit"], names).items():
-        lines = differing_lines(before, now[name])
         if name not in entry["changed"]:
-            changes[name] = count(lines)
-        elif not lines:  # back at the commit
-            changes[name] = entry["changed"][name][::-1]
+            changes[name] = count(differing_lines(before, now[name]))
     return dict.fromkeys(sorted({*names, *entry["hashes"].keys() - now})) | changes
 
 
@@ -200,11 +197,10 @@ def check_code(path: Path, gpt: GPT, checkpoint: dict[str, Any], *, refuse: bool
     reason = "what has changed is not known, because there is no code.json beside it"
     with suppress(Mistake):
         entries = read_code(Run.open(path).folder)
-        entries = [entry for entry in entries if entry["step"] < checkpoint["global_step"]] or entries[:1]
-        for entry in entries[-1:]:
-            reason = in_words(changes_since(entry)) or (
-                "no file has changed, so a function was replaced, or a package computes something else"
-            )
+        before = [entry for entry in entries if entry["step"] < checkpoint["global_step"]] or entries[:1]
+        if before:
+            changed = in_words(changes_since(before[-1]))
+            reason = changed or "no file has changed, so a function was replaced, or a package computes something else"
     if refuse:
         raise Mistake(f"{told}: {reason}; write --other_code if you mean this code")
     log.warning("%s: %s", told, reason)

@@ -73,8 +73,6 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     config = layered(parser, base_options(parser, chosen, run, default_config), chosen)
     check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
     check_trainer(config.trainer)
-    if run and config.trainer.fast_dev_run:
-        raise Mistake("trainer.fast_dev_run saves nothing, so it cannot continue a run: leave out --resume")
     trained = None
     if config.model.init_from is not None and not run:
         encoding = chosen.get("data.tokenizer")  # of a Hugging Face model that comes without a tokenizer

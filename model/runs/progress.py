@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from model.runs.run import REPORT
 from model.runs.terminal import output_is_closed, say
+from model.training.hardware import device_name
 
 LEARNED = 0.1  # nats below ln V; to know only which tokens are frequent gives more
 
@@ -48,19 +49,15 @@ def tell(trainer: Trainer, text: str) -> None:
 def first_lines(trainer: Trainer) -> str:
     """Returns what a run prints first: the model's size, device and precision; the corpus; the page's path. Such as
 
-    runs/first: 4,720,000 parameters, on cpu with 2 threads, precision bf16-mixed
+    runs/first: 4,720,000 parameters, on 1 x AMD EPYC 7B13, 2 threads, precision bf16-mixed
     stdlib: 5,012,345 tokens to train on and 543,210 to validate, from a vocabulary of 4,096 (bpe)
     watch: runs/first/report.html
     """
     gpt, data, device = trainer.lightning_module.gpt, trainer.datamodule, trainer.strategy.root_device
-    name = f"{device.type} with {torch.get_num_threads()} threads"
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    devices = f"{trainer.world_size} x {name}" if trainer.world_size > 1 else name
     train, validation, tokenizer = data.tokenized.train, data.tokenized.validation, data.tokenizer
     return (
-        f"{trainer.default_root_dir}: {gpt.num_parameters():,} parameters, on {devices}, "
-        f"precision {trainer.precision}\n"
+        f"{trainer.default_root_dir}: {gpt.num_parameters():,} parameters, on {trainer.world_size} x "
+        f"{device_name(device)}, {torch.get_num_threads()} threads, precision {trainer.precision}\n"
         f"{data.corpus.name}: {train.num_tokens:,} tokens to train on and {validation.num_tokens:,} to validate, "
         f"from a vocabulary of {tokenizer.vocab_size:,} ({tokenizer.name})\n"
         f"watch: {Path(trainer.default_root_dir, REPORT)}"

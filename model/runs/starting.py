@@ -1,10 +1,7 @@
 """How a run begins: its folder gets a name, is created with its config, and is locked."""
 
-import atexit
 import itertools
 import os
-import shutil
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -29,15 +26,10 @@ def new_run_dir(options: Namespace) -> Path:
     """Creates the folder of a new run at once, so that no other process takes its name; see `remove_unused`.
 
     Its name is --name, or by default the name of the last --config and the time, with -2, -3, ... if that is taken. A
-    process that Lightning starts for another device gets the name from the first process. With trainer.fast_dev_run,
-    which must leave nothing, the folder is a temporary one.
+    process that Lightning starts for another device gets the name from the first process.
 
     Raises a `Mistake` if --name is taken, is no name of a folder in runs/, or is that of a folder within a run.
     """
-    if options.trainer.fast_dev_run:
-        folder = tempfile.mkdtemp()
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return Path(folder, "fast_dev_run")
     runs = Path(options.trainer.default_root_dir)
     if options.name is None and RUN_NAME in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
         return runs / os.environ[RUN_NAME]

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from model.mistakes import Mistake, check_range, listed
 
 OPTIONS = """accelerator accumulate_grad_batches benchmark callbacks default_root_dir detect_anomaly deterministic
-    devices enable_progress_bar fast_dev_run gradient_clip_algorithm gradient_clip_val limit_val_batches
+    devices enable_progress_bar gradient_clip_algorithm gradient_clip_val limit_val_batches
     log_every_n_steps logger max_steps max_time num_nodes precision profiler strategy val_check_interval"""
 STRATEGIES = ["auto", "ddp", "ddp_find_unused_parameters_true"]
 CALLBACKS = "EarlyStopping LearningRateMonitor ModelCheckpoint RichProgressBar Timer TQDMProgressBar"
@@ -25,23 +25,13 @@ OTHERS = {
     for name, option in inspect.signature(Trainer).parameters.items()
     if name not in OPTIONS.split()
 }
-INSTEAD = dict.fromkeys(
-    ["max_epochs", "min_epochs", "min_steps", "limit_train_batches"],
-    "the training text never ends: set trainer.max_steps",
-)
-INSTEAD |= {
-    "check_val_every_n_epoch": "set trainer.val_check_interval, in steps",
-    "enable_checkpointing": "every run is saved, see the options of checkpoints",
-    "overfit_batches": "to train on a short text over and over, set data.max_tokens",
-    "plugins": "they would replace what saves a run: set trainer.precision or trainer.strategy",
-}
 
 
 def why_missing(message: str) -> str:
     """Returns the end of a parser's message about an option of the Trainer that does not work here, else ""."""
     for name in OTHERS:
         if "trainer" in message and name in message:
-            return f" ({INSTEAD.get(name, 'it has no use in a run, or train.py sets it')})"
+            return " (a run counts steps, such as trainer.max_steps, and saves itself: it takes the options of --help)"
     return ""
 
 

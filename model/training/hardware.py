@@ -2,6 +2,7 @@
 
 import logging
 import os
+import platform
 import re
 import shutil
 import sysconfig
@@ -12,6 +13,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Trainer
 
+from model.files import content_of
 from model.kernels import has_fast_bfloat16
 
 log = logging.getLogger(__name__)
@@ -38,6 +40,14 @@ PEAK_TFLOPS = {
 }
 
 CompileMode = bool | Literal["auto", "reduce-overhead"]
+
+
+def device_name(device: torch.device) -> str:
+    """Returns the name of a GPU of NVIDIA, else that of the processor, as far as the system tells it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    named = re.search(r"model name\s*: (.*)", content_of(Path("/proc/cpuinfo")).decode())
+    return named[1] if named else platform.machine()
 
 
 def compile_options(mode: CompileMode, device: torch.device, *, adds_gradients: bool) -> dict[str, Any] | None:

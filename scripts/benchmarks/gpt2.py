@@ -12,8 +12,6 @@ Letters: B sequences in a batch, T tokens of context, N tokens of a text.
 """
 
 import json
-import platform
-import re
 import runpy
 import sys
 import tempfile
@@ -30,12 +28,11 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from model.exchange.huggingface import GPT2_FAMILY, GPT2_OPTIONS
-from model.files import content_of
 from model.generation import generate
 from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.kernels import has_fast_bfloat16, keep_freed_memory
 from model.losses import next_token_loss
-from model.training.hardware import compile_options
+from model.training.hardware import compile_options, device_name
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from train import main as train_main
@@ -314,10 +311,6 @@ def describe(network: nn.Module, precision: str) -> Row:
 
     If the network uses a weight twice, the size counts it once.
     """
-    if next(network.parameters()).is_cuda:
-        device = torch.cuda.get_device_name()
-    else:
-        name = re.search(r"model name\s*: (.*)", content_of(Path("/proc/cpuinfo")).decode())
-        device = name[1] if name else platform.processor()
-    machine = {"device": device, "threads": torch.get_num_threads()}
+    device = next(network.parameters()).device
+    machine = {"device": device_name(device), "threads": torch.get_num_threads()}
     return {"parameters": sum(p.numel() for p in network.parameters()), "precision": precision, "machine": machine}

@@ -16,7 +16,7 @@ def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_exis
     monkeypatch.setattr("time.strftime", lambda _: "now")
     options = {
         "config": ["other.yaml", "configs/own.yaml"],
-        "trainer": Namespace(default_root_dir=str(tmp_path), fast_dev_run=False),
+        "trainer": Namespace(default_root_dir=str(tmp_path)),
         "resume_or_start": False,
     }
     default = Namespace(**options, name=None)
