@@ -44,8 +44,8 @@ def check_trainer(options: Namespace) -> None:
         raise Mistake(f"trainer.val_check_interval must be a number of steps, or null, not {interval}")
     if options.strategy not in STRATEGIES:
         raise Mistake(
-            f"trainer.strategy must be {listed(STRATEGIES, 'or')}: each device holds the whole model, and each "
-            "process runs train.py from its beginning"
+            f"trainer.strategy must be {listed(STRATEGIES, 'or')}, not {options.strategy}: each device holds the whole "
+            "model, and each process runs train.py from its beginning"
         )
 
 
