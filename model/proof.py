@@ -17,7 +17,8 @@ from torch.func import functional_call
 from model.gpt import GPT, in_eval_mode
 from model.mistakes import Mistake, parsing
 
-NUM_TOKENS = 256  # in the batch; a model reads them in milliseconds
+NUM_TOKENS = 256  # in the batch, at most
+NUM_PRODUCTS = 4e9  # tokens times parameters, at most: a processor reads the batch in a tenth of a second
 # nats. Models trained in float32, bfloat16 or both, compiled or not, are read on one and two threads and with other
 # vector instructions to within 1e-5, and float64 is as near. The products of tensor cores (TF32) would be 0.004 apart.
 # GELU by its other formula is 0.0005 apart after 40 steps, so it is not told.
@@ -31,12 +32,18 @@ def prove(gpt: GPT, weights: Weights, text: Tensor, end_of_text: int | None = No
 
     Args:
         gpt: the model that trains. Its own weights may differ: a callback may save an average, for example.
-        text: tokens, at least two; the first NUM_TOKENS + 1 are used.
+        text: tokens, at least two; at most the first NUM_TOKENS + 1 are used.
         end_of_text: the token that begins a document, if the model attends within documents only.
     """
-    T = min(gpt.config.context_length, NUM_TOKENS, len(text) - 1)
-    windows = text[: NUM_TOKENS + 1].unfold(0, T + 1, T).clone()
-    return {"windows": windows, "end_of_text": end_of_text, "nats": token_losses(gpt, weights, windows, end_of_text)}
+    affordable = max(8, int(NUM_PRODUCTS / gpt.num_parameters()))
+    num_tokens = min(NUM_TOKENS, affordable, len(text) - 1)
+    T = min(gpt.config.context_length, num_tokens)
+    windows = text[: num_tokens + 1].unfold(0, T + 1, T).clone()
+    return {
+        "windows": windows,
+        "end_of_text": end_of_text,
+        "nats": token_losses(gpt, weights, windows, end_of_text),
+    }
 
 
 def token_losses(gpt: GPT, weights: Weights, windows: Tensor, end_of_text: int | None) -> Tensor:
@@ -65,8 +72,8 @@ def without_zeros(weight: Tensor) -> Tensor:
     """
     if weight.flatten()[:: 1 + weight.numel() // 4096].any():  # some thousand of its numbers
         return weight
-    numbers = torch.arange(weight.numel(), device=weight.device) * 7919 % 1013 - 506
-    return (numbers / 5060).view_as(weight)
+    numbers = (torch.arange(1013, device=weight.device) * 7919 % 1013 - 506) / 5060
+    return numbers.repeat(1 + weight.numel() // 1013)[: weight.numel()].view_as(weight)
 
 
 def difference(path: Path, gpt: GPT, proof: dict[str, Any]) -> str:

@@ -26,13 +26,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, Timer
+from lightning.pytorch.callbacks import Checkpoint
 
 from model.checkpoint import entries_of
 from model.files import write_atomically
 from model.proof import NUM_TOKENS
-from model.runs.metrics import Diverged, TrainingMetrics, check_finite, log_metrics, write_rows
-from model.runs.progress import first_lines, tell, validation_line
+from model.runs.metrics import Diverged, TrainingMetrics, check_finite, log_metrics
+from model.runs.progress import first_lines, stopped_early, tell, validation_line
 from model.runs.recorder import Recorder, Samples
 from model.runs.results import write_report
 from model.runs.run import STATE
@@ -49,8 +49,8 @@ def is_due(step: int, every: int | None) -> bool:
 def note_state(trainer: Trainer, state: str) -> None:
     """Writes the run's state.json, on the first rank.
 
-    state: "running", also if the process was killed; "stopped" by a signal or trainer.max_time; "finished"; "diverged";
-        or "failed", by any other error.
+    state: "running", also if the process was killed; "stopped" by a signal, trainer.max_time or a callback;
+        "finished"; "diverged"; or "failed", by any other error.
     """
     if trainer.is_global_zero:
         content = {"state": state, "step": trainer.global_step, "max_steps": trainer.max_steps}
@@ -111,7 +111,8 @@ class EndOfStep(Checkpoint):
     def end_step(self, trainer: Trainer, module: LightningModule) -> None:
         """Does 3 to 5 of the list above. A new run calls it for step 0 too, before its first update."""
         validation, self.validation = self.validation, None
-        step, is_validated = trainer.global_step, validation is not None
+        step = trainer.global_step
+        is_validated = validation is not None
         is_kept = step in self.checkpoints.keep_steps
         is_best = is_validated and self.is_best(trainer, module, validation["val/loss"])
         is_its_turn = step == 0 or is_due(step, self.recorder.every_n_steps)
@@ -159,7 +160,7 @@ class EndOfStep(Checkpoint):
             return
         note_state(trainer, state)
         if trainer.is_global_zero:
-            write_rows(trainer)  # so that the page has the metrics of this step too
+            trainer.logger.finalize("running")  # writes metrics.csv, so that the page has the metrics of this step too
             on_page = "running" if state == "running" else "interrupted"
             write_report(Path(trainer.default_root_dir), on_page, self.recorder.recording)
 
@@ -190,9 +191,8 @@ class EndOfStep(Checkpoint):
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.is_running = False
         self.recorder.finish(trainer, module)
-        timers = [callback for callback in trainer.callbacks if isinstance(callback, Timer)]
-        is_out_of_time = any((timer.time_remaining() or 1) < 0 for timer in timers)
-        note_state(trainer, "stopped" if is_out_of_time and trainer.global_step != trainer.max_steps else "finished")
+        has_ended = trainer.global_step == trainer.max_steps or stopped_early(trainer)
+        note_state(trainer, "finished" if has_ended else "stopped")
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self.signals.remove()
@@ -209,7 +209,7 @@ class EndOfStep(Checkpoint):
     # What this callback saves in a checkpoint, and restores from it.
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        write_rows(trainer)  # a run resumed from this checkpoint does not repeat the rows before it
+        trainer.logger.finalize("running")  # a run resumed from this checkpoint does not repeat the rows before it
         metrics, data = self.metrics, trainer.datamodule
         metrics.stop_clock()  # the next batch starts it again
         # Infinite and NaN weights must not replace good ones.

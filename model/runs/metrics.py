@@ -10,8 +10,9 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from model.files import append
 from model.mistakes import Mistake
-from model.runs.metrics_file import MetricsFile
+from model.runs.metrics_file import Row, as_csv, read_metrics, write_metrics
 from model.runs.run import METRICS
 from model.training.hardware import peak_flops
 
@@ -83,13 +84,6 @@ def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
         logger.log_metrics(metrics, step=trainer.global_step)
 
 
-def write_rows(trainer: Trainer) -> None:
-    """Writes the current step's row into metrics.csv, though it may still get more metrics."""
-    for logger in trainer.loggers:
-        if isinstance(logger, CSVLogger):
-            logger.finalize("running")
-
-
 class StepLogger(Logger):
     """Collects all metrics of a step in one row. A step is the number of updates that the weights have had.
 
@@ -118,9 +112,8 @@ class StepLogger(Logger):
         if self.row and self.row["step"] != step:
             self.write(self.row)
             self.row = {}
-        # Lightning adds the epoch, a count of validations. Other loggers get the same dict, so it must not be changed.
-        without_epoch = {name: value for name, value in metrics.items() if name != "epoch"}
-        self.row = {**self.row, **without_epoch, "step": step}  # last: a callback's figures may have their own step
+        self.row = {**self.row, **metrics, "step": step}  # last: a callback's figures may have their own step
+        self.row.pop("epoch", None)  # Lightning adds it, a count of validations
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -133,16 +126,28 @@ class StepLogger(Logger):
 
 
 class CSVLogger(StepLogger):
-    """Writes metrics.csv."""
+    """Writes metrics.csv. It is not read before the first row, and need not exist."""
 
     def __init__(self, run_dir: Path):
         super().__init__(run_dir)
-        self.file = MetricsFile(run_dir / METRICS)
+        self.path = run_dir / METRICS
+        self.columns: list[str] = []
+        self.written: Row = {}  # the row that was written last
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Takes tensors too. Raises an error at the caller's line for a value that would make the file unreadable."""
         numbers = {name: value if type(value) in (int, float) else float(value) for name, value in metrics.items()}
         super().log_metrics(numbers, step)
 
-    def write(self, row: dict[str, Any]) -> None:
-        self.file.put(row)
+    def write(self, row: Row) -> None:
+        """Appends the row where that is enough; writes the whole file if a column is new or the step has a row."""
+        if row == self.written:
+            return
+        step = row["step"]
+        if step != self.written.get("step") and row.keys() <= set(self.columns):
+            append(self.path, as_csv(self.columns, [row]))
+        else:
+            by_step = {earlier["step"]: earlier for earlier in read_metrics(self.path)}
+            by_step[step] = by_step.get(step, {}) | row
+            self.columns = write_metrics(self.path, list(by_step.values()))
+        self.written = row

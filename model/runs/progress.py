@@ -83,9 +83,14 @@ def ending(trainer: Trainer) -> str:
     """Returns why a run did not end at trainer.max_steps, "" if it did."""
     if trainer.global_step == trainer.max_steps:
         return ""
-    reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
-    reason = " ".join(filter(None, reasons)) or "trainer.max_time is over, or a callback stopped it"
+    reason = stopped_early(trainer) or "trainer.max_time is over, or a callback stopped it"
     return f"ended after step {trainer.global_step}: {reason}"
+
+
+def stopped_early(trainer: Trainer) -> str:
+    """Returns why EarlyStopping has ended the run, "" if it has not."""
+    reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
+    return " ".join(filter(None, reasons))
 
 
 def learned_nothing(trainer: Trainer) -> str:

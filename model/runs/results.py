@@ -50,8 +50,12 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
     name = run_dir.resolve().name
     if recording is None and (run_dir / HEAD_SCORES).exists():
         recording = Recording.open(run_dir / ATTENTION, name)
-    settings, config = read_config(run_dir / CONFIG), content_of(run_dir / CONFIG).decode()
-    learning_data = learning(read_metrics(run_dir / METRICS), read_samples(run_dir / SAMPLES), config, settings)
+    learning_data = learning(
+        read_metrics(run_dir / METRICS),
+        read_samples(run_dir / SAMPLES),
+        content_of(run_dir / CONFIG).decode(),
+        read_config(run_dir / CONFIG),
+    )
     for entry in read_code(run_dir):
         if changes := in_words(entry["since"]):
             learning_data["story"] += f" Code at step {entry['step']}: {changes}."
@@ -61,10 +65,19 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
         from model.glass import open_run  # here, because it imports what only these pages need
 
         glass = open_run(run_dir)
-        by_step = {step: glass.at(step) for step in glass.steps if step != glass.step} | {glass.step or 0: glass}
-        models = [(step, other.gpt) for step, other in sorted(by_step.items()) if other.gpt.config == glass.gpt.config]
+        by_step = {step: glass.at(step).gpt for step in glass.steps if step != glass.step}
+        by_step[glass.step or 0] = glass.gpt
+        models = [(step, gpt) for step, gpt in sorted(by_step.items()) if gpt.config == glass.gpt.config]
         tokenizer = glass.tokenizer
-    return run_page(name, recording, learning=learning_data, models=models, tokenizer=tokenizer, state=state, gap=gap)
+    return run_page(
+        name,
+        recording,
+        learning=learning_data,
+        models=models,
+        tokenizer=tokenizer,
+        state=state,
+        gap=gap,
+    )
 
 
 def read_samples(path: Path) -> list[dict]:
@@ -74,21 +87,25 @@ def read_samples(path: Path) -> list[dict]:
         samples = []
         for line in text.split("\n")[:-1]:
             sample = json.loads(line)
-            samples.append({"step": int(sample["step"]), "prompt": str(sample["prompt"]), "text": str(sample["text"])})
+            samples.append(
+                {
+                    "step": int(sample["step"]),
+                    "prompt": str(sample["prompt"]),
+                    "text": str(sample["text"]),
+                }
+            )
         return samples
 
 
 def finish(run_dir: Path) -> str:
     """Writes a run's last page, and returns the summary: what it reached, where its files are, what to type next."""
     write_report(run_dir, "ended")
-    schedule = read_config(run_dir / CONFIG).get("model", {}).get("schedule", {})
-    remark = "" if schedule.get("decay") in (None, "none") else "; its learning rate rises again"
     return f"""
 {_reached(run_dir)}
 everything is in {run_dir}/
 
   python scripts/generate.py --checkpoint {shlex.quote(str(run_dir))}           generate text
-  {Run(run_dir).resume_command} --trainer.max_steps N    train it further{remark}
+  {Run(run_dir).resume_command} --trainer.max_steps N    train it further
 
 to see what it learned, and to type to it, open {run_dir / REPORT} in a browser"""
 

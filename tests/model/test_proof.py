@@ -87,6 +87,13 @@ def test_the_losses_are_those_of_the_saved_weights_in_float32_without_dropout(na
         assert torch.equal(weight, before[key]), key
 
 
+def test_a_large_model_is_proved_with_fewer_tokens(monkeypatch):
+    model = MODELS["trained"]()
+    monkeypatch.setattr("model.proof.NUM_PRODUCTS", 12.5 * model.num_parameters())
+    proof = prove(model, model.state_dict(), torch.arange(200))
+    assert len(proof["nats"]) == 12 and torch.equal(proof["windows"], torch.arange(13)[None])
+
+
 def test_a_model_that_attends_within_documents_is_proved_so():
     model, text = MODELS["trained"](), torch.tensor([256, *range(10), 256, *range(5)])
     masked, plain = (prove(model, model.state_dict(), text, begins)["nats"] for begins in (256, None))

@@ -70,6 +70,7 @@ def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_fac
     """A kill may cut the file at any byte after the row of the step from which the run is resumed."""
 
     def log_steps(path, steps, rewind_to=None):
+        path.parent.mkdir(exist_ok=True)
         logger = csv_logger(path.parent)
         if rewind_to is not None:
             rewind(path.parent, path.parent / "checkpoints/last.ckpt", rewind_to)

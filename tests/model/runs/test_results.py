@@ -80,15 +80,14 @@ def kept(trained, tmp_path) -> Path:
     return Path(shutil.copytree(trained("--checkpoints.keep_steps=[0,3,4,8,12,99]"), tmp_path / "kept"))
 
 
-def test_the_summary_has_the_last_loss_and_that_of_the_best_checkpoint_and_warns_of_a_decayed_rate(kept):
+def test_the_summary_has_the_last_loss_and_that_of_the_best_checkpoint(kept):
     """Not the lowest loss of all rows, which may be of another validation text."""
     bits = column(kept, "val/bits_per_byte")
     said = finish(kept)
-    assert tells(said, f"{bits[12]:.4f} 12") and ", best " not in said and "its learning rate" in said
+    assert tells(said, f"{bits[12]:.4f} 12") and ", best " not in said
     (kept / "checkpoints/step_00000008.ckpt").replace(kept / "checkpoints/best.ckpt")
-    (kept / "config.yaml").write_text("model: {schedule: {decay: none}}")
     said = finish(kept)
-    assert tells(said, f"{bits[12]:.4f} 12 {bits[8]:.4f} 8") and "its learning rate" not in said
+    assert tells(said, f"{bits[12]:.4f} 12 {bits[8]:.4f} 8")
     assert Page(kept / "report.html").data["status"]["state"] == "ended"
 
 
