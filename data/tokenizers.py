@@ -40,6 +40,10 @@ SPLIT_PATTERN = "|".join(
     ]
 )
 
+# The tokenizer "bytes": its pattern, which makes a piece of each character, and the ids of its tokens.
+BYTES_PATTERN = r"[\s\S]"
+BYTES = {bytes([value]): value for value in range(256)}
+
 # More text than this hardly changes the merges; the limit bounds the memory of the table of distinct pieces.
 TRAINING_BYTES = 128 * 2**20
 
@@ -77,7 +81,9 @@ class Tokenizer:
         return self.encoding.encode_ordinary(text)
 
     def encode_array(self, text: str) -> np.ndarray:
-        """Like `encode`, but returns a uint32 array (N,), without an int for each token. Raises on a lone surrogate."""
+        """Like `encode`, but returns an array (N,), without an int for each token. Raises on a lone surrogate."""
+        if self.pattern == BYTES_PATTERN and self.ranks == BYTES:
+            return np.frombuffer(text.encode(), np.uint8)  # the ids of tiktoken, in a hundredth of its time
         return self.encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -266,7 +272,7 @@ def published(name: str) -> Tokenizer:
 
 def byte_level() -> Tokenizer:
     """Returns the tokenizer with one token per byte, and with end-of-text: V = 257."""
-    return Tokenizer("bytes", r"[\s\S]", {bytes([value]): value for value in range(256)}, {END_OF_TEXT: 256})
+    return Tokenizer("bytes", BYTES_PATTERN, BYTES, {END_OF_TEXT: 256})
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:

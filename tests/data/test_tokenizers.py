@@ -31,8 +31,9 @@ def bpe() -> Tokenizer:
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
 @example(END_OF_TEXT)
 def test_no_text_is_lost_and_none_becomes_a_special_token(bpe, text):
-    assert tokenizers.byte_level().encode(text) == list(text.encode())
-    for tokenizer in (bpe, tokenizers.byte_level()):
+    assert tokenizers.byte_level().encode_array(text).tolist() == list(text.encode())
+    backwards = Tokenizer("bytes", r"[\s\S]", {bytes([255 - token]): token for token in range(256)}, {END_OF_TEXT: 256})
+    for tokenizer in (bpe, tokenizers.byte_level(), backwards):
         tokens = tokenizer.encode(text)
         assert tokenizer.end_of_text == tokenizer.vocab_size - 1 and tokenizer.end_of_text not in tokens
         assert b"".join(map(tokenizer.token_bytes, tokens)) == text.encode()
