@@ -17,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python 
 from model.files import write_atomically
 from model.mistakes import Mistake
 from model.runs.comparison import Comparison, compare
-from model.runs.outcome import AXES
 from model.runs.terminal import exit_status, say
 from scripts.parser import Parser
 
@@ -28,27 +27,28 @@ KINDS = (".svg", ".pdf", ".png", ".csv", ".html")
 def main(argv: list[str] | None = None) -> None:
     options = build_parser().parse_args(argv)
     output = options.output
-    if output and output.suffix.lower() not in KINDS:
+    kind = output and output.suffix.lower()
+    if output and kind not in KINDS:
         raise Mistake(f"--output {output} must end in {' or '.join(KINDS)}")
     comparison = compare(options.runs, options.to)
     lines = [str(comparison)]
     if options.fit:
         lines.append(comparison.fit())
     if output:
-        write_atomically(output, content(comparison, output.suffix.lower(), options.x))
+        write_atomically(output, content(comparison, kind, options.x))
         lines.append(f"wrote {output}")
     say("\n".join(lines))
 
 
 def content(comparison: Comparison, kind: str, axis: str) -> bytes:
+    """Returns the file of this kind, one of KINDS."""
     if kind == ".csv":
         return comparison.rows.to_csv().encode()
     from model.pages.pictures import comparison_page, curves_figure, drawn  # imports matplotlib, which is slow
 
-    is_page = kind == ".html"
     curves = comparison.curves(axis)
-    picture = drawn(lambda: curves_figure(curves, axis, comparison.measure), ".svg" if is_page else kind)
-    return comparison_page(comparison._repr_html_(), picture) if is_page else picture
+    picture = drawn(lambda: curves_figure(curves, axis, comparison.measure), kind.replace("html", "svg"))
+    return comparison_page(comparison._repr_html_(), picture) if kind == ".html" else picture
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,7 +57,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("runs", nargs="*", default=["runs/*"], help="run folders, or patterns in quotes (default: 'runs/*')")
     add("--to", type=float, metavar="LOSS", help="add the steps and minutes to this validation loss, in nats per token")
     add("--output", type=Path, metavar="PATH", help=f"file to write; its ending says what: {', '.join(KINDS)}")
-    add("--x", choices=AXES, default="steps", help="what the curves are drawn over (default: steps)")
+    add(
+        "--x",
+        choices=["steps", "tokens", "seconds", "flops"],
+        default="steps",
+        help="what the curves are drawn over (default: steps)",
+    )
     add(
         "--fit",
         action="store_true",

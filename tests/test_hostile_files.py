@@ -136,7 +136,7 @@ HOSTILE = {
     "lists of lists in YAML": (CONFIG, text("config.yaml", LAUGHS + "model: *a30\ndata: {}\ntrainer: {}\n")),
     "deep YAML": (CONFIG, text("config.yaml", "[\n" * 300_000)),
     "flat but deep YAML": (CONFIG, text("config.yaml", "- " * 300_000 + "a\n")),
-    "deep code": (["compare", "inspect"], text("code.json", "[" * 100_000)),
+    "deep code": (["resume", "inspect", "compare"], text("code.json", "[" * 100_000)),
     "class_path Popen": (
         [*OF_A_RUN, "start"],
         config("  callbacks:\n  - class_path: subprocess.Popen\n    init_args: {args: [mkdir, pwned]}\n"),

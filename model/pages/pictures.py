@@ -1,12 +1,12 @@
 """What all pictures (PNG, SVG, PDF) have in common, and the curves of several runs. Drawn by matplotlib, no display."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 from matplotlib.figure import Figure
+from pandas import DataFrame
 
 DPI = 72  # makes a point, matplotlib's unit of text sizes, one pixel
 SETTINGS = {
@@ -20,7 +20,7 @@ NO_DATE: dict[str, dict] = {
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
 }
-Curve = tuple[str, np.ndarray, np.ndarray, np.ndarray]  # label, x, y, and half the height of the band around y
+LONGEST = 100  # characters of a legend
 
 
 def drawn(draw: Callable[[], Figure], kind: str) -> bytes:
@@ -32,13 +32,14 @@ def drawn(draw: Callable[[], Figure], kind: str) -> bytes:
     return content.getvalue()
 
 
-def curves_figure(curves: Sequence[Curve], x_label: str, y_label: str) -> Figure:
-    """Draws curves with their bands."""
+def curves_figure(curves: DataFrame, x_label: str, y_label: str) -> Figure:
+    """Draws a curve for each variant, with a band. curves: "x", "y" and "error" by "variant"."""
     figure = Figure((640 / DPI, 400 / DPI), dpi=DPI)
     axes = figure.add_axes((0, 0, 1, 1), xlabel=x_label, ylabel=y_label)
-    for label, x, y, error in curves:
-        (line,) = axes.plot(x, y, label=label)
-        axes.fill_between(x, y - error, y + error, color=line.get_color(), alpha=0.25, linewidth=0)
+    for variant, curve in curves.groupby("variant", sort=False):
+        x, y, error = curve["x"], curve["y"], curve["error"]
+        axes.plot(x, y, label=variant[:LONGEST])
+        axes.fill_between(x, y - error, y + error, alpha=0.25, linewidth=0)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), frameon=False)
     return figure
 

@@ -27,7 +27,7 @@ from model.checkpoint import read_checkpoint
 from model.glass import Glass, open_run
 from model.gpt import GPTConfig
 from model.mistakes import Missing, Mistake, check_range, is_out_of_memory
-from model.runs.code import told
+from model.runs.code import read_code, told
 from model.runs.configs import layered, parse, plain_config, read_config
 from model.runs.run import CONFIG, ENDED, RUNS, Run
 from model.runs.trainer_options import check_trainer
@@ -138,7 +138,8 @@ def run_to_resume(chosen: Namespace) -> Run | None:
         if chosen.get(other) is not None:
             raise Mistake(f"--resume continues a run in its own folder, with its own weights: leave out --{other}")
     run = Run.open(Path(chosen.resume), CONFIG)
-    read_checkpoint(run.resumed, on_disk=True)  # so that a damaged one is refused before any text is read
+    read_code(run.folder)  # here, so that a damaged file is refused before any text is read
+    read_checkpoint(run.resumed, on_disk=True)
     return run
 
 

@@ -8,22 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from textwrap import shorten
 
 import numpy as np
 import pandas as pd
 
 from model.mistakes import Mistake
 from model.pages.learning import short
-from model.runs.outcome import BEST, BITS, FLOPS, LOSS, read_outcome
-from model.runs.run import CODE, PROBES
+from model.runs.outcome import BITS, LOSS, read_outcome
 from model.runs.scaling import power_law
-from model.runs.terminal import sentence
+from model.runs.terminal import sentence, shown
 
-# The options that shape the probes, which are a part of this text. Without another, other probes mean another text.
-OF_PROBES = ("data.", "recording.", "model.gpt.context_length", "model.gpt.window")
 DIFFERENCE = "difference"
-LONGEST = 40  # characters of the names of runs in a table
+LONGEST = 300  # characters of a column in a terminal
 ERROR = " ±"  # ends the title of a standard error
 EXPLANATION = (
     "±: standard error over seeds; difference: from the first row, over the seeds that both have; minutes: of training "
@@ -32,74 +28,48 @@ EXPLANATION = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Comparison:
     """Shows itself as a table: as text in a terminal, as HTML in a notebook.
 
-    runs: a row for each run: its "variant", "run", "seed", whether it is "comparable" with the first run, and figures.
-    histories: the history of each run, with its "variant".
+    rows: see `over_seeds`.
+    histories: the histories of all runs, by "variant" and "step".
     measure: the figure by which all variants can be compared: BITS if they have several tokenizers, else LOSS.
     notes: sentences below the table.
     """
 
-    runs: pd.DataFrame
+    rows: pd.DataFrame
     histories: pd.DataFrame
     measure: str
     notes: Sequence[str]
 
-    @property
-    def rows(self) -> pd.DataFrame:
-        """A row for each variant: "runs", "seeds", and the mean of each figure with its standard error, see ERROR.
-
-        Runs with the same seed count as one. A figure that one seed lacks is NaN.
-        """
-        names = self.runs.groupby("variant", sort=False)["run"].agg(", ".join)
-        by_seed = self.runs.drop(columns="run").groupby(["variant", "seed"], sort=False).mean()
-        variants = by_seed.groupby("variant", sort=False)
-        paired = by_seed[self.measure].where(by_seed["comparable"] == 1).unstack("variant")
-        differences = paired.sub(paired[names.index[0]], axis=0)
-
-        rows = pd.DataFrame({"runs": names, "seeds": variants.size()})
-        for title in by_seed.columns.drop("comparable"):
-            is_in_all = variants[title].count() == rows["seeds"]
-            rows[title] = variants[title].mean().where(is_in_all)
-            rows[title + ERROR] = variants[title].sem().where(is_in_all)
-            if title == self.measure:
-                rows[DIFFERENCE] = differences.mean()
-                rows[DIFFERENCE + ERROR] = differences.sem()
-        return rows
-
-    def shown(self) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """The rows as text, without the columns that are the same in all rows."""
-        rows = self.rows
-        shown = rows[["runs", "seeds"]].astype(str)
-        shown["runs"] = shown["runs"].map(lambda names: shorten(names, LONGEST, placeholder=" ..."))
-        for title in rows.columns[2::2]:
-            figures = zip(rows[title], rows[title + ERROR], strict=True)
-            shown[title] = [_told(title, mean, error) for mean, error in figures]
-        differs = (shown.nunique() > 1) | (len(shown) == 1)
-        return shown.loc[:, differs & (shown != "").any()]
+        table = self.rows[["seeds"]].astype(str)
+        for title in self.rows:
+            if title + ERROR in self.rows:
+                figures = self.rows[[title, title + ERROR]].to_numpy()
+                table[title] = [with_error(title, *figure) for figure in figures]
+        table["runs"] = self.rows["runs"]
+        return table.loc[:, table.nunique() > 1] if len(table) > 1 else table
 
     def __str__(self) -> str:
-        return "\n".join([self.shown().to_string(index_names=False), "", *self.notes])
+        table = self.table().to_string(index_names=False, max_colwidth=LONGEST)
+        return "\n".join([table, "", *self.notes])
 
     def _repr_html_(self) -> str:
-        return self.shown().to_html(index_names=False) + "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        notes = [f"<p>{escape(note)}</p>" for note in self.notes]
+        return "\n".join([self.table().to_html(index_names=False), *notes])
 
-    def curves(self, axis: str) -> list[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-        """For each variant its name, the axis, which is a column of `history_of`, and the measure with its error."""
-        curves = []
-        for variant, history in self.histories.groupby("variant", sort=False):
-            if history[axis].isna().any():
-                raise Mistake(f"{variant} has no {axis}: its runs have no {CODE}")
-            points = history.dropna(subset=self.measure).groupby("step")
-            measured = points[self.measure]
-            curves.append((variant, points[axis].mean(), measured.mean(), measured.sem().fillna(0)))
-        return curves
+    def curves(self, axis: str) -> pd.DataFrame:
+        """By variant and step: "x", a column of `history_of`, "y", the mean of the measure, and its "error"."""
+        points = self.histories.dropna(subset=self.measure).groupby(["variant", "step"], sort=False)
+        measured = points[self.measure]
+        return pd.DataFrame({"x": points[axis].mean(), "y": measured.mean(), "error": measured.sem()})
 
     def fit(self) -> str:
         """Fits a scaling law to the variants, see `power_law`."""
-        return power_law(*self.rows[[FLOPS, self.measure]].dropna().to_numpy().T)
+        return power_law(*self.rows[["FLOPs", self.measure]].dropna().to_numpy().T)
 
 
 def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison:
@@ -110,7 +80,8 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
     Runs that cannot be read are left out and named. Raises a `Mistake` if none is left.
     """
     paths = [path for run in runs for path in sorted(glob.glob(str(run))) or [str(run)]]  # noqa: PTH207
-    outcomes, left_out = [], []
+    outcomes = []
+    left_out = []
     for path in dict.fromkeys(paths):
         try:
             outcomes.append(read_outcome(Path(path), goal))
@@ -119,41 +90,43 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
     if not outcomes:
         raise Mistake("; ".join(["there is no run to compare", *left_out]))
 
-    traits = pd.DataFrame([outcome.traits for outcome in outcomes])
-    differing = traits.columns[traits.nunique() > 1]
-    if any(name.startswith(OF_PROBES) for name in differing):
-        differing = differing[differing != PROBES]
-    first = outcomes[0]
-    decisive = differing.intersection(["state", PROBES])
-    variants: dict[tuple, str] = {}
-    rows, histories = [], []
-    for outcome in outcomes:
-        traits_of_variant = tuple(outcome.traits.get(name) for name in differing)
-        if traits_of_variant not in variants:
-            label = ", ".join(outcome.told(name) for name in differing if name in outcome.traits)
-            label = sentence(label or outcome.traits["state"])
-            is_new = label not in variants.values()  # long labels are cut
-            variants[traits_of_variant] = label if is_new else f"{label} ({outcome.name})"
-        row = {
-            "variant": variants[traits_of_variant],
-            "run": outcome.name,
-            "seed": outcome.seed,
-            "comparable": outcome.text == first.text
-            and all(outcome.traits[name] == first.traits[name] for name in decisive),
-        }
-        rows.append(row | outcome.figures)
-        histories.append(outcome.history.assign(variant=row["variant"]))
-    table = pd.DataFrame(rows)
+    traits = pd.DataFrame([outcome.traits for outcome in outcomes]).fillna("none")
+    differing = traits.loc[:, traits.nunique() > 1]
+    labels = [", ".join(map(" ".join, own.items())) for own in differing.to_dict("records")]
+    figures = pd.DataFrame([outcome.figures for outcome in outcomes])
+    figures["variant"] = variants = [shown(label) or outcomes[0].traits["state"] for label in labels]
     measure = LOSS
     if {"data.tokenizer", "data.vocab_size"} & {*differing}:
         measure = BITS
-        table = table.drop(columns=[title for title in table if LOSS in title])
-    return Comparison(table, pd.concat(histories), measure, [EXPLANATION, *left_out])
+        figures = figures.drop(columns=figures.filter(like=LOSS))
+    figures[DIFFERENCE] = figures[measure].where([outcome.conditions == outcomes[0].conditions for outcome in outcomes])
+    histories = pd.concat([outcome.history for outcome in outcomes], keys=variants, names=["variant"])
+    return Comparison(over_seeds(figures), histories, measure, [EXPLANATION, *left_out])
 
 
-def _told(title: str, mean: float, error: float) -> str:
+def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:
+    """Returns by variant the mean of each figure over "seeds" with its standard error, see ERROR, and its "runs".
+
+    figures: a row for each run. DIFFERENCE has what is compared with the first variant, seed by seed.
+
+    Runs with the same seed count as one. A figure that one seed lacks is NaN.
+    """
+    by_seed = figures.groupby(["variant", "seed"], sort=False).mean(numeric_only=True)
+    first = by_seed.loc[figures["variant"][0], DIFFERENCE]
+    by_seed[DIFFERENCE] -= first.reindex(by_seed.index, level="seed")
+    seeds = by_seed.groupby("variant", sort=False)
+    is_known = seeds.count().eq(seeds.size(), axis=0)
+    is_known[DIFFERENCE] = True
+    rows = seeds.mean().where(is_known)
+    rows = rows.join(seeds.sem().where(is_known).add_suffix(ERROR))
+    rows["seeds"] = seeds.size()
+    rows["runs"] = figures.groupby("variant")["runs"].agg(", ".join)
+    return rows
+
+
+def with_error(title: str, mean: float, error: float) -> str:
     """A figure as text, such as "2.4513 ± 0.0030"."""
     if np.isnan(mean):
         return ""
-    number = "{:.4f}".format if title in (DIFFERENCE, LOSS, BEST, BITS) else short
+    number = "{:.4f}".format if title.endswith((DIFFERENCE, LOSS, BITS)) else short
     return f"{number(mean)} ± {number(error)}" if error > 0 else number(mean)

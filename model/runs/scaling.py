@@ -5,7 +5,7 @@ import numpy as np
 from model.mistakes import Mistake
 
 SIZES = 4  # at least, because three numbers are fitted
-EXPONENTS = np.geomspace(1e-3, 10, 5000)
+EXPONENTS = np.geomspace(0.01, 3, 2000)
 
 
 def power_law(compute: np.ndarray, loss: np.ndarray) -> str:
@@ -15,17 +15,18 @@ def power_law(compute: np.ndarray, loss: np.ndarray) -> str:
     nonlinear least squares. Raises a `Mistake` if there are too few sizes, or if the loss does not fall in this way.
     """
     if len(np.unique(compute)) < SIZES:
-        raise Mistake(f"a fit needs runs of at least {SIZES} sizes whose FLOPs and loss are known")
+        raise Mistake(f"a fit needs runs of at least {SIZES} sizes whose loss is known")
     mean = np.exp(np.log(compute).mean())
-    powers = (compute / mean) ** -EXPONENTS[:, None]
-    lines = [np.polyfit(power, loss, 1) for power in powers]
-    squares = [((np.polyval(line, power) - loss) ** 2).sum() for line, power in zip(lines, powers, strict=True)]
-    best = int(np.argmin(squares))
-    (b, a), c, power = lines[best], EXPONENTS[best], powers[best]
-    if b <= 0 or best in (0, len(EXPONENTS) - 1):
+    size = compute / mean
+    c = min(EXPONENTS, key=lambda c: np.polyfit(size**-c, loss, 1, full=True)[1].sum())
+    power = size**-c
+    b, a = np.polyfit(power, loss, 1)
+    if b <= 0 or c in EXPONENTS[[0, -1]]:
         raise Mistake("the loss does not fall like a power of the FLOPs, so there is no fit")
-    slopes = np.stack([power**0, power, -b * power * np.log(compute / mean)])
-    variance = squares[best] / (len(loss) - 3)
-    errors = np.sqrt(variance * np.diag(np.linalg.inv(slopes @ slopes.T)))
+
+    residuals = a + b * power - loss
+    variance = residuals @ residuals / (len(loss) - 3)
+    slopes = np.stack([power**0, power, -b * power * np.log(size)])
+    errors = np.sqrt(variance * np.linalg.inv(slopes @ slopes.T).diagonal())
     a, b, c = (f"({value:.4g} ± {error:.2g})" for value, error in zip((a, b, c), errors, strict=True))
     return f"loss = {a} + {b} (FLOPs / {mean:.4g})^-{c}, with residuals of {variance**0.5:.2g}"
