@@ -24,7 +24,8 @@ ERROR = " ±"  # ends the title of a standard error
 EXPLANATION = (
     "±: standard error over seeds; difference: from the first row, over the seeds that both have; minutes: of training "
     "steps, without validation, recording and saving; empty: unknown, not reached in every run, or, as a difference, "
-    "not comparable: unfinished, or validated on other text; columns that are the same in all rows are not shown"
+    "not comparable: unfinished, or its options choose other text to validate on; columns that are the same in all "
+    "rows are not shown"
 )
 
 
@@ -94,12 +95,14 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
     differing = traits.loc[:, traits.nunique() > 1]
     labels = [", ".join(map(" ".join, own.items())) for own in differing.to_dict("records")]
     figures = pd.DataFrame([outcome.figures for outcome in outcomes])
-    figures["variant"] = variants = [shown(label) or outcomes[0].traits["state"] for label in labels]
+    variants = [shown(label) or outcomes[0].traits["state"] for label in labels]
+    figures["variant"] = variants
     measure = LOSS
     if {"data.tokenizer", "data.vocab_size"} & {*differing}:
         measure = BITS
         figures = figures.drop(columns=figures.filter(like=LOSS))
-    figures[DIFFERENCE] = figures[measure].where([outcome.conditions == outcomes[0].conditions for outcome in outcomes])
+    is_comparable = [outcome.conditions == outcomes[0].conditions for outcome in outcomes]
+    figures.insert(0, DIFFERENCE, figures[measure].where(is_comparable))
     histories = pd.concat([outcome.history for outcome in outcomes], keys=variants, names=["variant"])
     return Comparison(over_seeds(figures), histories, measure, [EXPLANATION, *left_out])
 
