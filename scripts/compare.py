@@ -46,7 +46,7 @@ def content(comparison: Comparison, kind: str, axis: str) -> bytes:
         return comparison.rows.to_csv().encode()
     from model.pages.pictures import comparison_page, curves_figure, drawn  # imports matplotlib, which is slow
 
-    curves = comparison.curves(axis)
+    curves = comparison.curves(axis).groupby("variant", sort=False)
     picture = drawn(lambda: curves_figure(curves, axis, comparison.measure), kind.replace("html", "svg"))
     return comparison_page(comparison._repr_html_(), picture) if kind == ".html" else picture
 

@@ -1,12 +1,12 @@
 """What all pictures (PNG, SVG, PDF) have in common, and the curves of several runs. Drawn by matplotlib, no display."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from pandas import DataFrame
 
 DPI = 72  # makes a point, matplotlib's unit of text sizes, one pixel
 SETTINGS = {
@@ -32,11 +32,11 @@ def drawn(draw: Callable[[], Figure], kind: str) -> bytes:
     return content.getvalue()
 
 
-def curves_figure(curves: DataFrame, x_label: str, y_label: str) -> Figure:
-    """Draws a curve for each variant, with a band. curves: "x", "y" and "error" by "variant"."""
+def curves_figure(curves: Iterable[tuple[str, Mapping[str, Any]]], x_label: str, y_label: str) -> Figure:
+    """Draws a curve for each variant, with a band. curves: each variant's name, and its "x", "y" and "error"."""
     figure = Figure((640 / DPI, 400 / DPI), dpi=DPI)
     axes = figure.add_axes((0, 0, 1, 1), xlabel=x_label, ylabel=y_label)
-    for variant, curve in curves.groupby("variant", sort=False):
+    for variant, curve in curves:
         x, y, error = curve["x"], curve["y"], curve["error"]
         axes.plot(x, y, label=variant[:LONGEST])
         axes.fill_between(x, y - error, y + error, alpha=0.25, linewidth=0)
