@@ -11,25 +11,26 @@ Several words are recorded, because no model continues all of them. `Film` shows
 Shapes: N words, L layers, H heads, T = WORD + BEGIN tokens, D model width, K head width.
 """
 
+import copy
 import math
 import random
 import string
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from model.attention import split_heads
 from model.gpt import GPT
 from model.inspection.maps import Attend, observed, weights_of
 from model.inspection.parts import blocks_of, features_of, hooked, undisturbed
 from model.inspection.reading import TOP, added_by_heads, centred, double, factor, towards_logits
 from model.inspection.texts import Label, Texts
 from model.kernels import RMS_EPSILON
-from model.rotary import apply_rotary, rotary_angles
+from model.rotary import rotary_angles
 
 WORDS = 10  # recorded words
 WORD = 8  # tokens of a word
@@ -53,14 +54,10 @@ def made_up_words(tokenizer: Any, text: str) -> Iterator[list[int]]:
     draw = random.Random(0)
     for _ in range(TRIES):
         drawn = draw.sample(letters, len(letters))
-        for length in range(WORD // 2, len(letters) + 1):
-            word = tokenizer.encode(space + "".join(drawn[:length]))
-            if len(word) >= WORD:
-                break
-        else:
-            continue
+        word = tokenizer.encode(space + "".join(drawn))[:WORD]
         twice = word + word[:BEGIN]
-        if len(word) == len(set(word)) == WORD and tokenizer.encode(tokenizer.decode(twice)) == twice:
+        is_distinct = len(set(word)) == WORD
+        if is_distinct and tokenizer.encode(tokenizer.decode(twice)) == twice:
             yield word
 
 
@@ -70,10 +67,11 @@ def film_texts(tokenizer: Any, text: str, context: int, window: int | None = Non
     context: how many tokens the model reads at once. window: its attention window. Returns None if there are no words,
     or if the context is too short.
     """
-    words = [word for word, _ in zip(made_up_words(tokenizer, text), range(WORDS), strict=False)]
+    words = list(islice(made_up_words(tokenizer, text), WORDS))
     if not words or context < WORD + BEGIN:
         return None
-    return Texts.of([word + word[: BEGIN + 1] for word in words], tokenizer.label, attention_window=window)
+    begun_again = [word + word[: BEGIN + 1] for word in words]
+    return Texts.of(begun_again, tokenizer.label, attention_window=window)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,67 +98,64 @@ class Frame:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the fields for a file, floating-point numbers as float16."""
-        arrays: dict[str, Any] = {}
+        arrays = {}
         for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                value = (value.half() if value.is_floating_point() else value.int()).numpy()
-            arrays[f"film_{name}"] = value
+            array = np.asarray(value)
+            if array.dtype == np.float32:
+                array = array.astype(np.float16)
+            arrays[f"film_{name}"] = array
         return arrays
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Frame":
         """The inverse of `arrays`. May raise any error for other input."""
         values: dict[str, Any] = {}
-        for field in fields(cls):
-            value: Any = arrays[f"film_{field.name}"]
-            if field.name != "top":
-                tensor = torch.from_numpy(value)
-                value = tensor.float() if tensor.is_floating_point() else tensor
-            values[field.name] = value
+        for name in cls.__dataclass_fields__:
+            array = arrays[f"film_{name}"]
+            if array.dtype == np.float16:
+                array = array.astype(np.float32)
+            values[name] = array if name == "top" else torch.from_numpy(array)
         return cls(**values)
 
 
 @torch.no_grad()
 def take_frame(gpt: GPT, words: Texts, label: Label = str) -> Frame:
     """Reads the words in one batch, in eval mode and without autocast. label: see `read`."""
-    read = replace(words, tokens=words.tokens[:, :-1])
+    texts = replace(words, tokens=words.tokens[:, :-1])
     next_ids = words.tokens[:, 1:, None]
     blocks = blocks_of(gpt)
     matrices = [block.attention.output_proj for block in blocks]
     inputs: dict[nn.Module, Tensor] = {}
     maps: list[Tensor] = []
-    queries: list[Tensor] = []  # (N, H, T, K)
+    queries: list[Tensor] = []  # of the last token, (N, H, K)
 
     def keep(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
         maps.append(weights_of(attend, q, k, v).float().cpu())
-        queries.append(q)
+        queries.append(double(q[:, :, -1]))
 
-    with undisturbed(gpt), observed(gpt, keep), hooked([*blocks, *matrices, gpt.final_norm], [], inputs.__setitem__):
-        logits = gpt.unembed(features_of(gpt, read)).cpu()
+    with (
+        undisturbed(gpt),
+        observed(gpt, keep),
+        hooked([*blocks, *matrices, gpt.final_norm], [], inputs.__setitem__),
+    ):
+        logits = gpt.unembed(features_of(gpt, texts)).cpu()
     nats = -logits.log_softmax(-1)
-    shares = (-nats).exp()
     of_next = nats.gather(-1, next_ids)[..., 0]
-    top = shares.topk(min(TOP, shares.shape[-1]))
+    top = nats.neg().exp().topk(min(TOP, nats.shape[-1]))
     written = [added_by_heads(matrix, inputs[matrix], gpt.config.num_heads) for matrix in matrices]  # (H, N, T, D) each
+    lasts = torch.stack(written)[..., -1, :]
+    rows = double(gpt.lm_head.weight)[next_ids[:, -1, 0]]
+    direction = towards_logits(gpt.final_norm, inputs[gpt.final_norm][:, -1], rows)
     return Frame(
         maps=torch.stack(maps, 1),
-        parts=_added_to_logit(gpt, torch.stack(written)[..., -1, :], inputs[gpt.final_norm][:, -1], next_ids[:, -1, 0]),
-        raises=_raises(gpt, [inputs[block] for block in blocks], queries, written, read.visible[:, -1]),
-        chance=(-of_next[:, -1]).exp(),
+        parts=torch.einsum("lhnd,nd->nlh", lasts, direction).float(),
+        raises=_raises(gpt, [inputs[block] for block in blocks], queries, written, texts.visible[:, -1]),
+        chance=of_next[:, -1].neg().exp(),
         top=np.vectorize(label, otypes=[str])(top.indices.numpy()),
         top_probability=top.values,
         bits=of_next / math.log(2),
         rank=(nats < of_next[..., None]).sum(-1),
     )
-
-
-def _added_to_logit(gpt: GPT, written: Tensor, stream: Tensor, ids: Tensor) -> Tensor:
-    """Returns what vectors (L, H, N, D) of heads add to the logits of `ids` (N,), (N, L, H); see `Reading.attribution`.
-
-    stream: (N, D), the whole stream, whose scale counts.
-    """
-    direction = towards_logits(gpt.final_norm, stream, double(gpt.lm_head.weight)[ids])
-    return torch.einsum("lhnd,nd->nlh", written, direction).float()
 
 
 def _raises(
@@ -172,38 +167,31 @@ def _raises(
 ) -> Tensor:
     """Returns `Frame.raises`. streams: the input of each block. visible: (N, T), the keys that the last query sees.
 
-    A key is a linear function of the normalised stream, if the scale of the norm is held fixed. So a score is a sum
+    A key is a linear function of the normalised stream, if the scale of each norm is held fixed. So a score is a sum
     over what was added to the stream ("K-composition" in Elhage et al. 2021).
     """
     config = gpt.config
-    L, H, N = config.num_layers, config.num_heads, len(visible)
+    L, H, (N, T) = config.num_layers, config.num_heads, visible.shape
+    rotary = rotary_angles(torch.arange(T), config.head_dim) if config.position == "rotary" else None
+    less_mean = -visible.double() / visible.sum(-1, keepdim=True)
+    less_mean[:, SOURCE] += 1
     raises = torch.zeros(N, L, H, L, H)
     for layer, block in enumerate(blocks_of(gpt)[1:], start=1):
         norm = block.attention_norm
+        stream = streams[layer]
+        attention = copy.deepcopy(block.attention).cpu().double()
+        attention.qk_norm = False
+        _, whole, _ = attention.project(double(norm(stream)))
+        attention.qkv_proj.bias = None
         earlier = torch.cat(written[:layer])  # (layer * H, N, T, D)
-        parts = _keys(gpt, layer, centred(norm, earlier) * factor(norm, streams[layer]))
+        _, keys, _ = attention.project(centred(norm, earlier) * factor(norm, stream), rotary)
         if config.qk_norm:
-            squares = _keys(gpt, layer, double(norm(streams[layer])), with_bias=True).square().mean(-1, keepdim=True)
-            parts = parts * torch.rsqrt(squares + RMS_EPSILON)
-        query = double(queries[layer])[:, :, -1]
-        scores = torch.einsum("nhk,pnhtk->npht", query, parts) / config.head_dim**0.5
-        means = (scores * visible[:, None, None]).sum(-1) / visible.sum(-1)[:, None, None]
-        raised = scores[..., SOURCE] - means  # (N, layer * H, H)
-        raises[:, layer, :, :layer] = raised.transpose(1, 2).unflatten(-1, (layer, H)).float()
+            squares = whole.square().mean(-1, keepdim=True)
+            keys = keys * torch.rsqrt(squares + RMS_EPSILON)
+        keys = keys.repeat_interleave(H // config.num_kv_heads, dim=-3)
+        raised = torch.einsum("nhk,pnhtk,nt->nhp", queries[layer], keys, less_mean) / config.head_dim**0.5
+        raises[:, layer, :, :layer] = raised.unflatten(-1, (layer, H))
     return raises
-
-
-def _keys(gpt: GPT, layer: int, x: Tensor, with_bias: bool = False) -> Tensor:
-    """Returns the keys of x (..., T, D) before QK-norm, for each head: (..., H, T, K)."""
-    attention, config = blocks_of(gpt)[layer].attention, gpt.config
-    rows = slice(config.embed_dim, config.embed_dim + config.num_kv_heads * config.head_dim)
-    keys = x @ double(attention.qkv_proj.weight)[rows].T
-    if with_bias and attention.qkv_proj.bias is not None:
-        keys = keys + double(attention.qkv_proj.bias)[rows]
-    keys = split_heads(keys, config.num_kv_heads)
-    if config.position == "rotary":
-        keys = apply_rotary(keys, *rotary_angles(torch.arange(x.shape[-2]), config.head_dim))
-    return keys.repeat_interleave(config.num_heads // config.num_kv_heads, dim=-3)
 
 
 @dataclass(frozen=True)
@@ -211,13 +199,11 @@ class Film:
     """What the last frame says of the circuit that the film shows.
 
     word: the number of the word that is shown: the one whose right token has the highest probability.
-    known: how many of the words the model continues: their right token has at least LEAST_CHANCE.
     finder, writer: (layer, head); None if the model has no such head.
     missing: what the model does not do, as a sentence without its full stop; None if both heads are there.
     """
 
     word: int
-    known: int
     finder: tuple[int, int] | None = None
     writer: tuple[int, int] | None = None
     missing: str | None = None
@@ -233,18 +219,17 @@ def tell_film(last: Frame) -> Film:
     at the source, and the writer the earlier head that raises its score most.
     """
     word = int(last.chance.nan_to_num().argmax())
-    known = int((last.chance >= LEAST_CHANCE).sum())
     looks = last.maps[word, :, :, -1, SOURCE] >= LEAST_WEIGHT
     parts = last.parts[word].where(looks, -math.inf)
-    if not known:
-        return Film(word, known, missing="the model does not continue a made-up word yet")
+    if not last.chance[word] >= LEAST_CHANCE:  # nor is NaN
+        return Film(word, missing="the model does not continue a made-up word yet")
     if parts.max() <= 0:
-        return Film(word, known, missing="no head looks at the first copy to continue the word")
+        return Film(word, missing="no head looks at the first copy to continue the word")
     finder = _place(parts)
     raises = last.raises[(word, *finder)]
     if raises.max() < LEAST_RAISE:
-        return Film(word, known, finder, missing="no earlier head raises the score with which it looks there")
-    return Film(word, known, finder, _place(raises))
+        return Film(word, finder, missing="no earlier head raises the score with which it looks there")
+    return Film(word, finder, _place(raises))
 
 
 def _place(by_head: Tensor) -> tuple[int, int]:

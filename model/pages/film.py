@@ -33,8 +33,6 @@ def about_film(recording: Recording, film: Film) -> dict[str, Any]:
         "labels": labels,
         "right": right,
         "source": SOURCE,
-        "known": film.known,
-        "tried": len(recording.words),
         "missing": film.missing,
         "formed": dict.fromkeys(number) | formed_steps(recording, film),
         **number,
