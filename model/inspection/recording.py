@@ -55,6 +55,7 @@ class Snapshot:
     ablation: for the same windows, how the loss changes without each part, by name: a `Change`, or its two numbers.
     readings: what is recorded of each probe. None if it is on disk only, in the recording's folder.
     frame: of the recording's film; None if it has none, or if it is on disk only.
+    packed: the blocks of this snapshot in the last page; empty if it is not in it. Each block takes memory.
     """
 
     step: int
@@ -64,6 +65,7 @@ class Snapshot:
     ablation: Mapping[str, Mapping[str, Sequence[float]]] | None = None
     readings: Mapping[str, RecordedReading] | None = None
     frame: Frame | None = None
+    packed: list[str] = field(default_factory=list)
 
     @property
     def scores(self) -> dict[str, np.ndarray]:

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.font_manager import findfont, get_font
+from matplotlib.image import AxesImage
 from numpy.typing import ArrayLike
 
 from model.files import write_atomically
@@ -71,23 +73,17 @@ def maps_figure(
         labels: the T tokens as text.
     """
     size = len(labels)
-    mosaic = _mosaic([[maps[head] for head in row] for row in heads])
-    pitch = min(max(SIDE / size, LABEL_PITCH), MAX_SIDE / max(mosaic.shape))  # pixels of a weight
-    height, width = (pitch * count for count in mosaic.shape)
+    rows = (size + 1) * len(heads) - 1
+    columns = (size + 1) * len(heads[0]) - 1
+    pitch = min(max(SIDE / size, LABEL_PITCH), MAX_SIDE / max(rows, columns))  # pixels of a weight
+    height = pitch * rows
+    width = pitch * columns
     figure = Figure((width / DPI, height / DPI), dpi=DPI)
     axes = figure.add_axes((0, 0, 1, 1))
-    image = axes.imshow(
-        mosaic,
-        cmap=colour_map(),
-        norm=PowerNorm(0.5, 0, 1),
-        aspect="auto",
-        interpolation="none",
-    )
+    image = draw_mosaic(axes, maps, heads)
     axes.set_title(title, loc="left")
-    axes.tick_params(length=0)
-    axes.spines[:].set_color(BETWEEN)
 
-    tokens = np.arange(0, size, math.ceil(LABEL_PITCH / pitch))  # the tokens that get a label
+    tokens = range(0, size, math.ceil(LABEL_PITCH / pitch))  # the tokens that get a label
     texts = [legible(labels[token]) for token in tokens]
     small = {"fontsize": 8, "fontfamily": [FONT, "monospace"]}
     lefts = (size + 1) * np.arange(len(heads[0]))
@@ -103,16 +99,6 @@ def maps_figure(
         texts * len(tops),
         **small,
     )
-    for top, row in zip(tops, heads, strict=True):
-        for left, (layer, head) in zip(lefts, row, strict=True):
-            # A causal map is empty in its upper right corner.
-            axes.text(
-                left + size - 1,
-                top,
-                f"head {layer}.{head}",
-                ha="right",
-                va="top",
-            )
     beside = axes.inset_axes((1 + 40 / width, 0, 12 / width, 1))
     figure.colorbar(
         image,
@@ -122,6 +108,35 @@ def maps_figure(
         label="weight",
     )
     return figure
+
+
+def draw_mosaic(
+    axes: Axes,
+    maps: np.ndarray,
+    heads: Sequence[Sequence[Head]],
+) -> AxesImage:
+    """Draws rows of maps, each with the name of its head. maps, heads: as in `maps_figure`."""
+    image = axes.imshow(
+        _mosaic([[maps[head] for head in row] for row in heads]),
+        cmap=colour_map(),
+        norm=PowerNorm(0.5, 0, 1),
+        aspect="auto",
+        interpolation="none",
+    )
+    axes.tick_params(length=0)
+    axes.spines[:].set_color(BETWEEN)
+    pitch = maps.shape[-1] + 1  # from one map to the next
+    for row, heads_of_row in enumerate(heads):
+        for column, (layer, head) in enumerate(heads_of_row, start=1):
+            # A causal map is empty in its upper right corner.
+            axes.text(
+                column * pitch - 2,
+                row * pitch,
+                f"head {layer}.{head}",
+                ha="right",
+                va="top",
+            )
+    return image
 
 
 def mosaic_pixels(weights: ArrayLike) -> np.ndarray:

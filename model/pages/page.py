@@ -19,7 +19,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
@@ -28,7 +27,7 @@ from model.inspection.experiments import Effect, try_all
 from model.inspection.film import Film
 from model.inspection.heads import SCORES, threshold
 from model.inspection.parts import ERRORS
-from model.inspection.recording import Models, Recording, Snapshot
+from model.inspection.recording import Models, Recording
 from model.mistakes import Mistake
 from model.pages import template
 from model.pages.describe import describe_heads, first_formed, opening_text, opening_view
@@ -39,10 +38,6 @@ from model.pages.weights import Packed, pack
 MAX_MAP_BYTES = 25_000_000  # of the blocks of all steps
 MAX_STEPS = 100  # with maps: more than a person looks at, and packing each takes time
 MAX_CURVE_POINTS = 300
-
-# Blocks of the snapshots in the last page, so that the next page of a run packs only the new steps. They take as much
-# memory as that page, and are freed with their snapshots.
-_packed_steps: WeakKeyDictionary[Snapshot, list[str]] = WeakKeyDictionary()
 
 
 def run_page(
@@ -169,23 +164,25 @@ def pack_steps(
             raise Mistake(f"maps of {length} tokens do not fit into a page: use a shorter text, or a table of its maps")
     for snapshot in recording.snapshots:
         if snapshot.step not in blocks:
-            _packed_steps.pop(snapshot, None)
+            snapshot.packed.clear()
     if kept == steps:
         return blocks, []
     return blocks, [f"To stay small, this page shows {len(kept)} of {len(steps)} recorded steps."]
 
 
 def _step_blocks(recording: Recording, step: int) -> list[str]:
-    """The blocks of a step, packed once: the maps of each text, then the predictions and their causes."""
+    """The blocks of a step: the maps of each text, then the predictions and their causes.
+
+    Its snapshot keeps them, so that the next page of a run packs only the new steps.
+    """
     snapshot = recording.at(step)
-    if snapshot not in _packed_steps:
-        readings = recording.readings(step)
-        details = template.to_json({kind: reading.figures for kind, reading in readings.items()})
-        _packed_steps[snapshot] = [
-            *(_block(f"{kind}-{step}", _triangles(reading.maps), level=4) for kind, reading in readings.items()),
-            _block(f"details-{step}", details.encode()),
-        ]
-    return _packed_steps[snapshot]
+    if not snapshot.packed:
+        details = {}
+        for kind, reading in recording.readings(step).items():
+            snapshot.packed.append(_block(f"{kind}-{step}", _triangles(reading.maps), level=4))
+            details[kind] = reading.figures
+        snapshot.packed.append(_block(f"details-{step}", template.to_json(details).encode()))
+    return snapshot.packed
 
 
 def _triangles(maps: Tensor) -> bytes:
