@@ -61,7 +61,12 @@ def made_up_words(tokenizer: Any, text: str) -> Iterator[list[int]]:
             yield word
 
 
-def film_texts(tokenizer: Any, text: str, context: int, window: int | None = None) -> Texts | None:
+def film_texts(
+    tokenizer: Any,
+    text: str,
+    context: int,
+    window: int | None = None,
+) -> Texts | None:
     """Returns the texts of a film, (N, T + 1): the last token of each is the right one, which the model does not read.
 
     context: how many tokens the model reads at once. window: its attention window. Returns None if there are no words,
@@ -119,7 +124,11 @@ class Frame:
 
 
 @torch.no_grad()
-def take_frame(gpt: GPT, words: Texts, label: Label = str) -> Frame:
+def take_frame(
+    gpt: GPT,
+    words: Texts,
+    label: Label = str,
+) -> Frame:
     """Reads the words in one batch, in eval mode and without autocast. label: see `read`."""
     texts = replace(words, tokens=words.tokens[:, :-1])
     next_ids = words.tokens[:, 1:, None]
@@ -129,7 +138,13 @@ def take_frame(gpt: GPT, words: Texts, label: Label = str) -> Frame:
     maps: list[Tensor] = []
     queries: list[Tensor] = []  # of the last token, (N, H, K)
 
-    def keep(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
+    def keep(
+        attend: Attend,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        _: Tensor,
+    ) -> None:
         maps.append(weights_of(attend, q, k, v).float().cpu())
         queries.append(double(q[:, :, -1]))
 
@@ -141,7 +156,8 @@ def take_frame(gpt: GPT, words: Texts, label: Label = str) -> Frame:
         logits = gpt.unembed(features_of(gpt, texts)).cpu()
     nats = -logits.log_softmax(-1)
     of_next = nats.gather(-1, next_ids)[..., 0]
-    top = nats.neg().exp().topk(min(TOP, nats.shape[-1]))
+    count = min(TOP, nats.shape[-1])
+    top = nats.neg().exp().topk(count)
     written = [added_by_heads(matrix, inputs[matrix], gpt.config.num_heads) for matrix in matrices]  # (H, N, T, D) each
     lasts = torch.stack(written)[..., -1, :]
     rows = double(gpt.lm_head.weight)[next_ids[:, -1, 0]]
@@ -149,7 +165,13 @@ def take_frame(gpt: GPT, words: Texts, label: Label = str) -> Frame:
     return Frame(
         maps=torch.stack(maps, 1),
         parts=torch.einsum("lhnd,nd->nlh", lasts, direction).float(),
-        raises=_raises(gpt, [inputs[block] for block in blocks], queries, written, texts.visible[:, -1]),
+        raises=_raises(
+            gpt,
+            [inputs[block] for block in blocks],
+            queries,
+            written,
+            texts.visible[:, -1],
+        ),
         chance=of_next[:, -1].neg().exp(),
         top=np.vectorize(label, otypes=[str])(top.indices.numpy()),
         top_probability=top.values,
@@ -184,7 +206,8 @@ def _raises(
         _, whole, _ = attention.project(double(norm(stream)))
         attention.qkv_proj.bias = None
         earlier = torch.cat(written[:layer])  # (layer * H, N, T, D)
-        _, keys, _ = attention.project(centred(norm, earlier) * factor(norm, stream), rotary)
+        normed = centred(norm, earlier) * factor(norm, stream)
+        _, keys, _ = attention.project(normed, rotary)
         if config.qk_norm:
             squares = whole.square().mean(-1, keepdim=True)
             keys = keys * torch.rsqrt(squares + RMS_EPSILON)

@@ -207,7 +207,9 @@ class Reading:
         rows = double(weight[targets.to(weight.device)])
         stream = self.residual[-1]
         direction = towards_logits(norm, stream, rows)
-        parts = {name: (double(vectors) * direction).sum(-1) for name, vectors in self.parts.items()}
+        parts = {}
+        for name, vectors in self.parts.items():
+            parts[name] = (double(vectors) * direction).sum(-1)
         bias = getattr(norm, "bias", None)
         if bias is not None:
             parts["final norm bias"] = rows @ double(bias)
@@ -237,7 +239,8 @@ class Reading:
         logits = self.logits
         next_ids = self.ids[1:]
         parts, error = self._attributed(F.pad(next_ids, (0, 1)))
-        top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
+        count = min(TOP, logits.shape[-1])
+        top = logits.softmax(-1).topk(count)
         next_logits = logits[:-1].gather(-1, next_ids[:, None])
         rank = (logits[:-1] > next_logits).sum(-1)
         shown_ids = set(top.indices.flatten().tolist()).union(*lens["token"])
@@ -320,7 +323,10 @@ def read(
     )
 
 
-def _parts(gpt: GPT, seen: Mapping[nn.Module, Tensor]) -> dict[str, Tensor]:
+def _parts(
+    gpt: GPT,
+    seen: Mapping[nn.Module, Tensor],
+) -> dict[str, Tensor]:
     """Returns `Reading.parts`. seen: the outputs of tables and feed-forwards, and the inputs of output matrices."""
     parts: dict[str, Tensor] = {}
 
@@ -328,7 +334,9 @@ def _parts(gpt: GPT, seen: Mapping[nn.Module, Tensor]) -> dict[str, Tensor]:
         if vectors is not None:
             parts[name] = double(vectors).expand(T, -1).to(gpt.lm_head.weight.dtype, copy=True)
 
-    tables = {name: double(seen[table]).flatten(0, -2) for name, table in embedding_tables(gpt).items()}  # (T, D)
+    tables = {}  # by name, (T, D)
+    for name, table in embedding_tables(gpt).items():
+        tables[name] = double(seen[table]).flatten(0, -2)
     whole = torch.stack([*tables.values()]).sum(0)
     T = len(whole)
     norm = gpt.embedding_norm
@@ -349,17 +357,29 @@ def _parts(gpt: GPT, seen: Mapping[nn.Module, Tensor]) -> dict[str, Tensor]:
 
 def _readout(gpt: GPT) -> GPT:
     """Returns a copy of the final norm and lm_head: a GPT without tables and blocks."""
-    left_out = [*blocks_of(gpt), *embedding_tables(gpt).values(), *gpt.value_embeddings.values()]
+    left_out = [
+        *blocks_of(gpt),
+        *embedding_tables(gpt).values(),
+        *gpt.value_embeddings.values(),
+    ]
     return copy.deepcopy(gpt, {id(module): None for module in left_out})
 
 
-def added_by_heads(matrix: nn.Linear, heads: Tensor, num_heads: int) -> Tensor:
+def added_by_heads(
+    matrix: nn.Linear,
+    heads: Tensor,
+    num_heads: int,
+) -> Tensor:
     """Returns what each head adds to the residual stream, (H, N, T, D) in float64. heads: the input of the matrix."""
     by_head = double(matrix.weight).unflatten(1, (num_heads, -1))  # (D, H, K)
     return torch.einsum("nhtk,dhk->hntd", split_heads(double(heads), num_heads), by_head)
 
 
-def towards_logits(norm: nn.Module, stream: Tensor, rows: Tensor) -> Tensor:
+def towards_logits(
+    norm: nn.Module,
+    stream: Tensor,
+    rows: Tensor,
+) -> Tensor:
     """Returns the vectors (N, D) whose product with what was added to the stream is what that adds to logits.
 
     norm: the final norm, with its scale fixed at its value for the whole stream (N, D). rows: those of lm_head.
@@ -383,7 +403,9 @@ def factor(norm: nn.Module, whole: Tensor) -> Tensor:
 
 def centred(norm: nn.Module, x: Tensor) -> Tensor:
     """Subtracts the mean from x (N, D), if the norm does so."""
-    return x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
+    if not isinstance(norm, nn.LayerNorm):
+        return x
+    return x - x.mean(-1, keepdim=True)
 
 
 def double(x: Tensor) -> Tensor:

@@ -160,8 +160,8 @@ class Recording:
                 f"--checkpoint {folder.parent} --prompt TEXT"
             )
         with parsing(path):
-            probes = {kind: Texts.from_json(kind, texts) for kind, texts in stored["probes"].items()}
-            windows = {kind: Texts.from_json(kind, texts) for kind, texts in stored["windows"].items()}
+            probes = _texts(stored["probes"])
+            windows = _texts(stored["windows"])
             words = stored["words"] and Texts.from_json("text", stored["words"])
             recording = cls(probes, windows, str(stored["tokenizer"]), words, name, folder)
         for number, line in enumerate(content_of(scores).splitlines(), start=1):
@@ -211,7 +211,11 @@ class Recording:
     @property
     def mapped(self) -> list[int]:
         """The steps whose maps exist. A user may have deleted the files of other steps."""
-        return [snapshot.step for snapshot in self.snapshots if snapshot.readings or self.path(snapshot.step).exists()]
+        steps = []
+        for snapshot in self.snapshots:
+            if snapshot.readings or self.path(snapshot.step).exists():
+                steps.append(snapshot.step)
+        return steps
 
     @property
     def formation(self) -> dict[str, dict[str, int]]:
@@ -315,10 +319,19 @@ class Recording:
     def with_losses(self, models: Models, label: Label = str) -> Recording:
         """Returns the recording with a newly measured snapshot for each model's step that lacks maps or losses."""
         models_at = dict(models)
-        snapshots = {one.step: one for one in self.snapshots if one.step not in models_at or one.ablation}
+        snapshots = {}
+        for snapshot in self.snapshots:
+            if snapshot.ablation or snapshot.step not in models_at:
+                snapshots[snapshot.step] = snapshot
         for step, gpt in models:
             if step not in snapshots or step not in self.mapped:
-                snapshots[step] = take_snapshot(gpt, step, self, label, with_losses=True)
+                snapshots[step] = take_snapshot(
+                    gpt,
+                    step,
+                    self,
+                    label,
+                    with_losses=True,
+                )
         return replace(self, snapshots=[snapshots[step] for step in sorted(snapshots)])
 
 
@@ -345,7 +358,13 @@ def take_snapshot(
         text = read(gpt, recording.probes["text"], autocast=autocast, label=label)
     elif text.position is None:
         edits = text.replacing
-    repeated = read(gpt, recording.probes["repeated"], replacing=edits, autocast=autocast, label=label)
+    repeated = read(
+        gpt,
+        recording.probes["repeated"],
+        replacing=edits,
+        autocast=autocast,
+        label=label,
+    )
     exact = in_float32(gpt)
     with replaced(exact, edits):
         heads = measure_heads(exact, recording.windows)
@@ -354,7 +373,19 @@ def take_snapshot(
             loss, ablation = measure_losses(exact, recording.windows)
         frame = None if recording.words is None else take_frame(exact, recording.words, label)
     readings = {"text": text.recorded(), "repeated": repeated.recorded()}
-    return Snapshot(step, text.checks, heads, loss, ablation, readings, frame)
+    return Snapshot(
+        step,
+        text.checks,
+        heads,
+        loss,
+        ablation,
+        readings,
+        frame,
+    )
+
+
+def _texts(stored: Mapping[Any, Any]) -> dict[str, Texts]:
+    return {kind: Texts.from_json(kind, texts) for kind, texts in stored.items()}
 
 
 def _as_bytes(value: Any) -> bytes:

@@ -110,7 +110,14 @@ class Texts:
         for start in range(0, len(self), count):
             rows = slice(start, start + count)
             documents = None if self.document_ids is None else self.document_ids[rows]
-            pieces.append(replace(self, tokens=self.tokens[rows], labels=self.labels[rows], document_ids=documents))
+            pieces.append(
+                replace(
+                    self,
+                    tokens=self.tokens[rows],
+                    labels=self.labels[rows],
+                    document_ids=documents,
+                )
+            )
         return pieces
 
     def to_json(self) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def draw_film(recording: Recording, path: Path) -> None:
     if film is None:
         raise Mistake(f"{recording.name} has no film: no made-up word could be recorded")
     formed = formed_steps(recording, film)
-    frames = dict.fromkeys(sorted({*evenly(recording.mapped, MOST_STEPS), *formed.values()}), 1)
+    steps = {*evenly(recording.mapped, MOST_STEPS), *formed.values()}
+    frames = dict.fromkeys(sorted(steps), 1)
     frames |= dict.fromkeys(formed.values(), AT_A_FORMATION)
     frames[recording.mapped[-1]] = AT_THE_END
     figure = Figure(SIZE)
@@ -50,7 +51,8 @@ def draw_film(recording: Recording, path: Path) -> None:
         with writer.saving(figure, str(file), figure.dpi):
             for step, count in frames.items():
                 figure.clear()
-                _draw(figure, recording, film, step, [role for role in formed if formed[role] == step])
+                forming = [role for role in formed if formed[role] == step]
+                _draw(figure, recording, film, step, forming)
                 for _ in range(count):
                     writer.grab_frame()
         write_atomically(path, file.read_bytes())
@@ -67,9 +69,9 @@ def _draw(
     frame = recording.frame(step)
     *labels, right = recording.words.labels[film.word]
     reads = "".join(map(visible, labels))
-    figure.text(0.03, 0.93, f"step {step} of {recording.mapped[-1]}", fontsize=17, weight="bold")
-    figure.text(0.3, 0.93, f"reads  {reads}", fontsize=14, family="monospace")
-    figure.text(0.03, 0.03, _sentence(film, frame, visible(labels[SOURCE]), forming), fontsize=11)
+    sentence = _sentence(film, frame, visible(labels[SOURCE]), forming)
+    figure.suptitle(f"Step {step} of {recording.mapped[-1]} reads {reads}", x=0.03, ha="left", fontsize=16)
+    figure.supxlabel(sentence, fontsize=11)
     _draw_heads(figure.add_axes((0.03, 0.1, 0.53, 0.79)), film, frame)
     _draw_next(figure.add_axes((0.66, 0.2, 0.31, 0.6)), film, frame, right)
 
@@ -123,9 +125,10 @@ def _draw_heads(axes: Axes, film: Film, frame: Frame) -> None:
 
 def _draw_next(axes: Axes, film: Film, frame: Frame, right: str) -> None:
     """Draws the probabilities of the next token: that of the right one above the likeliest others."""
-    likeliest = zip(frame.top[film.word, -1], frame.top_probability[film.word, -1].tolist(), strict=True)
+    texts = frame.top[film.word, -1]
+    probabilities = frame.top_probability[film.word, -1].tolist()
     chance = frame.chance[film.word].item()
-    shares = {right: chance} | dict(likeliest)
+    shares = {right: chance} | dict(zip(texts, probabilities, strict=True))
     bars = axes.barh(
         range(len(shares)),
         list(shares.values()),

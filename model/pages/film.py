@@ -50,7 +50,11 @@ def formed_steps(recording: Recording, film: Film) -> dict[str, int]:
     return steps
 
 
-def film_steps(recording: Recording, film: Film, steps: Collection[int]) -> dict[int, tuple[Any, dict[str, Any]]]:
+def film_steps(
+    recording: Recording,
+    film: Film,
+    steps: Collection[int],
+) -> dict[int, tuple[Any, dict[str, Any]]]:
     """Returns for each step the maps of the word, (L, H, T, T), and its figures.
 
     The figures are those of `Reading.figures` that a page needs of a short text, and of `Frame`: chance, and

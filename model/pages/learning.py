@@ -29,7 +29,12 @@ CORPORA = {
 }
 
 
-def learning(rows: Rows, samples: Sequence[dict], config_text: str, config: Mapping) -> dict[str, Any]:
+def learning(
+    rows: Rows,
+    samples: Sequence[dict],
+    config_text: str,
+    config: Mapping,
+) -> dict[str, Any]:
     """The data of a page about a run's training. Charts and figures that the run does not have yet are left out.
 
     samples: dicts with step, prompt and text. config_text: the run's configuration as YAML. config: the same, parsed,

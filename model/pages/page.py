@@ -121,7 +121,8 @@ def _film_blocks(recording: Recording, film: Film, steps: Collection[int]) -> li
     """The blocks of the film: for each step the maps of its word, and its figures."""
     blocks = []
     for step, (maps, figures) in film_steps(recording, film, steps).items():
-        blocks += [_block(f"word-{step}", _triangles(maps)), _block(f"film-{step}", template.to_json(figures).encode())]
+        blocks.append(_block(f"word-{step}", _triangles(maps)))
+        blocks.append(_block(f"film-{step}", template.to_json(figures).encode()))
     return blocks
 
 
