@@ -24,7 +24,7 @@ from model.mistakes import Mistake
 from model.runs.command_line import Options, explanation, quiet, read_options
 from model.runs.end_of_step import EndOfStep, TrainingInterrupted
 from model.runs.metrics import CSVLogger
-from model.runs.progress import Progress, ending, learned_nothing, nothing_trained, say_above_bar
+from model.runs.progress import Progress, nothing_trained, remarks, say_above_bar
 from model.runs.recorder import Recorder, Samples
 from model.runs.results import finish
 from model.runs.run import RUNS, Run
@@ -150,10 +150,7 @@ def main(args: list[str] | None = None) -> int:
         trainer = build_trainer(options, run.folder, built, end_of_step)
         trainer.fit(module, data, ckpt_path=options.run and options.run.resumed)
         if trainer.is_global_zero:
-            say_above_bar(
-                nothing_trained(trainer)
-                or "\n".join(filter(None, [finish(run.folder), ending(trainer), learned_nothing(trainer)]))
-            )
+            say_above_bar(nothing_trained(trainer) or "\n".join([finish(run.folder), *remarks(trainer)]))
     except TrainingInterrupted as stop:
         say(f"{stop}, and saved; {run.how_to_resume}", sys.stderr)
         return 128 + stop.signum

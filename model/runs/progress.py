@@ -79,30 +79,24 @@ def nothing_trained(trainer: Trainer) -> str:
     return f"nothing was trained: the run is at step {trainer.global_step}, and {limits} leaves no step"
 
 
-def ending(trainer: Trainer) -> str:
-    """Returns why a run did not end at trainer.max_steps, "" if it did."""
-    if trainer.global_step == trainer.max_steps:
-        return ""
-    reason = stopped_early(trainer) or "trainer.max_time is over, or a callback stopped it"
-    return f"ended after step {trainer.global_step}: {reason}"
+def remarks(trainer: Trainer) -> list[str]:
+    """Returns why a run ended before trainer.max_steps, and that its last validation loss is that of guessing, ln V."""
+    said = []
+    if trainer.global_step != trainer.max_steps:
+        reason = stopped_early(trainer) or "trainer.max_time is over, or a callback stopped it"
+        said.append(f"ended after step {trainer.global_step}: {reason}")
+    module = trainer.lightning_module
+    loss = module.validation_metrics.get("val/loss", -math.inf)
+    guessing = math.log(module.gpt.config.vocab_size)
+    if loss >= guessing - LEARNED:
+        said.append(f"it has learned nothing: its validation loss is {loss:.3f}, and that of guessing {guessing:.3f}")
+    return said
 
 
 def stopped_early(trainer: Trainer) -> str:
     """Returns why EarlyStopping has ended the run, "" if it has not."""
     reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
     return " ".join(filter(None, reasons))
-
-
-def learned_nothing(trainer: Trainer) -> str:
-    """Returns that the last validation loss is no better than that of guessing, ln V, "" if it is better or unknown."""
-    module = trainer.lightning_module
-    loss, vocab_size = module.validation_metrics.get("val/loss", -math.inf), module.gpt.config.vocab_size
-    if loss < math.log(vocab_size) - LEARNED:
-        return ""
-    return (
-        f"it has learned nothing: its validation loss is {loss:.3f}, and guessing among {vocab_size:,} tokens has "
-        f"{math.log(vocab_size):.3f}"
-    )
 
 
 def say_above_bar(text: str) -> None:

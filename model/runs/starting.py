@@ -55,9 +55,7 @@ def new_run_dir(options: Namespace) -> Path:
 
 def set_aside(run_dir: Path) -> None:
     """Renames the folder of a run that ended before its first checkpoint. Raises a `Mistake` if it is training."""
-    folder = RunFolder("", is_new=False)
-    folder.lock(run_dir)
-    folder.unlock()
+    unlock(lock(run_dir))
     with file_errors(run_dir):
         run_dir.rename(f"{run_dir}-without-checkpoint-{time.strftime('%Y%m%d-%H%M%S')}")
 
@@ -91,7 +89,7 @@ class RunFolder(callbacks.Callback):
     file. There is no lock on Windows and on file systems that cannot lock a folder.
     """
 
-    def __init__(self, config: str, is_new: bool, command: str = "", code_difference: bool = True) -> None:
+    def __init__(self, config: str, is_new: bool, command: str, code_difference: bool) -> None:
         self.config = config.encode()
         self.is_new = is_new
         self.command = command
@@ -101,10 +99,9 @@ class RunFolder(callbacks.Callback):
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        run_dir = Path(trainer.default_root_dir)
         if self.is_new:
             self.write(trainer)
-        self.lock(run_dir)
+        self.locked = lock(Path(trainer.default_root_dir))
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         if not self.is_new and trainer.is_global_zero:
@@ -123,24 +120,32 @@ class RunFolder(callbacks.Callback):
             raise Mistake(f"{folder} has been moved or deleted, so the run ends: to resume it, name its new place")
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        self.unlock()
+        unlock(self.locked)
+        self.locked = None
 
     on_exception = teardown  # after an error Lightning calls only this one
 
-    def lock(self, folder: Path) -> None:
-        """Locks the folder. Raises a `Mistake` if another process has locked it."""
-        if os.name != "posix":
-            return
-        self.locked = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.unlock()
-            raise Mistake(f"another process is training in {folder}: wait until it has ended") from None
-        except OSError:  # a file system that cannot lock a folder
-            self.unlock()
 
-    def unlock(self) -> None:
-        if self.locked is not None:
-            os.close(self.locked)
-            self.locked = None
+def lock(folder: Path) -> int | None:
+    """Locks a folder, and returns what `unlock` takes; None where it cannot be locked.
+
+    Raises a `Mistake` if another process has locked it.
+    """
+    if os.name != "posix":
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Mistake(f"another process is training in {folder}: wait until it has ended") from None
+    except OSError:  # a file system that cannot lock a folder
+        os.close(descriptor)
+        return None
+
+
+def unlock(locked: int | None) -> None:
+    """Ends a `lock`."""
+    if locked is not None:
+        os.close(locked)

@@ -8,7 +8,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
 
-from model.runs.starting import RunFolder, new_run_dir, remove_unused
+from model.runs.starting import lock, new_run_dir, remove_unused, unlock
 from tests.command_lines import tells
 
 
@@ -73,10 +73,8 @@ def test_what_a_config_names_outside_its_run_is_told_before_it_is_read_or_writte
 
 @pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
 def test_a_folder_is_locked_until_its_run_ends(tmp_path):
-    lock, other = RunFolder("", is_new=True), RunFolder("", is_new=True)
-    lock.lock(tmp_path)
+    locked = lock(tmp_path)
     with pytest.raises(ValueError, match=str(tmp_path)):
-        other.lock(tmp_path)
-    lock.unlock()
-    other.lock(tmp_path)
-    other.unlock()
+        lock(tmp_path)
+    unlock(locked)
+    unlock(lock(tmp_path))
