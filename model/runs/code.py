@@ -139,6 +139,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
         },
         "parameters": gpt.num_parameters(),
         "flops_per_token": gpt.flops_per_token(),
+        "validation_text": trainer.datamodule.tokenized.validation.checksum,
     }
     write_atomically(run_dir / CODE, json.dumps([*earlier, entry], indent=1, ensure_ascii=False).encode())
     return in_words(entry["since"])

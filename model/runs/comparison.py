@@ -24,8 +24,7 @@ ERROR = " ±"  # ends the title of a standard error
 EXPLANATION = (
     "±: standard error over seeds; difference: from the first row, over the seeds that both have; minutes: of training "
     "steps, without validation, recording and saving; empty: unknown, not reached in every run, or, as a difference, "
-    "not comparable: unfinished, or its options choose other text to validate on; columns that are the same in all "
-    "rows are not shown"
+    "not comparable: unfinished, or validated on other text; columns that are the same in all rows are not shown"
 )
 
 
@@ -45,14 +44,16 @@ class Comparison:
     notes: Sequence[str]
 
     def table(self) -> pd.DataFrame:
-        """The rows as text, without the columns that are the same in all rows."""
+        """The rows as text, without the columns that are the same in all rows, but for "seeds"."""
         table = self.rows[["seeds"]].astype(str)
         for title in self.rows:
             if title + ERROR in self.rows:
                 figures = self.rows[[title, title + ERROR]].to_numpy()
                 table[title] = [with_error(title, *figure) for figure in figures]
         table["runs"] = self.rows["runs"]
-        return table.loc[:, table.nunique() > 1] if len(table) > 1 else table
+        is_shown = table.nunique() > 1
+        is_shown["seeds"] = True
+        return table.loc[:, is_shown] if len(table) > 1 else table
 
     def __str__(self) -> str:
         table = self.table().to_string(index_names=False, max_colwidth=LONGEST)
@@ -97,11 +98,12 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
     figures = pd.DataFrame([outcome.figures for outcome in outcomes])
     variants = [shown(label) or outcomes[0].traits["state"] for label in labels]
     figures["variant"] = variants
-    measure = LOSS
+    measure, conditions = LOSS, [outcome.conditions for outcome in outcomes]
     if {"data.tokenizer", "data.vocab_size"} & {*differing}:
         measure = BITS
+        conditions = [own[:-1] for own in conditions]  # the same text has other tokens
         figures = figures.drop(columns=figures.filter(like=LOSS))
-    is_comparable = [outcome.conditions == outcomes[0].conditions for outcome in outcomes]
+    is_comparable = [own == conditions[0] for own in conditions]
     figures.insert(0, DIFFERENCE, figures[measure].where(is_comparable))
     histories = pd.concat([outcome.history for outcome in outcomes], keys=variants, names=["variant"])
     return Comparison(over_seeds(figures), histories, measure, [EXPLANATION, *left_out])

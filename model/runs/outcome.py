@@ -37,7 +37,8 @@ class Outcome:
     """What a run has reached so far.
 
     traits: what the runs of a variant have in common, by name: options, its state, and the code of each file as digits.
-    conditions: losses are comparable if these are equal: the run's state, and the options that choose the text.
+    conditions: losses are comparable if these are equal: the run's state, the options that choose the text on which it
+        validates, and the checksum of the tokens of that text.
     history: see `history_of`.
     figures: by the title of a column: its name as "runs", its "seed", and numbers.
     """
@@ -77,7 +78,7 @@ def read_outcome(path: Path, goal: float | None = None) -> Outcome:
             digits = dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts)
             traits[file] = " then ".join(digits)
         text = options["data.validation_files"] or [options.get(name) for name in TEXT]
-        return Outcome(traits, [state, text], history, figures)
+        return Outcome(traits, [state, text, last["validation_text"]], history, figures)
 
 
 def history_of(rows: Rows, flops_per_token: float) -> DataFrame:

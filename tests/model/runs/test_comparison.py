@@ -15,10 +15,10 @@ STEPS = (10, 20)
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def save_run(name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2.0, rate=100, **data):
+def save_run(name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2.0, rate=100, text=1, **data):
     """Writes a run of 20 steps of 50 tokens that validates at STEPS.
 
-    code: a digit of attention.py's hash, one for each start. data: options under data.
+    code: a digit of attention.py's hash, one for each start. text: the checksum of what it validates on. data: options.
     """
     run = Path("runs", name)
     run.mkdir(parents=True)
@@ -29,6 +29,7 @@ def save_run(name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2
     rows = [f"{step},{50 * step},{loss},{bits},{rate}" for step, loss in zip(STEPS, losses, strict=False)]
     (run / "metrics.csv").write_text("\n".join(["step,tokens,val/loss,val/bits_per_byte,tokens_per_second", *rows, ""]))
     known = {"commit": None, "since": {}, "changed": {}, "parameters": 1000, "flops_per_token": 6000}
+    known["validation_text"] = text
     starts = [{"step": step, "hashes": {"attention.py": 16 * digit}} | known for step, digit in enumerate(code)]
     (run / "code.json").write_text(json.dumps(starts))
     (run / "state.json").write_text(json.dumps({"state": state}))
@@ -75,10 +76,11 @@ def test_what_is_not_comparable_has_a_row_without_a_difference():
     save_run("a")
     save_run("b", seed=2)
     save_run("files", files="b.txt")
+    save_run("edited", batch_size=9, text=2)  # the options are the same, and the file is not
     for seed, state in enumerate(["running", "diverged"]):
         save_run(state, (4.5,), seed, state=state)
     first, *rest = rows_of()
-    assert first["runs"] == "a, b" and len(rest) == 3
+    assert first["runs"] == "a, b" and len(rest) == 4
     assert all(math.isnan(row["difference"]) for row in rest)
     for state in ("running", "diverged"):
         assert tells(str(compare(["runs/a", f"runs/{state}"])), f"{state} 10 20")
@@ -90,7 +92,7 @@ def test_what_is_not_comparable_has_a_row_without_a_difference():
 
 def test_variants_with_several_tokenizers_are_compared_by_bits_per_byte_alone():
     save_run("a", bits=2.5)
-    save_run("b", bits=2.25, tokenizer="gpt2")
+    save_run("b", bits=2.25, tokenizer="gpt2", text=2)
     first, second = rows_of(goal=3.5)
     assert not any("loss" in title for title in first) and second["difference"] == pytest.approx(-0.25)
 
