@@ -80,12 +80,18 @@ def nothing_trained(trainer: Trainer) -> str:
 
 
 def remarks(trainer: Trainer) -> list[str]:
-    """Returns why a run ended before trainer.max_steps, and that its last validation loss is that of guessing, ln V."""
+    """Returns what a user should know of a run that has ended, in sentences.
+
+    These are what more steps do to a learning rate that has decayed, why the run ended before trainer.max_steps, and
+    that its last validation loss is that of guessing, ln V.
+    """
+    module = trainer.lightning_module
     said = []
+    if module.schedule_config.decay != "none":
+        said.append("if you train it further, its learning rate rises again, because it had decayed by the last step")
     if trainer.global_step != trainer.max_steps:
         reason = stopped_early(trainer) or "trainer.max_time is over, or a callback stopped it"
         said.append(f"ended after step {trainer.global_step}: {reason}")
-    module = trainer.lightning_module
     loss = module.validation_metrics.get("val/loss", -math.inf)
     guessing = math.log(module.gpt.config.vocab_size)
     if loss >= guessing - LEARNED:

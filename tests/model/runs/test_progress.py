@@ -41,4 +41,5 @@ def test_a_run_with_the_users_own_bar_that_ends_early_shows_it_and_says_why(trai
     assert train("--trainer.callbacks+=TQDMProgressBar", f"--trainer.callbacks+={STOPPING}") == 0
     shown = capsys.readouterr().out
     assert "4/4 [" in shown
+    assert "rises again" in shown  # the learning rate, if it is trained further
     assert re.match(r".* 8\b.*val/loss", shown.splitlines()[-1])
