@@ -601,8 +601,8 @@ def always_causal(q, k, v):
 class Replaced(CausalSelfAttention):
     """This project's layer with another `attend`."""
 
-    def __init__(self, **options):
-        super().__init__(16, 4, **options)
+    def __init__(self):
+        super().__init__(16, 4, num_kv_heads=2)
 
     def attend(self, q, k, v, mask=None):
         groups = q.shape[1] // k.shape[1]

@@ -1,0 +1,142 @@
+"""The formula of attention, line by line, and the lines that people write instead: a table of its mistakes.
+
+The lines are text: one place holds what is computed and what a learner is shown. `formula` runs them.
+
+Shapes: B batch, T query length, S key length, D width of the tokens, H heads, H_kv key and value heads, K head width.
+"""
+
+from functools import cache
+from types import CodeType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.attention import merge_heads
+
+TOOLS = {
+    "inf": torch.inf,
+    "cat": torch.cat,
+    "ones": torch.ones,
+    "pad": F.pad,
+    "merge": merge_heads,
+    "view": lambda x: merge_heads(x).reshape(x.shape),  # the heads that `view` makes without a transpose
+    "first": lambda x: x[..., :1, :, :].expand_as(x),
+}
+FORMULA = {
+    "q, k, v": "q, k, v",
+    "k": "k.repeat_interleave(H // k.shape[-3], -3)",
+    "v": "v.repeat_interleave(H // v.shape[-3], -3)",
+    "scores": "q @ k.mT / K**0.5",
+    "masked": "scores.masked_fill(~mask, -inf)",
+    "weights": "masked.softmax(-1)",
+    "values": "weights @ v",
+    "output": "merge(values)",
+}
+MISTAKES = {
+    "scores": {
+        "q @ k.mT": "the scores are not divided by the root of the head's width",
+        "q @ k.mT / K": "the scores are divided by the head's width, not by its root",
+        "q @ k.mT * K**0.5": "the scores are multiplied by the root of the head's width, not divided",
+        "q @ k.mT * K": "the scores are multiplied by the head's width, not divided by its root",
+        "q @ k.mT / (H * K)**0.5": "the scores are divided by the root of the width of all heads, not of one",
+        "q @ k.mT / (H * K)": "the scores are divided by the width of all heads, not by the root of one head's",
+        "q @ k.mT / D**0.5": "the scores are divided by the root of the width of the tokens, not of the head's width",
+        "q @ k.mT / S**0.5": "the scores are divided by the root of the number of keys, not of the head's width",
+        "q @ k.mT / H**0.5": "the scores are divided by the root of the number of heads, not of the head's width",
+        "q @ k.mT / 16**0.5": "the scores are divided by a constant, not by the root of the head's width",
+        "q @ k.mT / 32**0.5": "the scores are divided by a constant, not by the root of the head's width",
+        "q @ k.mT / 64**0.5": "the scores are divided by a constant, not by the root of the head's width",
+        "q @ k.mT / 512**0.5": "the scores are divided by a constant, not by the root of the head's width",
+    },
+    "masked": {
+        "scores": "the mask changes nothing: it is not used",
+        "scores.masked_fill(mask, -inf)": "the mask is inverted: True must mean may attend",
+        "scores.masked_fill(~(mask | mask.roll(1, -1)), -inf)": "the mask is off by one: a query sees the next one",
+        "scores.masked_fill(~pad(mask[..., 1:], (0, 1)), -inf)": "the mask is off by one: it hides one token too many",
+        "scores.masked_fill(~mask.mT, -inf)": "the mask is transposed: its rows are queries, its columns keys",
+        "scores.masked_fill(~ones(T, S).tril().bool(), -inf)": (
+            "the first query is aligned with the first key, not the last with the last as a cache needs: tril(S - T)"
+        ),
+        "scores.masked_fill(~mask.repeat(H, 1, 1, 1).reshape(-1, H, *mask.shape[-2:]), -inf)": (
+            "the masks or lengths of the texts are repeated as a whole: use repeat_interleave"
+        ),
+        "scores.masked_fill(~mask, 0)": "hidden scores are 0, and e^0 is 1: they must be -inf",
+        "scores.masked_fill(~mask, -1)": "hidden scores are -1: they must be -inf",
+        "scores.masked_fill(~mask, -10)": "hidden scores are -10: they must be -inf",
+        "scores + 1.0 * mask": "the mask adds 1 to the scores that are seen: hidden ones must be -inf",
+        "scores - 10.0 * ~mask": "the mask takes only 10 off the hidden scores: they must be -inf",
+    },
+    "weights": {
+        "scores.softmax(-1) * mask": "the mask is applied after the softmax",
+        "masked.softmax(-2)": "the softmax runs over queries, not keys",
+        "masked.softmax(-3)": "the softmax runs over heads, not keys",
+        "scores.masked_fill(~mask, -1e9).softmax(-3)": "the softmax runs over heads, not keys",
+        "masked.softmax(-4)": "the softmax runs over texts, not keys",
+        "scores.masked_fill(~mask, -1e9).softmax(-4)": "the softmax runs over texts, not keys",
+        "masked.softmax(-1).softmax(-1)": "the softmax is applied twice",
+        "masked.softmax(-1) / K**0.5": "the weights are divided once more after the softmax",
+        "masked.softmax(-1) * K**0.5": "the weights are multiplied after the softmax",
+        "(masked * K**0.5).softmax(-1) / K**0.5": "the weights are divided, not the scores before the softmax",
+        "masked.sigmoid()": "a sigmoid replaces the softmax",
+        "scores * mask": "there is no softmax",
+    },
+    "q, k, v": {
+        "q, q, v": "queries and keys are made alike",
+        "k, k, v": "queries and keys are made alike",
+        "q, k, k": "keys and values are made alike",
+        "q, k, q": "queries and values are made alike",
+        "q, q, q": "queries, keys and values are made alike",
+        "k, q, v": "queries and keys are exchanged",
+        "q, v, k": "keys and values are exchanged",
+        "view(q), view(k), view(v)": "heads are split by view, without a transpose",
+        "view(q), k, v": "the heads of the queries are split by view, without a transpose",
+        "q, view(k), v": "the heads of the keys are split by view, without a transpose",
+        "q, k, view(v)": "the heads of the values are split by view, without a transpose",
+        "first(q), first(k), first(v)": "one head is used for all",
+        "first(q), k, v": "the queries of one head are used for all",
+        "q, first(k), v": "the keys of one head are used for all",
+        "q, k, first(v)": "the values of one head are used for all",
+    },
+    "k": {"cat([k] * (H // k.shape[-3]), -3)": "the heads of the keys are repeated as a whole: use repeat_interleave"},
+    "v": {
+        "cat([v] * (H // v.shape[-3]), -3)": "the heads of the values are repeated as a whole: use repeat_interleave"
+    },
+    "values": {
+        "weights.mT @ v": "the weights are transposed",
+        "v": "the weights are not used: each query gets its own value",
+    },
+    "output": {"values.flatten(-3).unflatten(-1, (T, -1))": "heads are merged without transposing back"},
+}
+
+
+def formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, width: int, name: str = "", line: str = "") -> Tensor:
+    """q (..., B, H, T, K), k and v (..., B, H_kv, S, K) -> (..., B, T, H * K). NaN where a query may see nothing.
+
+    Args:
+        mask: boolean (B or 1, 1, T, S), True means may attend.
+        width: D.
+        name, line: `line` replaces the line of this name.
+    """
+    H, T, K = q.shape[-3:]
+    names: dict[str, Any] = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "mask": mask,
+        "H": H,
+        "T": T,
+        "K": K,
+        "S": k.shape[-2],
+        "D": width,
+        **TOOLS,
+    }
+    exec(_program(name, line), names)
+    return names["output"]
+
+
+@cache
+def _program(name: str, line: str) -> CodeType:
+    lines = {**FORMULA, name: line} if name else FORMULA
+    return compile("\n".join(f"{name} = {line}" for name, line in lines.items()), "the formula", "exec")
