@@ -238,8 +238,8 @@ class _Trial:
     masks: list[Tensor]  # what each query may have been meant to see, (B or 1, 1, T, S)
     roles: list[int]
     matrices: dict[str, Tensor]
-    directions: Tensor  # (E, 16): outputs are compared in a few directions, which is faster
-    readings: Sequence[tuple[Tensor, ...]]  # queries, keys, values (B, H, T, K), and the output matrix (H * K, 16)
+    directions: Tensor | None = None  # (E, 16): outputs are compared in a few directions, which is faster
+    readings: Sequence[tuple[Tensor, ...]] = ()  # queries, keys, values (B, H, T, K), and the output matrix (H * K, 16)
 
     def scaled(self, factor: float) -> "_Trial":
         readings = [(factor * q, factor * k, factor * v, back) for q, k, v, back in self.readings]
@@ -302,7 +302,7 @@ def _merged(output: Tensor, matrices: Any) -> Tensor:
 
 @torch.no_grad()
 def _nearest_readings(
-    inputs: list[Tensor], matrices: dict[str, Tensor], directions: Tensor, call_one: Callable[..., Tensor]
+    inputs: list[Tensor], matrices: dict[str, Tensor], directions: Tensor, calls: list[partial[Tensor]]
 ) -> Sequence[tuple[Tensor, ...]]:
     """The readings of the matrices whose values are nearest to the output for one token.
 
@@ -312,19 +312,20 @@ def _nearest_readings(
         return [(*(_whole(x, matrices) for x in inputs), directions)]
     x = torch.stack([_whole(x, matrices) for x in inputs])
     readings = list(_readings(x, [*matrices.values()], directions))
-    with suppress(Exception):  # some layers do not take one token
-        one = (_whole(call_one(*(x[..., :1, :] for x in inputs)), matrices) @ directions).flatten()
-        values, owners = [], []
-        for reading in readings:
-            q, _, v, back = reading
-            times = q.shape[-3] // v.shape[-3]
-            for heads in {False: v.repeat_interleave(times, -3), times > 1: v.repeat(1, times, 1, 1)}.values():
-                values.append(merge_heads(heads[..., :1, :]) @ back)
-                owners.append(reading)
-        cosines = torch.cosine_similarity(torch.stack(values).flatten(1), one).nan_to_num()
-        near = (cosines > cosines.max() - 1e-3).nonzero().flatten()
-        readings = [tuple(x.contiguous() for x in owners[index]) for index in near]
-    return readings[:30]
+    values, owners = [], []
+    for reading in readings:
+        q, _, v, back = reading
+        times = q.shape[-3] // v.shape[-3]
+        for heads in {False: v.repeat_interleave(times, -3), times > 1: v.repeat(1, times, 1, 1)}.values():
+            values.append(merge_heads(heads[..., :1, :]) @ back)
+            owners.append(reading)
+    for call in calls:
+        with suppress(Exception):  # some layers do not take one token
+            one = (_whole(call(*(x[..., :1, :] for x in inputs)), matrices) @ directions).flatten()
+            cosines = torch.cosine_similarity(torch.stack(values).flatten(1), one).nan_to_num()
+            near = (cosines > cosines.max() - 1e-3).nonzero().flatten()
+            return [tuple(x.contiguous() for x in owners[index]) for index in near][:100]
+    return readings[:100]
 
 
 def _readings(x: Tensor, matrices: list[Tensor], directions: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -392,6 +393,7 @@ def _trials(
             ways = []
             for (mask, given), (_, one) in zip(_masks(mask_name, B, T, S), _masks(mask_name, B, 1, 1), strict=True):
                 ways.append(([mask, mask & causal], {mask_name: given}, {mask_name: one}))
+        calls_one = []
         for masks, *options in ways:
             call, call_one = (partial(_call, function, roles, tokens_first, option) for option in options)
             try:
@@ -399,12 +401,12 @@ def _trials(
             except Exception as error:
                 errors.append(error)
                 continue
-            if not trials:
-                directions = torch.randn(output.shape[-1], 16)
-                readings = _nearest_readings(inputs, matrices, directions, call_one)
-            trials.append(_Trial(call, inputs, masks, roles, matrices, directions, readings))
+            calls_one.append(call_one)
+            trials.append(_Trial(call, inputs, masks, roles, matrices))
         if trials:
-            return trials
+            directions = torch.randn(output.shape[-1], 16)
+            readings = _nearest_readings(inputs, matrices, directions, calls_one)
+            return [replace(trial, directions=directions, readings=readings) for trial in trials]
     if isinstance(errors[0], _Stop):
         raise errors[0]
     hints = [hint for word, hint in HINTS.items() if word in str(errors[0])]
