@@ -53,7 +53,7 @@ MISTAKES = {
     "import 'gpt2 x' new.ckpt": "gpt2 x",
     "import folder our.ckpt": "our.ckpt exists",
     "import our.ckpt new.ckpt": "our.ckpt folder",
-    "import folder new.ckpt --tokenizer bpe": "--tokenizer bytes",
+    "import folder new.ckpt --tokenizer bpe": "bpe bytes",
     "export nothing new": "nothing",
     "export our.ckpt folder": "folder exists",
 }

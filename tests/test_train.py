@@ -64,7 +64,7 @@ def test_a_run_leaves_everything_in_its_folder_tells_of_itself_and_opens_no_conn
 
     output = capsys.readouterr().out
     model, corpus, *lines = output.splitlines()
-    assert re.match(rf"runs/first: {gpt.num_parameters():,} .* cpu .* \d+ threads.* 32-true", model)
+    assert re.match(rf"runs/first: {gpt.num_parameters():,} .* \d+ threads.* 32-true", model)
     *counts, size = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", corpus)]
     assert corpus.startswith("words: ") and "bytes" in corpus and size == 257
     assert 0 <= sum(counts) - small_text.stat().st_size <= 4  # a token a byte, and the ends of the documents

@@ -68,8 +68,13 @@ def entry(**options) -> dict:
     """The entry of a new run in this checkout."""
     gpt, strategy = GPT(GPTConfig(**SIZES)), SimpleNamespace(root_device=torch.device("cpu"))
     run = TemporaryDirectory()
+    tokenized = SimpleNamespace(validation=SimpleNamespace(checksum=1))
     trainer = SimpleNamespace(
-        default_root_dir=run.name, global_step=0, lightning_module=SimpleNamespace(gpt=gpt), strategy=strategy
+        datamodule=SimpleNamespace(tokenized=tokenized),
+        default_root_dir=run.name,
+        global_step=0,
+        lightning_module=SimpleNamespace(gpt=gpt),
+        strategy=strategy,
     )
     code.record_code(trainer, "", **{"with_difference": True} | options)
     return read_code(Path(run.name))[0]

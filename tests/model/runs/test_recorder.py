@@ -38,7 +38,8 @@ def started(folder: Path, text: list[int], length: int, context: int = 512, mask
     """The recording of a run that validates on these tokens, where token 0 is the end of a text."""
     tokens = np.array(text)
     split = SimpleNamespace(read=lambda start, length: tokens[start : start + length], num_tokens=len(text))
-    tokenizer = SimpleNamespace(label=str, fingerprint="x", vocab_size=50, end_of_text=0, decode=str)
+    tokenizer = SimpleNamespace(label=str, fingerprint="x", vocab_size=50, end_of_text=0)
+    tokenizer.decode, tokenizer.encode = str, lambda text: []
     tokenized = SimpleNamespace(validation=split)
     data = SimpleNamespace(tokenizer=tokenizer, tokenized=tokenized, document_masking=masking)
     trainer = SimpleNamespace(datamodule=data, default_root_dir=folder, **{"is_global_zero": True} | options)
