@@ -111,7 +111,15 @@ MISTAKES = {
 }
 
 
-def formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, width: int, name: str = "", line: str = "") -> Tensor:
+def formula(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    width: int,
+    name: str = "",
+    line: str = "",
+) -> Tensor:
     """q (..., B, H, T, K), k and v (..., B, H_kv, S, K) -> (..., B, T, H * K). NaN where a query may see nothing.
 
     Args:
@@ -137,6 +145,9 @@ def formula(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, width: int, name: str
 
 
 @cache
-def _program(name: str, line: str) -> CodeType:
+def _program(
+    name: str,
+    line: str,
+) -> CodeType:
     lines = {**FORMULA, name: line} if name else FORMULA
     return compile("\n".join(f"{name} = {line}" for name, line in lines.items()), "the formula", "exec")

@@ -29,7 +29,7 @@ from model.inspection.attention_mistakes import FORMULA, MISTAKES, formula
 from model.masks import causal_mask
 
 EXACT = 1e-4  # the largest rounding error in float32, for values of about 1
-ROUGH = 0.02  # the same in bfloat16, in which an attention may compute
+ROUGH = 0.02  # the same in bfloat16 and float16, in which an attention may compute
 BIAS = re.compile(r"bias|\bb_?\w?$")  # the name of a parameter that is no matrix, even if it has one axis for heads
 CASES = {  # in which a function is compared: query length, head width, whether it is given a mask
     "": (5, 6, True),
@@ -47,7 +47,11 @@ class _Stop(RuntimeError):
     """A problem that stops the check. Its message is a sentence for the user."""
 
 
-def check_attention(attention: Callable[..., Any], *, width: int | None = None) -> list[str]:
+def check_attention(
+    attention: Callable[..., Any],
+    *,
+    width: int | None = None,
+) -> list[str]:
     """Compares an attention with the formula: returns a sentence for each problem, [] if it was compared and is equal.
 
     Args:
@@ -66,7 +70,10 @@ def check_attention(attention: Callable[..., Any], *, width: int | None = None) 
             return [str(problem)]
 
 
-def influence(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def influence(
+    function: Callable[[Tensor], Tensor],
+    x: Tensor,
+) -> Tensor:
     """Returns how much token s changes output t, as (T, S), for a function from x (S, D) to (T, D).
 
     The measure is the largest absolute gradient of output[t].sum() with respect to the numbers of x[s]. For a batch
@@ -79,7 +86,10 @@ def influence(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 # ---- what is compared
 
 
-def _problems(attention: Callable[..., Any], width: int | None) -> Iterator[str]:
+def _problems(
+    attention: Callable[..., Any],
+    width: int | None,
+) -> Iterator[str]:
     if not isinstance(attention, nn.Module):
         yield from _of_function(attention)
         return
@@ -115,7 +125,10 @@ def _of_function(function: Callable[..., Any], widths: tuple[int, ...] = ()) -> 
             return
 
 
-def _of_module(layer: nn.Module, width: int | None) -> Iterator[str]:
+def _of_module(
+    layer: nn.Module,
+    width: int | None,
+) -> Iterator[str]:
     matrices: dict[str, Tensor] = {
         name: p for name, p in layer.named_parameters() if p.ndim > 1 and not BIAS.search(name)
     }
@@ -241,7 +254,10 @@ class _Trial:
     directions: Tensor | None = None  # (E, 16): outputs are compared in a few directions, which is faster
     readings: Sequence[tuple[Tensor, ...]] = ()  # queries, keys, values (B, H, T, K), and the output matrix (H * K, 16)
 
-    def scaled(self, factor: float) -> "_Trial":
+    def scaled(
+        self,
+        factor: float,
+    ) -> "_Trial":
         readings = [(factor * q, factor * k, factor * v, back) for q, k, v, back in self.readings]
         return replace(self, inputs=[factor * x for x in self.inputs], readings=readings)
 
@@ -249,7 +265,10 @@ class _Trial:
     def output(self) -> Tensor:
         return _merged(self.call(*self.inputs), self.matrices)
 
-    def moved_by(self, s: int) -> Tensor:
+    def moved_by(
+        self,
+        s: int,
+    ) -> Tensor:
         """Which outputs (B, T) change if token s of the first text is another."""
         outputs = []
         for change in (0, 1):
@@ -261,9 +280,14 @@ class _Trial:
         return ~((outputs[0] - outputs[1]).abs().sum(-1) < EXACT)
 
     @torch.no_grad()
-    def is_given_by(self, mask: Tensor, *changed: str) -> bool:
+    def is_given_by(
+        self,
+        mask: Tensor,
+        *changed: str,
+    ) -> bool:
         target = self.output @ self.directions
-        is_rough = torch.equal(self.output, self.output.bfloat16().float())
+        rounded = (self.output.to(dtype).float() for dtype in (torch.bfloat16, torch.float16))
+        is_rough = any(torch.equal(self.output, output) for output in rounded)
         limit = (ROUGH if is_rough else EXACT) * target.nan_to_num().abs().max().clamp(min=1)
         for q, k, v, back in self.readings:
             with suppress(RuntimeError):
@@ -287,14 +311,20 @@ class _Trial:
         return causes
 
 
-def _whole(x: Tensor, matrices: Any) -> Tensor:
+def _whole(
+    x: Tensor,
+    matrices: Any,
+) -> Tensor:
     """x with the axes that it was passed without: (B, T, D) for a module, (B, H, T, K) for a function."""
     while x.ndim < (3 if matrices else 4):
         x = x.unsqueeze(x.ndim - 2)
     return x.detach()
 
 
-def _merged(output: Tensor, matrices: Any) -> Tensor:
+def _merged(
+    output: Tensor,
+    matrices: Any,
+) -> Tensor:
     """(B, T, E)"""
     output = _whole(output, matrices)
     return output if matrices else merge_heads(output)
@@ -328,7 +358,11 @@ def _nearest_readings(
     return readings[:100]
 
 
-def _readings(x: Tensor, matrices: list[Tensor], directions: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _readings(
+    x: Tensor,
+    matrices: list[Tensor],
+    directions: Tensor,
+) -> Iterator[tuple[Tensor, ...]]:
     """Yields queries, keys and values (B, H, T, K) of x (3, B, T, D), and what the output matrix makes of `directions`.
 
     One matrix may make the output, the others make columns. They are cut in each order of q, k, v, heads and widths.
@@ -355,7 +389,11 @@ def _readings(x: Tensor, matrices: list[Tensor], directions: Tensor) -> Iterator
                                 yield q, k, v, back
 
 
-def _cuts(columns: Tensor, H: int, K: int) -> Iterator[Any]:
+def _cuts(
+    columns: Tensor,
+    H: int,
+    K: int,
+) -> Iterator[Any]:
     """Yields queries, keys and values in any order, (3, 3, B, H, T, K)"""
     N = columns.shape[-1]
     sizes = {0: 3, 1: H, 2: K}
@@ -413,7 +451,9 @@ def _trials(
     raise _Stop(f"it fails with {type(errors[0]).__name__}: {errors[0]}{''.join(hints)}") from errors[0]
 
 
-def _arguments(function: Callable[..., Any]) -> tuple[list[int], str]:
+def _arguments(
+    function: Callable[..., Any],
+) -> tuple[list[int], str]:
     """Returns which of queries, keys and values the arguments take, and the name of the mask, "" without one."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -445,7 +485,12 @@ def _call(
     return (output.transpose(0, 1) if tokens_first else output).float()
 
 
-def _masks(name: str, B: int, T: int, S: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _masks(
+    name: str,
+    B: int,
+    T: int,
+    S: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields what a mask may mean (B or 1, 1, T, S), and what is passed."""
     each = torch.arange(S) < torch.tensor([[3, 2, 2, 2, S], [S, 1, 4, 3, 2]])[:B, None, -T:, None].clamp(max=S)
     whole = torch.arange(S) < torch.tensor([S - 1, S - 3]).clamp(min=1)[:B, None, None, None]
