@@ -21,12 +21,12 @@ from pathlib import Path
 import pytest
 import torch
 import wandb
-from lightning.pytorch import Trainer
 from torch.utils._pytree import tree_leaves
 
 from data.datamodule import TextDataModule
 from model.checkpoint import read_checkpoint
 from model.inspection.recording import Recording
+from model.runs import starting
 from model.runs.metrics_file import read_metrics
 from model.runs.results import read_samples
 from model.runs.run import Run
@@ -221,14 +221,14 @@ def test_clock_that_jumps(small_options, run, disturb, jump, call, cache):
 
 
 def meet() -> None:
-    """Makes this process wait at the start of training until another process arrives there."""
+    """Makes this process wait until another process, too, is about to create its run's folder."""
 
     def wait(*_, **__) -> None:
         Path(f"met_{os.getpid()}").touch()
         while len(list(Path().glob("met_*"))) < 2:
             time.sleep(0.001)
 
-    before_call(setattr, Trainer, "fit", wait)
+    before_call(setattr, starting, "new_run_dir", wait)
 
 
 @pytest.mark.parametrize("how", ["started twice", "resumed while it is trained"])
