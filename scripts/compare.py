@@ -48,7 +48,7 @@ def content(comparison: Comparison, kind: str, axis: str) -> bytes:
 
     curves = comparison.curves(axis).groupby("variant", sort=False)
     picture = drawn(lambda: curves_figure(curves, axis, comparison.measure), kind.replace("html", "svg"))
-    return comparison_page(comparison._repr_html_(), picture) if kind == ".html" else picture
+    return comparison_page(comparison.html(), picture) if kind == ".html" else picture
 
 
 def build_parser() -> argparse.ArgumentParser:

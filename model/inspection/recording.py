@@ -18,7 +18,8 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -249,15 +250,21 @@ class Recording:
         """Returns the maps of each probe at a step, (L, H, T, T). Raises the same errors as `readings`."""
         return {kind: reading.maps.numpy() for kind, reading in self.readings(step).items()}
 
+    @contextmanager
+    def _arrays(self, step: int) -> Iterator[Mapping[str, np.ndarray]]:
+        """Opens a step's file of maps. Errors in the block are taken for damage of the file."""
+        path = self.path(step)
+        with file_errors(path):
+            content = io.BytesIO(path.read_bytes())
+        with parsing(path, LEFT_OUT), np.load(content) as file:
+            yield file
+
     def readings(self, step: int) -> Mapping[str, RecordedReading]:
         """Returns what is recorded of each probe at a step. Raises a `Mistake` if a file is missing or damaged."""
         snapshot = self.at(step)
         if snapshot.readings is not None:
             return snapshot.readings
-        path = self.path(step)
-        with file_errors(path):
-            content = io.BytesIO(path.read_bytes())
-        with parsing(path, LEFT_OUT), np.load(content) as file:
+        with self._arrays(step) as file:
             maps = {kind: torch.from_numpy(file[kind]).float() for kind in self.probes}
             for kind, probe in self.probes.items():
                 shape = (*snapshot.shape, probe.length, probe.length)
@@ -278,10 +285,7 @@ class Recording:
         snapshot = self.at(step)
         if snapshot.frame is not None:
             return snapshot.frame
-        path = self.path(step)
-        with file_errors(path):
-            content = io.BytesIO(path.read_bytes())
-        with parsing(path, LEFT_OUT), np.load(content) as file:
+        with self._arrays(step) as file:
             return Frame.from_arrays(file)
 
     def append(self, snapshot: Snapshot) -> None:

@@ -59,9 +59,11 @@ class Comparison:
         table = self.table().to_string(index_names=False, max_colwidth=LONGEST)
         return "\n".join([table, "", *self.notes])
 
-    def _repr_html_(self) -> str:
+    def html(self) -> str:
         notes = [f"<p>{escape(note)}</p>" for note in self.notes]
         return "\n".join([self.table().to_html(index_names=False), *notes])
+
+    _repr_html_ = html
 
     def curves(self, axis: str) -> pd.DataFrame:
         """By variant and step: "x", a column of `history_of`, "y", the mean of the measure, and its "error"."""

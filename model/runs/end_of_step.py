@@ -184,7 +184,7 @@ class EndOfStep(Checkpoint):
             set_random_state(self.resumed_random_state, module.device)
         elif trainer.global_rank > 0:
             torch.manual_seed(torch.initial_seed() + trainer.global_rank)  # every rank needs its own dropout masks
-        if is_new:  # with trainer.num_sanity_val_steps, Lightning has already validated it
+        if is_new:  # Lightning has validated it already if its model is that of --model.init_from
             self.end_step(trainer, module)
         self.signals.install()
 

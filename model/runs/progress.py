@@ -88,7 +88,7 @@ def remarks(trainer: Trainer) -> list[str]:
     module = trainer.lightning_module
     said = []
     if module.schedule_config.decay != "none":
-        said.append("if you train it further, its learning rate rises again, because it had decayed by the last step")
+        said.append("if you train it further, its learning rate rises again, because the schedule then ends later")
     if trainer.global_step != trainer.max_steps:
         reason = stopped_early(trainer) or "trainer.max_time is over, or a callback stopped it"
         said.append(f"ended after step {trainer.global_step}: {reason}")
