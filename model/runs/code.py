@@ -16,10 +16,10 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,6 @@ ROOT = Path(__file__).parents[2]
 # The files that a training computes with. What only records, measures or shows is left out.
 TRAINING = ("train.py", "model/*.py", "model/training/*.py", "data/**/*.py")
 PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
-LONGEST_DIFFERENCE = 200_000  # characters
 GIT_SECONDS = 10
 # What is not told of a command line: the folders of absolute paths, and what looks like a password.
 HIDDEN = re.compile(
@@ -47,7 +46,7 @@ HIDDEN = re.compile(
 )
 
 Sources = dict[str, str]  # name of a file, as seen from the checkout -> its text
-Changes = dict[str, list[int] | None]  # name of a file -> lines added and removed, None if they are unknown
+Changes = dict[str, str]  # name of a file -> "changed: +9 -2", or "changed" if the lines are not known
 
 
 def own_sources() -> Sources:
@@ -87,14 +86,15 @@ def sources_at(commit: str | None, names: Iterable[str]) -> Sources:
     return {name: git("cat-file", "blob", f"{commit}:./{name}") for name in names}
 
 
-def differing_lines(before: str, after: str) -> list[str]:
-    """Returns the lines of `diff -U0`, without the names of the files."""
-    return [*difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)][2:]
+def differing_lines(name: str, before: str, after: str) -> list[str]:
+    """Returns the lines of `diff -U0` of a file, of which two name it; none if it is the same."""
+    return [*difflib.unified_diff(before.splitlines(), after.splitlines(), name, name, lineterm="", n=0)]
 
 
-def count(lines: list[str]) -> list[int]:
-    """Returns how many lines were added and removed."""
-    return [sum(line[0] == sign for line in lines) for sign in "+-"]
+def counted(lines: list[str]) -> str:
+    """Returns such as "changed: +9 -2" for these lines."""
+    added, removed = (sum(line.startswith(sign) for line in lines) - 1 for sign in "+-")
+    return f"changed: +{added} -{removed}"
 
 
 # ---- code.json
@@ -103,43 +103,37 @@ def count(lines: list[str]) -> list[int]:
 def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     """Adds an entry to the run's code.json, and returns in words what has changed since the entry before.
 
-    An entry describes the code ("changed": lines added and removed since the commit, "hashes", and "difference", the
-    lines themselves), the command line and the machine. A resumed run replaces the steps after the one that it resumes,
-    so their entries go.
+    An entry describes the code ("changed" since the commit, "hashes", and "difference", the lines themselves), the
+    command line and the machine. A resumed run replaces the steps after the one that it resumes, so their entries go.
     """
     import torch
 
     from model.training.hardware import device_name
 
-    run_dir, gpt = Path(trainer.default_root_dir), trainer.lightning_module.gpt
-    device, step = trainer.strategy.root_device, trainer.global_step
+    run_dir, step = Path(trainer.default_root_dir), trainer.global_step
+    gpt, validation = trainer.lightning_module.gpt, trainer.datamodule.tokenized.validation
     earlier = [entry for entry in read_code(run_dir) if entry["step"] < step]
     sources = own_sources()
     commit = git("rev-parse", "--verify", "HEAD").strip()
     committed = sources_at(commit, sources)
-    changed, difference = {}, ""
-    for name, before in committed.items():
-        if lines := differing_lines(before, sources[name]):
-            changed[name] = count(lines)
-            difference += "\n".join([f"+++ {name}", *lines, ""])
+    differences = [differing_lines(name, before, sources[name]) for name, before in committed.items()]
+    changed = {name: counted(lines) for name, lines in zip(committed, differences, strict=True) if lines}
     entry = {
         "step": step,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": command,
         "commit": commit if committed else None,
         "release": RELEASE,
         "changed": changed,
         "since": changes_since(earlier[-1]) if earlier else changed,
         "hashes": {name: code_hash(source) for name, source in sources.items()},
-        "difference": difference[:LONGEST_DIFFERENCE] if committed and with_difference else None,
+        "difference": "\n".join(chain(*differences)) if with_difference else None,
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
-        "machine": {
-            "device": device_name(device),
-            "threads": torch.get_num_threads(),
-        },
+        "device": device_name(trainer.strategy.root_device),
+        "threads": torch.get_num_threads(),
         "parameters": gpt.num_parameters(),
         "flops_per_token": gpt.flops_per_token(),
-        "validation_text": trainer.datamodule.tokenized.validation.checksum,
+        "validation_tokens": validation.checksum,
+        "validation_bytes": validation.num_bytes,
     }
     write_atomically(run_dir / CODE, json.dumps([*earlier, entry], indent=1, ensure_ascii=False).encode())
     return in_words(entry["since"])
@@ -156,7 +150,7 @@ def read_code(run_dir: Path) -> list[dict[str, Any]]:
         entries = json.loads(content_of(run_dir / CODE) or "[]")
         for entry in entries:
             commit, step = entry["commit"], entry["step"] + 0
-            words = in_words(entry["changed"] | entry["since"]) + "".join(entry["hashes"])
+            words = "".join(in_words(entry[part]) for part in ("changed", "since", "hashes"))
             if not words.isprintable() or not re.fullmatch(r"None|[0-9a-f]{40,64}", str(commit)):
                 raise Mistake(f"its entry of step {step} is not about code")
     return entries
@@ -170,19 +164,16 @@ def changes_since(entry: dict[str, Any]) -> Changes:
 
     So the lines are known if the file was as in the entry's commit.
     """
-    now = own_sources()
-    changes: Changes = {}
-    names = [name for name in now if code_hash(now[name]) != entry["hashes"].get(name)]
-    for name, before in sources_at(entry["commit"], names).items():
-        if name not in entry["changed"]:
-            changes[name] = count(differing_lines(before, now[name]))
-    return dict.fromkeys(sorted({*names, *entry["hashes"].keys() - now})) | changes
+    now, then = own_sources(), entry["hashes"]
+    names = [name for name in sorted({*now, *then}) if code_hash(now.get(name, "")) != then.get(name)]
+    known = sources_at(entry["commit"], {*names} - {*entry["changed"]})
+    lines = {name: counted(differing_lines(name, before, now.get(name, ""))) for name, before in known.items()}
+    return dict.fromkeys(names, "changed") | lines
 
 
 def in_words(changes: Changes) -> str:
     """Returns such as "model/attention.py changed: +9 -2, model/gpt.py changed"; "" for no changes."""
-    counted = {name: f": +{counts[0]} -{counts[1]}" if counts else "" for name, counts in changes.items()}
-    return ", ".join(f"{name} changed{counts}" for name, counts in counted.items())
+    return ", ".join(map(" ".join, changes.items()))
 
 
 def check_code(path: Path, gpt: GPT, checkpoint: dict[str, Any], *, refuse: bool) -> None:

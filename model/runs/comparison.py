@@ -14,10 +14,11 @@ import pandas as pd
 
 from model.mistakes import Mistake
 from model.pages.learning import short
-from model.runs.outcome import BITS, LOSS, read_outcome
+from model.runs.outcome import BITS, BYTES, LOSS, STATE, TOKENS, read_outcome
 from model.runs.scaling import power_law
 from model.runs.terminal import sentence, shown
 
+TOKENIZER = ["data.tokenizer", "data.vocab_size"]
 DIFFERENCE = "difference"
 LONGEST = 300  # characters of a column in a terminal
 ERROR = " ±"  # ends the title of a standard error
@@ -95,18 +96,24 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
         raise Mistake("; ".join(["there is no run to compare", *left_out]))
 
     traits = pd.DataFrame([outcome.traits for outcome in outcomes]).fillna("none")
-    differing = traits.loc[:, traits.nunique() > 1]
-    labels = [", ".join(map(" ".join, own.items())) for own in differing.to_dict("records")]
     figures = pd.DataFrame([outcome.figures for outcome in outcomes])
-    variants = [shown(label) or outcomes[0].traits["state"] for label in labels]
-    figures["variant"] = variants
-    measure, conditions = LOSS, [outcome.conditions for outcome in outcomes]
-    if {"data.tokenizer", "data.vocab_size"} & {*differing}:
-        measure = BITS
-        conditions = [own[:-1] for own in conditions]  # the same text has other tokens
+    measure, text, other = LOSS, TOKENS, BYTES
+    if traits.filter(TOKENIZER).nunique().gt(1).any():
+        measure, text, other = BITS, BYTES, TOKENS
         figures = figures.drop(columns=figures.filter(like=LOSS))
-    is_comparable = [own == conditions[0] for own in conditions]
-    figures.insert(0, DIFFERENCE, figures[measure].where(is_comparable))
+    traits = traits.drop(columns=other)
+    compared = traits.filter([STATE, text, "trainer.limit_val_batches"])
+    figures.insert(0, DIFFERENCE, figures[measure].where((compared == compared.iloc[0]).all(axis=1)))
+
+    traits = traits.loc[:, traits.nunique() > 1]
+    code = pd.DataFrame([outcome.code for outcome in outcomes])
+    for file in traits.columns.intersection(code.columns):
+        words = code[file].groupby(traits[file]).transform("first")
+        if words.nunique() == traits[file].nunique():  # else only the digits tell the variants apart
+            traits = traits.assign(**{file: words})
+    labels = [", ".join(map(" ".join, own.items())) for own in traits.to_dict("records")]
+    variants = [shown(label) or outcomes[0].traits[STATE] for label in labels]
+    figures["variant"] = variants
     histories = pd.concat([outcome.history for outcome in outcomes], keys=variants, names=["variant"])
     return Comparison(over_seeds(figures), histories, measure, [EXPLANATION, *left_out])
 
@@ -120,7 +127,7 @@ def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:
     """
     by_seed = figures.groupby(["variant", "seed"], sort=False).mean(numeric_only=True)
     first = by_seed.loc[figures["variant"][0], DIFFERENCE]
-    by_seed[DIFFERENCE] -= first.reindex(by_seed.index, level="seed")
+    by_seed[DIFFERENCE] = by_seed[DIFFERENCE].sub(first, level="seed")
     seeds = by_seed.groupby("variant", sort=False)
     is_known = seeds.count().eq(seeds.size(), axis=0)
     is_known[DIFFERENCE] = True

@@ -4,15 +4,14 @@ The files may come from a stranger: they are data, and only shown.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pandas import DataFrame, Series
 
-from data.corpora import CorpusOptions
 from model.files import whole_lines
 from model.inspection.formation import formation
 from model.mistakes import parsing
@@ -24,9 +23,9 @@ from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, Run
 from model.runs.terminal import shown
 
 IGNORED = ("seed_everything", "wandb", "trainer.default_root_dir", "data.cache_dir")  # options that make no difference
-# The options that choose the text on which a run validates, unless it has data.validation_files.
-TEXT = ["data.corpus", "data.max_tokens", "trainer.limit_val_batches"]
-TEXT += [f"data.{option.name}" for option in fields(CorpusOptions)]
+STATE = "state"
+TOKENS = "validation tokens"  # the checksum of those on which a run validates
+BYTES = "validation bytes"  # the length of their text, which is the same with every tokenizer
 LOSS = "val/loss"
 BITS = "val/bits_per_byte"
 SPEED = "tokens_per_second"
@@ -36,17 +35,17 @@ SPEED = "tokens_per_second"
 class Outcome:
     """What a run has reached so far.
 
-    traits: what the runs of a variant have in common, by name: options, its state, and the code of each file as digits.
-    conditions: losses are comparable if these are equal: the run's state, the options that choose the text on which it
-        validates, and the checksum of the tokens of that text.
-    history: see `history_of`.
+    traits: what the runs of a variant have in common, by name: options, STATE, TOKENS, BYTES, and the code of each
+        file as digits.
+    code: the code of each file in words.
     figures: by the title of a column: its name as "runs", its "seed", and numbers.
+    history: see `history_of`.
     """
 
     traits: Mapping[str, str]
-    conditions: Sequence[Any]
-    history: DataFrame
+    code: Mapping[str, str]
     figures: Mapping[str, Any]
+    history: DataFrame
 
 
 def read_outcome(path: Path, goal: float | None = None) -> Outcome:
@@ -73,12 +72,14 @@ def read_outcome(path: Path, goal: float | None = None) -> Outcome:
         if state != "finished":
             state = f"{state} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
         traits = {name: str(value) for name, value in options.items() if name not in IGNORED}
-        traits["state"] = state
+        traits |= {STATE: state, TOKENS: str(last["validation_tokens"]), BYTES: str(last["validation_bytes"])}
+        code = {}
         for file in last["hashes"]:
             digits = dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts)
             traits[file] = " then ".join(digits)
-        text = options["data.validation_files"] or [options.get(name) for name in TEXT]
-        return Outcome(traits, [state, text, last["validation_text"]], history, figures)
+            unchanged = f"as in commit {last['commit'][:7]}" if last["commit"] else traits[file]
+            code[file] = last["changed"].get(file, unchanged)
+        return Outcome(traits, code, figures, history)
 
 
 def history_of(rows: Rows, flops_per_token: float) -> DataFrame:
@@ -103,7 +104,4 @@ def figures_of(history: DataFrame, goal: float | None) -> dict[str, float]:
         reached = history[history[LOSS] <= goal].min()
         figures[f"steps to {LOSS} {goal:g}"] = reached["steps"]
         figures[f"minutes to {LOSS} {goal:g}"] = reached["seconds"] / 60
-    figures["tokens"] = last["tokens"]
-    figures["FLOPs"] = last["flops"]
-    figures[SPEED] = history[SPEED].median()
-    return figures
+    return figures | {"tokens": last["tokens"], "FLOPs": last["flops"], SPEED: history[SPEED].median()}

@@ -68,7 +68,7 @@ def entry(**options) -> dict:
     """The entry of a new run in this checkout."""
     gpt, strategy = GPT(GPTConfig(**SIZES)), SimpleNamespace(root_device=torch.device("cpu"))
     run = TemporaryDirectory()
-    tokenized = SimpleNamespace(validation=SimpleNamespace(checksum=1))
+    tokenized = SimpleNamespace(validation=SimpleNamespace(checksum=1, num_bytes=2))
     trainer = SimpleNamespace(
         datamodule=SimpleNamespace(tokenized=tokenized),
         default_root_dir=run.name,
@@ -84,14 +84,14 @@ def test_changes_are_counted_in_edited_new_and_removed_files_also_after_a_commit
     first = entry()
     assert first["hashes"].keys() == {"train.py", "model/gpt.py"} and not first["changed"]
     (checkout / "train.py").write_text(SOURCE + "# a comment\n")
-    assert entry()["changed"] == {"train.py": [1, 0]} and not changes_since(first)
+    assert entry()["changed"] == {"train.py": "changed: +1 -0"} and not changes_since(first)
     (checkout / "model/gpt.py").write_text(SOURCE.replace("2 *", "3 *").replace("# twice", "") + "x = 1\n")
     (checkout / "model/new.py").write_text("a = 1\nb = 2\n")
-    expected = {"model/gpt.py": [2, 1], "model/new.py": [2, 0]}
+    expected = {"model/gpt.py": "changed: +2 -1", "model/new.py": "changed: +2 -0"}
     assert changes_since(first) == expected
     assert in_words(expected) == "model/gpt.py changed: +2 -1, model/new.py changed: +2 -0"
     edited = entry()
-    assert edited["changed"] == expected | {"train.py": [1, 0]}
+    assert edited["changed"] == expected | {"train.py": "changed: +1 -0"}
     assert {"+x = 1", "+++ model/new.py", "+b = 2"} <= {*edited["difference"].splitlines()}
     assert entry(with_difference=False)["difference"] is None
     call_git("add", ".")
@@ -99,7 +99,7 @@ def test_changes_are_counted_in_edited_new_and_removed_files_also_after_a_commit
     assert changes_since(first) == expected and not changes_since(edited) and not entry()["changed"]
     (checkout / "model/new.py").unlink()
     call_git("checkout", "HEAD~", "model/gpt.py")
-    assert changes_since(edited) == {"model/gpt.py": None, "model/new.py": None}
+    assert changes_since(edited) == {"model/gpt.py": "changed", "model/new.py": "changed"}
 
 
 def test_without_git_without_commits_and_inside_another_repository_no_commit_is_told(checkout, monkeypatch):
@@ -108,7 +108,7 @@ def test_without_git_without_commits_and_inside_another_repository_no_commit_is_
         without_git.setenv("PATH", "")
         assert not git("rev-parse", "HEAD") and not sources_at(first["commit"], ["train.py"])
         (checkout / "train.py").write_text("a = 1\n")
-        assert changes_since(first) == {"train.py": None}
+        assert changes_since(first) == {"train.py": "changed"}
     monkeypatch.setattr(code, "ROOT", checkout / "model")  # as a package that is installed inside a repository
     assert not sources_at(first["commit"], ["gpt.py"]) and entry()["commit"] is None
     monkeypatch.setattr(code, "ROOT", checkout)
@@ -134,18 +134,17 @@ def test_a_repository_cannot_make_git_run_a_program(checkout):
         call_git("config", name, str(program))
     (checkout / ".gitattributes").write_text("*.py diff=a filter=a\n")
     (checkout / "train.py").write_text("a = 1\n")
-    assert changes_since(first) == {"train.py": [1, 6]} and not (checkout / "ran").exists()
+    assert changes_since(first) == {"train.py": "changed: +1 -6"} and not (checkout / "ran").exists()
 
 
-PLAIN = {"step": 0, "commit": None, "hashes": {"train.py": "0" * 16}, "changed": {"train.py": [1, 2]}, "since": {}}
+PLAIN = {"step": 0, "commit": None, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": {}}
 STRANGE = [
     {"hashes": {"a\x1b[2J.py": "0" * 16}},
-    {"changed": {"train.py\n": [1, 2]}},
-    {"since": {"train.py": [2]}},
+    {"changed": {"train.py": "changed\n"}},
+    {"since": {"train.py": 2}},
     {"hashes": 3},
     {"commit": "--output=here"},
     {"step": "a"},
-    {"changed": 3},
 ]
 
 
@@ -210,7 +209,7 @@ def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, mon
 
 
 def test_the_page_names_the_files_that_changed_and_holds_no_line_of_them(finished_run):
-    change = {"since": {"model/attention.py": [9, 2]}, "difference": "+secret"}
+    change = {"since": {"model/attention.py": "changed: +9 -2"}, "difference": "+secret"}
     (finished_run / "code.json").write_text(json.dumps([PLAIN | change]))
     write_report(finished_run, "running")
     page = Page(finished_run / "report.html")

@@ -12,13 +12,15 @@ from tests import programs
 from tests.command_lines import tells
 
 STEPS = (10, 20)
+CHANGED = {"b": "+9 -2", "c": "+1 -0", "d": "+9 -2"}
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def save_run(name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2.0, rate=100, text=1, **data):
+def save_run(name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2.0, rate=100, text=(1, 9), **data):
     """Writes a run of 20 steps of 50 tokens that validates at STEPS.
 
-    code: a digit of attention.py's hash, one for each start. text: the checksum of what it validates on. data: options.
+    code: a digit of attention.py's hash, one for each start. In "b" and "c" it differs from the commit.
+    text: the checksum of the tokens on which it validates, and the bytes of their text. data: options.
     """
     run = Path("runs", name)
     run.mkdir(parents=True)
@@ -28,8 +30,9 @@ def save_run(name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2
     )
     rows = [f"{step},{50 * step},{loss},{bits},{rate}" for step, loss in zip(STEPS, losses, strict=False)]
     (run / "metrics.csv").write_text("\n".join(["step,tokens,val/loss,val/bits_per_byte,tokens_per_second", *rows, ""]))
-    known = {"commit": None, "since": {}, "changed": {}, "parameters": 1000, "flops_per_token": 6000}
-    known["validation_text"] = text
+    changed = {"attention.py": f"changed: {CHANGED[code[-1]]}"} if code[-1] in CHANGED else {}
+    known = {"commit": "0" * 40, "since": {}, "changed": changed, "parameters": 1000, "flops_per_token": 6000}
+    known |= {"validation_tokens": text[0], "validation_bytes": text[1]}
     starts = [{"step": step, "hashes": {"attention.py": 16 * digit}} | known for step, digit in enumerate(code)]
     (run / "code.json").write_text(json.dumps(starts))
     (run / "state.json").write_text(json.dumps({"state": state}))
@@ -66,21 +69,22 @@ def test_runs_with_equal_options_are_told_apart_by_their_code():
     save_run("a")
     save_run("b", code="b")
     save_run("c", code="b", seed=2)
-    save_run("d", code="bc")  # it was resumed with other code
+    assert [row["variant"] for row in rows_of()] == ["attention.py as in commit 0000000", "attention.py changed: +9 -2"]
+    save_run("d", code="d")  # as many lines, but others
+    save_run("e", code="bc")  # it was resumed with other code
     rows = {row["runs"]: row["variant"] for row in rows_of()}
-    assert [*rows] == ["a", "b, c", "d"] and len({*rows.values()}) == 3
+    assert [*rows] == ["a", "b, c", "d", "e"] and len({*rows.values()}) == 4
     assert all(variant.startswith("attention.py ") for variant in rows.values())
 
 
 def test_what_is_not_comparable_has_a_row_without_a_difference():
     save_run("a")
     save_run("b", seed=2)
-    save_run("files", files="b.txt")
-    save_run("edited", batch_size=9, text=2)  # the options are the same, and the file is not
+    save_run("edited", text=(2, 9))  # the options are the same, and the file is not
     for seed, state in enumerate(["running", "diverged"]):
         save_run(state, (4.5,), seed, state=state)
     first, *rest = rows_of()
-    assert first["runs"] == "a, b" and len(rest) == 4
+    assert first["runs"] == "a, b" and len(rest) == 3
     assert all(math.isnan(row["difference"]) for row in rest)
     for state in ("running", "diverged"):
         assert tells(str(compare(["runs/a", f"runs/{state}"])), f"{state} 10 20")
@@ -92,9 +96,11 @@ def test_what_is_not_comparable_has_a_row_without_a_difference():
 
 def test_variants_with_several_tokenizers_are_compared_by_bits_per_byte_alone():
     save_run("a", bits=2.5)
-    save_run("b", bits=2.25, tokenizer="gpt2", text=2)
-    first, second = rows_of(goal=3.5)
+    save_run("b", bits=2.25, tokenizer="gpt2", text=(2, 9))
+    save_run("c", bits=2.25, tokenizer="gpt2", text=(3, 8))
+    first, second, third = rows_of(goal=3.5)
     assert not any("loss" in title for title in first) and second["difference"] == pytest.approx(-0.25)
+    assert math.isnan(third["difference"])
 
 
 def test_figures_and_curves_come_from_the_files_of_the_run():
