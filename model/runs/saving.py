@@ -90,16 +90,24 @@ class Checkpoints:
             check_range("checkpoints.keep_steps", step, 0)
 
     def save(self, trainer: Trainer, is_best: bool = False) -> None:
-        """Writes best.ckpt if `is_best`, then the step's own file if it is one of keep_steps, then last.ckpt.
+        """Writes best.ckpt if `is_best`, the step's own file if it is one of keep_steps, and last.ckpt.
 
         last.ckpt comes last: a run killed in between resumes from the older last.ckpt and writes the same files again.
         """
         run_dir, step = Path(trainer.default_root_dir), trainer.global_step
-        if is_best:
-            trainer.save_checkpoint(run_dir / BEST)
+        files = [run_dir / BEST] if is_best else []
         if step in self.keep_steps:
-            trainer.save_checkpoint(Run(run_dir).kept(step))
-        trainer.save_checkpoint(run_dir / LAST)
+            files.append(Run(run_dir).kept(step))
+        first, *others = [*files, run_dir / LAST]
+        trainer.save_checkpoint(first)
+        if trainer.is_global_zero:
+            for other in others:
+                copy(first, other)
+
+
+def copy(source: Path, target: Path) -> None:
+    with source.open("rb") as content, atomic_file(target) as file:
+        shutil.copyfileobj(content, file)
 
 
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
@@ -120,8 +128,7 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
             later.append(best)
     # Checkpoints first: a run that is killed in between resumes from this step and deletes the rest then.
     if resumed.resolve() != last.resolve():
-        with resumed.open("rb") as content, atomic_file(last) as copy:
-            shutil.copyfileobj(content, copy)
+        copy(resumed, last)
     for path in later:
         log.warning("Removing %s, which is of a step after the resumed step %s.", path, step)
         with file_errors(path):

@@ -17,10 +17,10 @@ from tests.attentions import ALIBI, with_scores
 from tests.gpts import CONFIGS, change_checkpoint, random_gpt, save_checkpoint
 
 SIZES = {"vocab_size": 257, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
-MODELS = {
-    "new": lambda: GPT(GPTConfig(**SIZES)).eval(),  # with matrices of zeros, which hide the blocks
-    "trained": lambda: random_gpt(GPTConfig(**SIZES), std=0.1),
-}
+
+
+def trained_gpt():
+    return random_gpt(GPTConfig(**SIZES), std=0.1)
 
 
 def layer_norm(x):
@@ -46,13 +46,10 @@ EQUAL = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("change", [*OTHER, *EQUAL])
-def test_code_that_computes_something_else_is_told_once_and_equal_code_is_not(
-    tmp_path, monkeypatch, caplog, model, change
-):
+def test_code_that_computes_something_else_is_told_once_and_equal_code_is_not(tmp_path, monkeypatch, caplog, change):
     path = tmp_path / "x.ckpt"
-    save_checkpoint(path, MODELS[model]())
+    save_checkpoint(path, trained_gpt())
     owner, name, replacement = (OTHER | EQUAL)[change]
     patch = monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr
     patch(owner, name, replacement)
@@ -88,14 +85,14 @@ def test_the_losses_are_those_of_the_saved_weights_in_float32_without_dropout(na
 
 
 def test_a_large_model_is_proved_with_fewer_tokens(monkeypatch):
-    model = MODELS["trained"]()
+    model = trained_gpt()
     monkeypatch.setattr("model.proof.NUM_PRODUCTS", 12.5 * model.num_parameters())
     proof = prove(model, model.state_dict(), torch.arange(200))
-    assert len(proof["nats"]) == 12 and torch.equal(proof["windows"], torch.arange(13)[None])
+    assert len(proof["nats"]) == 12 and torch.equal(proof["text"], torch.arange(13))
 
 
 def test_a_model_that_attends_within_documents_is_proved_so():
-    model, text = MODELS["trained"](), torch.tensor([256, *range(10), 256, *range(5)])
+    model, text = trained_gpt(), torch.tensor([256, *range(10), 256, *range(5)])
     masked, plain = (prove(model, model.state_dict(), text, begins)["nats"] for begins in (256, None))
     alone = losses(model, text[11:])
     torch.testing.assert_close(masked[11:], alone, atol=1e-5, rtol=0)
@@ -103,11 +100,11 @@ def test_a_model_that_attends_within_documents_is_proved_so():
 
 
 DAMAGED = [
-    {"windows": torch.zeros(1, 17)},
-    {"windows": torch.full((1, 20), 257)},
-    {"windows": torch.zeros(20, dtype=torch.long)},
-    {"windows": torch.zeros(1, 40, dtype=torch.long), "nats": torch.zeros(39)},
-    {"windows": torch.zeros(999, 2, dtype=torch.long), "nats": torch.zeros(999)},
+    {"text": torch.zeros(20)},
+    {"text": torch.full((20,), 257)},
+    {"text": torch.zeros(20, 1, dtype=torch.long)},
+    {"text": torch.zeros(1, dtype=torch.long)},
+    {"text": torch.zeros(1025, dtype=torch.long), "nats": torch.zeros(1024)},
     {"nats": torch.zeros(3)},
     {"nats": None},
     {"end_of_text": "text"},
@@ -116,7 +113,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("changes", [None, *DAMAGED], ids=str)
 def test_a_damaged_proof_is_refused_before_the_model_reads_it(tmp_path, changes):
-    path, model = tmp_path / "x.ckpt", MODELS["trained"]()
+    path, model = tmp_path / "x.ckpt", trained_gpt()
     save_checkpoint(path, model)
     proof = prove(model, model.state_dict(), torch.arange(20))
     change_checkpoint(path, proof=changes and proof | changes)

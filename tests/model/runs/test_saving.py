@@ -1,5 +1,6 @@
 """Checkpoint files are complete or absent, and restore the random states."""
 
+import errno
 import random
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 from model.checkpoint import read_checkpoint
 from model.files import write_atomically
 from model.mistakes import Mistake
-from model.runs.saving import AtomicCheckpointIO, random_state, set_random_state
+from model.runs.run import Run
+from model.runs.saving import AtomicCheckpointIO, random_state, rewind, set_random_state
 
 CPU = torch.device("cpu")
 OF_A_RUN = {"best": (), "callbacks": {}, "counted": (), "loops": {}, "loss_sums": [], "lr_schedulers": []}
@@ -76,6 +78,18 @@ def test_a_full_disk_keeps_the_old_file_and_the_message_names_it(tmp_path, write
     with pytest.raises(Mistake, match=rf"{path}: No space left"):
         write(path)
     assert path.read_bytes() == b"before"
+
+
+def test_a_run_on_a_read_only_disk_cannot_be_rewound_and_the_message_names_the_file(tmp_path, monkeypatch):
+    kept, last = Run(tmp_path).kept(9), tmp_path / "checkpoints/last.ckpt"
+    write_atomically(kept, b"later")
+
+    def refuse(path, **_):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(Mistake, match=f"{kept}: Read-only"):
+        rewind(tmp_path, last, 8)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps"])
