@@ -37,6 +37,7 @@ from model.runs.recorder import Recorder, Samples
 from model.runs.results import write_report
 from model.runs.run import STATE
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
+from model.runs.wandb_logger import WandbLogger
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def note_state(trainer: Trainer, state: str) -> None:
         "finished"; "diverged"; or "failed", by any other error.
     """
     if trainer.is_global_zero:
-        content = {"state": state, "step": trainer.global_step, "max_steps": trainer.max_steps}
+        content = {"state": state, "step": trainer.global_step}
         write_atomically(Path(trainer.default_root_dir, STATE), json.dumps(content).encode())
 
 
@@ -125,6 +126,9 @@ class EndOfStep(Checkpoint):
             self.samples.write(trainer, module)
             tell(trainer, validation_line(trainer))
         if is_recorded or is_validated:
+            for logger in trainer.loggers:
+                if isinstance(logger, WandbLogger):
+                    logger.log_records(self.recorder.recording if is_recorded else None)
             self.show(trainer, "running")
         # All ranks must stop together, so each asks the others whether they received a signal. Not at every step, where
         # each would wait for the slowest.
@@ -189,8 +193,6 @@ class EndOfStep(Checkpoint):
         self.signals.install()
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
-        self.is_running = False
-        self.recorder.finish(trainer, module)
         has_ended = trainer.global_step == trainer.max_steps or stopped_early(trainer)
         note_state(trainer, "finished" if has_ended else "stopped")
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,11 @@ from lightning.pytorch import LightningModule, Trainer
 from model.files import append
 from model.generation import generate
 from model.inspection.film import film_texts
-from model.inspection.parts import in_float32, measure_losses
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import MAX_TOKENS, Texts, repeated_tokens, repeated_windows, spread_starts
 from model.mistakes import Mistake, check_range
 from model.runs.metrics import log_metrics
 from model.runs.run import ATTENTION, SAMPLES
-from model.runs.wandb_logger import WandbLogger
 
 log = logging.getLogger(__name__)
 
@@ -112,22 +110,8 @@ class Recorder:
         recording.append(snapshot)
         log_metrics(trainer, snapshot.metrics)
         for name, sentence in recording.problems.items():
-            if name not in warned:
+            if name not in warned or trainer.should_stop:  # all of them again at the end
                 log.warning("%s", sentence)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                logger.log_attention(recording)
-
-    def finish(self, trainer: Trainer, module: LightningModule) -> None:
-        """Measures the last step's losses if `record` did not know that it was the last, and repeats all warnings."""
-        if self.recording is None or not self.recording.snapshots:
-            return
-        last = self.recording.snapshots[-1]
-        if last.step == trainer.global_step and last.ablation is None:
-            loss, ablation = measure_losses(in_float32(module.gpt), self.recording.windows)
-            self.recording.append(replace(last, loss=loss, ablation=ablation))
-        for sentence in self.recording.problems.values():
-            log.warning("%s", sentence)
 
 
 @dataclass
@@ -171,6 +155,3 @@ class Samples:
         text = tokenizer.decode(tokens[0, len(prompt) :].tolist())
         sample = {"step": step, "prompt": self.prompt, "text": text}
         append(Path(trainer.default_root_dir, SAMPLES), json.dumps(sample, ensure_ascii=False) + "\n")
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                logger.log_samples()

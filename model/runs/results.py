@@ -84,17 +84,8 @@ def read_samples(path: Path) -> list[dict]:
     """Reads step, prompt and text of every sample; [] if there is no file. Raises a `Mistake` for a damaged one."""
     text = whole_lines(path)
     with parsing(path):
-        samples = []
-        for line in text.split("\n")[:-1]:
-            sample = json.loads(line)
-            samples.append(
-                {
-                    "step": int(sample["step"]),
-                    "prompt": str(sample["prompt"]),
-                    "text": str(sample["text"]),
-                }
-            )
-        return samples
+        samples = map(json.loads, text.split("\n")[:-1])
+        return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]
 
 
 def finish(run_dir: Path) -> str:

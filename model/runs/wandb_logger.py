@@ -37,22 +37,16 @@ class WandbLogger(StepLogger):
         metrics = {name: value for name, value in row.items() if name != "step"}
         self._attempt(lambda wandb: self.run.log({STEP: row["step"], **metrics}))
 
-    def log_attention(self, recording: Recording) -> None:
-        """Logs the newest maps of all heads as one picture."""
-        maps = recording.maps(recording.steps[-1])["text"]
-        layers, heads = maps.shape[:2]
-        caption = (
-            f"attention maps at step {recording.steps[-1]}: layers 0 to {layers - 1} from top to bottom, "
-            f"heads 0 to {heads - 1} from left to right"
-        )
-        picture = mosaic_pixels(maps)
-        self._attempt(lambda wandb: self.log_metrics({"attention/maps": wandb.Image(picture, caption=caption)}))
-
-    def log_samples(self) -> None:
-        """Logs all samples of the run as a table."""
-        rows = [[*sample.values()] for sample in read_samples(self.run_dir / SAMPLES)]
-        columns = ["step", "prompt", "text"]
-        self._attempt(lambda wandb: self.log_metrics({"samples": wandb.Table(columns=columns, data=rows)}))
+    def log_records(self, recording: Recording | None) -> None:
+        """Logs the newest maps of a recording as one picture, and all samples of the run as a table."""
+        if recording:
+            step = recording.steps[-1]
+            picture = mosaic_pixels(recording.maps(step)["text"])
+            caption = f"attention maps at step {step}: layers from top to bottom, heads from left to right"
+            self._attempt(lambda wandb: self.log_metrics({"attention/maps": wandb.Image(picture, caption=caption)}))
+        if samples := read_samples(self.run_dir / SAMPLES):
+            rows = [[*sample.values()] for sample in samples]
+            self._attempt(lambda wandb: self.log_metrics({"samples": wandb.Table(columns=[*samples[0]], data=rows)}))
 
     def finalize(self, status: str) -> None:
         super().finalize(status)

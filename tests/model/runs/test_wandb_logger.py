@@ -61,7 +61,7 @@ def test_a_run_logs_metrics_maps_and_samples_of_each_recorded_step(train, servic
             assert row[f"attention/{name}/layer_1"] == pytest.approx(snapshot.scores[name][1].max(), abs=1e-4)
         pixels, caption = row["attention/maps"]
         np.testing.assert_array_equal(pixels, mosaic_pixels(recording.maps(snapshot.step)["text"]))
-        assert f"step {snapshot.step}" in caption and "layers 0 to 1" in caption and "heads 0 to 1" in caption
+        assert f"step {snapshot.step}" in caption
 
 
 @pytest.mark.parametrize(
