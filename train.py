@@ -92,9 +92,8 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
     built: the options, with an object in place of each option or group that describes one.
     """
     loggers = [CSVLogger(run_dir), WandbLogger(run_dir, options.config.wandb)]
-    folder = RunFolder(options.saved, options.run is None, options.command, options.config.code_difference)
     # The user's callbacks run after RunFolder and before EndOfStep: Lightning runs Checkpoint callbacks last.
-    callbacks = [folder, end_of_step, *working_callbacks(built.trainer.callbacks)]
+    callbacks = [RunFolder(options), end_of_step, *working_callbacks(built.trainer.callbacks)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     if built.trainer.enable_progress_bar is not False and not has_bar:
         callbacks.append(Progress())

@@ -16,6 +16,7 @@ a `Mistake` with the help of `explanation`.
 
 import dataclasses
 import logging
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,14 @@ from model.mistakes import Missing, Mistake, check_range, is_out_of_memory
 from model.runs.code import read_code, told
 from model.runs.configs import layered, parse, plain_config, read_config
 from model.runs.run import CONFIG, ENDED, RUNS, Run
-from model.runs.trainer_options import check_trainer
+from model.runs.trainer_options import as_list, check_trainer
 from model.training.hardware import fast_precision
 
 # Not in config.yaml, because they belong to this call: a run that is started from the file has others.
 NOT_SAVED = ("config", "print_config", "name", "resume", "resume_or_start", "other_code")
-# Options that name files: those of a resumed run are told before they are read or written, as it may be a stranger's.
+# Options that name files. A resumed run may be a stranger's, so it is told what they name OUTSIDE, before it is read.
 PATHS = ("data.files", "data.validation_files", "data.dataset", "data.cache_dir")
+OUTSIDE = re.compile(r"[/\\~]|[A-Za-z]:|.*\.\.")  # paths that lead out of the current folder
 MAY_DIFFER = ("context_length", "dropout")  # options of a run that may differ from those of --model.init_from
 
 
@@ -148,9 +150,10 @@ def base_options(parser: ArgumentParser, chosen: Namespace, run: Run | None, def
     if run:
         path = run.folder / CONFIG
         base = parse(parser, plain_config(path, chosen.keys()), f"{path}: ")
-        named = [f"{name} {base[name]}" for name in PATHS if name not in chosen and base.get(name) is not None]
-        if named:
-            log.warning("%s also names what lies outside the run: %s", path, ", ".join(named))
+        for name in PATHS:
+            outside = [file for file in as_list(base.get(name)) if OUTSIDE.match(file)]
+            if outside and name not in chosen:
+                log.warning("%s names what lies outside the current folder: %s %s", path, name, " ".join(outside))
         return base
     if "config" in chosen:
         return Namespace()

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer, callbacks
 from model.files import write_atomically
 from model.mistakes import Mistake, file_errors
 from model.runs.code import record_code
+from model.runs.command_line import Options
 from model.runs.progress import tell
 from model.runs.run import ATTENTION, CHECKPOINTS, CONFIG, Run
 
@@ -89,28 +90,25 @@ class RunFolder(callbacks.Callback):
     file. There is no lock on Windows and on file systems that cannot lock a folder.
     """
 
-    def __init__(self, config: str, is_new: bool, command: str, code_difference: bool) -> None:
-        self.config = config.encode()
-        self.is_new = is_new
-        self.command = command
-        self.code_difference = code_difference
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self.locked: int | None = None
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        if self.is_new:
+        if self.options.run is None:
             self.write(trainer)
         self.locked = lock(Path(trainer.default_root_dir))
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if not self.is_new and trainer.is_global_zero:
+        if self.options.run and trainer.is_global_zero:
             self.write(trainer)
 
     def write(self, trainer: Trainer) -> None:
         """Writes config.yaml and code.json, and tells what has changed in the code."""
-        write_atomically(Path(trainer.default_root_dir, CONFIG), self.config)
-        if changes := record_code(trainer, self.command, self.code_difference):
+        write_atomically(Path(trainer.default_root_dir, CONFIG), self.options.saved.encode())
+        if changes := record_code(trainer, self.options.command, self.options.config.code_difference):
             tell(trainer, changes)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
