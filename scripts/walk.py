@@ -270,7 +270,7 @@ def outputs_of(gpt: GPT, tokens: Tensor, shown_input: nn.Module) -> dict[nn.Modu
     """Runs the model on tokens (1, T). Returns what each module returned; of `shown_input`, what it was given."""
     import torch
 
-    from model.inspection.parts import hooked, undisturbed
+    from model.inspection.passes import hooked, undisturbed
 
     outputs: dict[nn.Module | None, Tensor] = {}
     others = [module for module in gpt.modules() if module is not shown_input]

@@ -12,7 +12,8 @@ from data.datamodule import TextDataModule
 from model.checkpoint import load_gpt
 from model.generation import generate
 from model.gpt import GPT
-from model.inspection.maps import observed, weights_of
+from model.inspection.maps import weights_of
+from model.inspection.passes import observed
 from tests.small_runs import REPOSITORY, metrics
 from train import main
 
@@ -33,9 +34,8 @@ def repeated_rows(length: int = 24, rows: int = 256) -> torch.Tensor:
 @torch.no_grad()
 def watched(gpt: GPT, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Returns the logits, and the weights (N, H, T, T) of each layer."""
-    maps: list[torch.Tensor] = []
-    with observed(gpt, lambda attend, q, k, v, _: maps.append(weights_of(attend, q, k, v))):
-        return gpt(tokens), maps
+    with observed(gpt) as calls:
+        return gpt(tokens), [weights_of(call) for call in calls]
 
 
 def measured(path: str) -> dict[str, float]:

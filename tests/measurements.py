@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from model.gpt import GPTConfig
-from model.inspection.heads import HeadTable, figures_of, table_of
+from model.inspection.heads import HeadTable, table_of, values_of
 from model.inspection.maps import Checks
 from model.inspection.parts import Change
 from model.inspection.reading import RecordedReading, read
@@ -44,11 +44,8 @@ def uniform_maps(length: int) -> torch.Tensor:
 
 def heads_of(maps, probes) -> HeadTable:
     """The head scores of hand-made maps (L, H, T, T), with each probe as the only window of its kind."""
-    measured = {}
-    for kind, texts in probes.items():
-        by_layer = [figures_of(layer[None], texts) for layer in torch.as_tensor(maps[kind]).float()]
-        measured[kind] = {name: torch.stack([layer[name] for layer in by_layer]) for name in by_layer[0]}
-    return table_of(probes, measured)
+    layers = {kind: torch.as_tensor(maps[kind])[:, None] for kind in probes}
+    return table_of(probes, {kind: values_of(layers[kind], texts) for kind, texts in probes.items()})
 
 
 def snapshot_of(maps, probes, step=0, checks=None, figures=None, **measured) -> Snapshot:

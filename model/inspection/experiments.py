@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -27,8 +26,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from model.gpt import GPT
 from model.inspection.film import made_up_words
-from model.inspection.maps import Attend, observed, weights_of
-from model.inspection.parts import Vectors, replaced, undisturbed
+from model.inspection.maps import weights_of
+from model.inspection.parts import Vectors, replaced
+from model.inspection.passes import run, undisturbed
 from model.inspection.texts import Texts
 
 LISTED = 20  # only the likeliest LISTED next tokens count: the page has no others
@@ -324,21 +324,16 @@ def _measure(
     rows = torch.arange(len(tokens))
     last = torch.tensor([len(ids) - 1 for ids in tokens])
     source = torch.tensor([trial.source for trial in trials])
-    by_layer: list[Tensor] = []  # (N, H)
-
-    def keep_weights(attend: Attend, q: Tensor, k: Tensor, v: Tensor, _: Tensor) -> None:
-        by_layer.append(weights_of(attend, q, k, v)[rows, :, last, source].float().cpu())
-
-    with nullcontext() if changed else observed(gpt, keep_weights):
-        # The padding after a text does not change the prediction at its end.
-        batch = pad_sequence(tokens, batch_first=True).to(gpt.token_embedding.weight.device)
-        features = gpt.features(batch)[rows, last]
+    # The padding after a text does not change the prediction at its end.
+    seen = run(gpt, Texts.of(pad_sequence(tokens, batch_first=True)))
+    features = seen.features[rows, last]
     listed = gpt.unembed(features).softmax(-1).cpu().topk(min(LISTED, gpt.lm_head.out_features))
     right_places = []
     for ids, trial in zip(listed.indices, trials, strict=True):
         right_places.append(torch.isin(ids, torch.tensor(trial.right)))
     weights = {}
-    for layer, by_head in enumerate(by_layer):
+    for layer, call in enumerate([] if changed else seen.calls):
+        by_head = weights_of(call)[rows, :, last, source].float().cpu()  # (N, H)
         for head, head_weights in enumerate(by_head.T):
             weights[f"head {layer}.{head}"] = head_weights
     return (listed.values * torch.stack(right_places)).sum(-1), weights

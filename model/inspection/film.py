@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.maps import Attend, observed, weights_of
-from model.inspection.parts import blocks_of, features_of, hooked, undisturbed
+from model.inspection.maps import weights_of
+from model.inspection.passes import blocks_of, run, undisturbed
 from model.inspection.reading import TOP, added_by_heads, centred, double, factor, towards_logits
 from model.inspection.texts import Label, Texts
 from model.kernels import RMS_EPSILON
@@ -134,41 +134,26 @@ def take_frame(
     next_ids = words.tokens[:, 1:, None]
     blocks = blocks_of(gpt)
     matrices = [block.attention.output_proj for block in blocks]
-    inputs: dict[nn.Module, Tensor] = {}
-    maps: list[Tensor] = []
-    queries: list[Tensor] = []  # of the last token, (N, H, K)
-
-    def keep(
-        attend: Attend,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        _: Tensor,
-    ) -> None:
-        maps.append(weights_of(attend, q, k, v).float().cpu())
-        queries.append(double(q[:, :, -1]))
-
-    with (
-        undisturbed(gpt),
-        observed(gpt, keep),
-        hooked([*blocks, *matrices, gpt.final_norm], [], inputs.__setitem__),
-    ):
-        logits = gpt.unembed(features_of(gpt, texts)).cpu()
+    with undisturbed(gpt):
+        seen = run(gpt, texts, [*blocks, *matrices, gpt.final_norm])
+        logits = gpt.unembed(seen.features).cpu()
+        maps = [weights_of(call).float().cpu() for call in seen.calls]
     nats = -logits.log_softmax(-1)
     of_next = nats.gather(-1, next_ids)[..., 0]
     count = min(TOP, nats.shape[-1])
     top = nats.neg().exp().topk(count)
-    written = [added_by_heads(matrix, inputs[matrix], gpt.config.num_heads) for matrix in matrices]  # (H, N, T, D) each
+    # What each head adds to the stream, (H, N, T, D) for each layer.
+    written = [added_by_heads(matrix, seen.inputs[matrix], gpt.config.num_heads) for matrix in matrices]
     lasts = torch.stack(written)[..., -1, :]
     rows = double(gpt.lm_head.weight)[next_ids[:, -1, 0]]
-    direction = towards_logits(gpt.final_norm, inputs[gpt.final_norm][:, -1], rows)
+    direction = towards_logits(gpt.final_norm, seen.inputs[gpt.final_norm][:, -1], rows)
     return Frame(
         maps=torch.stack(maps, 1),
         parts=torch.einsum("lhnd,nd->nlh", lasts, direction).float(),
         raises=_raises(
             gpt,
-            [inputs[block] for block in blocks],
-            queries,
+            [seen.inputs[block] for block in blocks],
+            [double(call.q[:, :, -1]) for call in seen.calls],
             written,
             texts.visible[:, -1],
         ),

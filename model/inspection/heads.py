@@ -7,13 +7,12 @@ can, the score is 0.
 
 A head may do one thing near the beginning of its context and another far from it, and one text may suit it by chance.
 So every score is a mean over windows as long as the context, with its standard error, and a head has formed only if its
-score also exceeds the threshold in each half of a window. Each layer's maps are reduced to a few figures as soon as the
-layer has run, so that the maps of all layers are never in memory together.
+score also exceeds the threshold in each half of a window. The maps of all layers are never in memory together.
 
 Of a window longer than WHOLE, only some queries are measured: all would take as long as many training steps. They
 are others in each window, so the standard error tells what is lost.
 
-Shapes: N texts, L layers, H heads, T tokens; 3 spans of a text: all of it, its first and its second half.
+Shapes: N texts, L layers, H heads, T tokens, R measured queries of a text.
 
 The patterns of repeated text are from Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", and
 Olsson et al. 2022, "In-context Learning and Induction Heads"; the sink is from Xiao et al. 2023, "Efficient Streaming
@@ -24,17 +23,18 @@ To add a score, write its function and add a line to SCORES.
 
 import math
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.maps import Attend, observed, weights_of_rows
-from model.inspection.parts import features_of, undisturbed
+from model.inspection.maps import weights_of_blocks
+from model.inspection.passes import run, undisturbed
 from model.inspection.texts import Kind, Texts
 
 RECENT = 8  # tokens
@@ -43,7 +43,7 @@ QUERIES = 64  # that are measured of a longer window, in BLOCKS
 BLOCKS = 4
 MAX_WEIGHTS = 2**24  # the weights of one layer's maps in memory at a time: 64 MiB in float32
 
-Figures = dict[str, Tensor]  # the figures of some maps by score name, and "reach"
+Values = dict[str, Tensor]  # of R measured queries, by score name, and "reach": (L, N, H, R)
 
 
 # ---- the patterns: which keys a query looks at, broadcastable to (N, T, T)
@@ -255,99 +255,66 @@ class HeadTable:
 @torch.no_grad()
 def measure_heads(gpt: GPT, windows: Mapping[str, Texts]) -> HeadTable:
     """Measures a model on "text" and "repeated" windows, in eval mode and without autocast."""
-    measured: dict[str, Figures] = {}
+    measured = {}
     for kind, texts in windows.items():
-        is_long = texts.length > WHOLE
-        pieces = texts.pieces(texts.length if is_long else MAX_WEIGHTS // (gpt.config.num_heads * texts.length))
-        starts = range(0, len(texts), len(pieces[0]))
-        by_piece = []
-        for piece, first in zip(pieces, starts, strict=True):
-            by_piece.append(_figures_of_layers(gpt, piece, texts, first))
-        measured[kind] = {name: torch.cat([figures[name] for figures in by_piece], dim=1) for name in by_piece[0]}
+        tokens_at_once = MAX_WEIGHTS // (gpt.config.num_heads * texts.length)
+        if texts.length > WHOLE:
+            tokens_at_once = texts.length  # one window, because other queries are measured in each
+        by_piece: list[Values] = []
+        first = 0
+        for piece in texts.pieces(tokens_at_once):
+            blocks = measured_queries(texts)[first]
+            with undisturbed(gpt):
+                maps = (weights_of_blocks(call, blocks) for call in run(gpt, piece).calls)
+                by_piece.append(values_of(maps, texts, first))
+            first += len(piece)
+        measured[kind] = {name: torch.cat([values[name] for values in by_piece], dim=1) for name in by_piece[0]}
     return table_of(windows, measured)
 
 
-def _figures_of_layers(gpt: GPT, piece: Texts, texts: Texts, first: int) -> Figures:
-    """Returns the figures (L, N, 3, H) of `piece`, whose first text is number `first` of `texts`."""
-    by_layer: list[Figures] = []
-    rows = measured_rows(texts, first)
+def measured_queries(texts: Texts) -> Tensor:
+    """Returns the positions of the queries that are measured in each text, (N, blocks, queries in a block).
 
-    def measure(attend: Attend, q: Tensor, k: Tensor, v: Tensor, attended: Tensor) -> None:
-        weights = weights_of_rows(attend, q, k, v, attended, rows)
-        by_layer.append(figures_of(weights.float(), texts, first))
-
-    with undisturbed(gpt), observed(gpt, measure):
-        features_of(gpt, piece)
-    return {name: torch.stack([figures[name] for figures in by_layer]) for name in by_layer[0]}
-
-
-def measured_rows(texts: Texts, number: int) -> list[slice]:
-    """Returns which queries of text `number` are measured: all, or a block in each of BLOCKS parts of the text.
-
-    The blocks of all texts together are spread evenly over each part.
+    These are all queries, or a block in each of BLOCKS parts of the text. The blocks of all texts together are spread
+    evenly over each part.
     """
     if texts.length <= WHOLE:
-        return [slice(0, texts.length)]
+        return torch.arange(texts.length).expand(len(texts), 1, -1)
     size = QUERIES // BLOCKS
     length = texts.length // BLOCKS
-    offset = round((length - size) * number / max(1, len(texts) - 1))
-    return [slice(start + offset, start + offset + size) for start in range(0, BLOCKS * length, length)]
+    offsets = torch.linspace(0, length - size, len(texts)).round().long()
+    starts = offsets[:, None] + length * torch.arange(BLOCKS)
+    return starts[..., None] + torch.arange(size)
 
 
-def figures_of(weights: Tensor, texts: Texts, first: int = 0) -> Figures:
-    """Returns the figures of the `measured_rows` of one layer's maps for each text and span, (N, 3, H), on the CPU.
+def _at_measured(by_query: Tensor, texts: Texts) -> Tensor:
+    """(N, T, ...) -> (N, R, ...)"""
+    return by_query[torch.arange(len(texts))[:, None], measured_queries(texts).flatten(1)]
 
-    weights: (N, H, R, T), R being the number of these rows.
-    They are computed on the device of the weights. A figure is NaN for a span in which no query counts.
-    first: the number of the text to which the first map belongs.
+
+class Patterns(NamedTuple):
+    """What the R measured queries of each text could look at.
+
+    keys: by score name, the keys of the pattern, (N, R, T). counted: by score name, which queries count, (N, R).
+    visible: how many keys each query sees, (N, R).
     """
-    device = weights.device
-    rows = slice(first, first + len(weights))
-    keys, queries, num_visible = _patterns_of(texts)  # cached, because a run measures the same texts at every step
-    values = {}
-    for name, pattern in keys.items():
-        values[name] = (weights * pattern[rows, None].to(device)).sum(-1)
-    if texts.kind == "text":
-        # The weights may add up to less than 1, with a sink that has no key, and may be negative in other attentions.
-        shares = weights.clamp(min=0)
-        sums = shares.sum(-1, keepdim=True).clamp(min=1e-9)
-        nats = torch.special.entr(shares / sums).sum(-1)
-        values["entropy"] = nats / num_visible[rows, None].to(device).log().clamp(min=1e-9)
-        values["reach"] = nats.exp()
-    figures = {}
-    for name, by_query in values.items():  # (N, H, R)
-        counted = queries[name][rows].to(device).float()
-        sums = torch.einsum("nhq,nsq->nsh", by_query, counted)
-        figures[name] = (sums / counted.sum(-1, keepdim=True)).cpu()  # NaN, as 0 / 0, where no query counts
-    return figures
+
+    keys: dict[str, Tensor]
+    counted: dict[str, Tensor]
+    visible: Tensor
 
 
-@lru_cache(maxsize=2)  # one for each kind of windows
-def _patterns_of(texts: Texts) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor]:
-    """Returns for the R `measured_rows`: the keys of each pattern, (N, R, T); the queries that count for each figure,
-    (N, 3, R); and how many keys each query sees, (N, R).
-    """
-    is_first_half = torch.arange(texts.length) < texts.length // 2
-    spans = torch.stack([torch.ones_like(is_first_half), is_first_half, ~is_first_half])
-    counted = {"entropy": ~texts.begins, "reach": ~texts.begins}  # a query that sees only itself has no choice
+@lru_cache(maxsize=2)  # one for each kind of windows, because a run measures the same texts at every step
+def _patterns_of(texts: Texts) -> Patterns:
     keys = {}
+    counted = {"entropy": ~texts.begins}  # a query that sees only itself has no choice
     for name, score in SCORES.items():
         if score.keys and score.probe == texts.kind:
-            pattern = score.keys(texts).expand(len(texts), -1, -1)
-            keys[name] = _measured(pattern, texts)
+            pattern = score.keys(texts).expand_as(texts.visible)
+            keys[name] = _at_measured(pattern, texts)
             counted[name] = choosing(pattern, texts)
-    queries = {}
-    for name, of_text in counted.items():
-        queries[name] = _measured((of_text[:, None] & spans).mT, texts).mT
-    return keys, queries, _measured(texts.visible.sum(-1), texts)
-
-
-def _measured(by_query: Tensor, texts: Texts) -> Tensor:
-    """Returns the `measured_rows` of something that each query has: (N, T, ...) -> (N, R, ...)."""
-    of_texts = []
-    for number, of_text in enumerate(by_query):
-        of_texts.append(torch.cat([of_text[rows] for rows in measured_rows(texts, number)]))
-    return torch.stack(of_texts)
+    counted = {name: _at_measured(queries, texts) for name, queries in counted.items()}
+    return Patterns(keys, counted, _at_measured(texts.visible.sum(-1), texts))
 
 
 def choosing(keys: Tensor, texts: Texts) -> Tensor:
@@ -355,32 +322,68 @@ def choosing(keys: Tensor, texts: Texts) -> Tensor:
     return (keys & texts.visible).any(-1) & (texts.visible & ~keys).any(-1)
 
 
+def values_of(maps: Iterable[Tensor], texts: Texts, first: int = 0) -> Values:
+    """Returns what each measured query gives to each pattern, its entropy and its reach.
+
+    maps: of each layer, (N, H, R, T), for N of the texts; `first` is the number of the first of these.
+    """
+    patterns = _patterns_of(texts)
+    by_layer = []
+    for weights in maps:
+        rows = slice(first, first + len(weights))
+        weights = weights.float()
+        values = {}
+        for name, keys in patterns.keys.items():
+            values[name] = (weights * keys[rows, None].to(weights.device)).sum(-1)
+        if texts.kind == "text":
+            # The weights may add up to less than 1, with a sink that has no key, and may be negative in other
+            # attentions.
+            shares = weights.clamp(min=0)
+            sums = shares.sum(-1, keepdim=True).clamp(min=1e-9)
+            nats = torch.special.entr(shares / sums).sum(-1)
+            most = patterns.visible[rows, None].to(weights.device).log().clamp(min=1e-9)
+            values |= {"entropy": nats / most, "reach": nats.exp()}
+        by_layer.append(values)
+    return {name: torch.stack([values[name] for values in by_layer]).cpu() for name in by_layer[0]}
+
+
 @lru_cache(maxsize=2)
-def _uniform_figures(texts: Texts) -> Figures:
-    """Returns the figures of uniform attention, (N, 3, 1): every key that a query sees has the same weight."""
-    visible = texts.visible.float()
-    weights = visible / visible.sum(-1, keepdim=True)
-    return figures_of(_measured(weights, texts)[:, None], texts)
+def _uniform_values(texts: Texts) -> Values:
+    """Returns the values of uniform attention, in one layer and head: every key that a query sees has equal weight."""
+    visible = _at_measured(texts.visible, texts).float()
+    return values_of([(visible / visible.sum(-1, keepdim=True))[:, None]], texts)
 
 
-def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Figures]) -> HeadTable:
-    """Summarises the figures (L, N, 3, H) of all windows."""
-    reach = measured["text"]["reach"][:, :, 0].nanmean(1).numpy()
+def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Values]) -> HeadTable:
+    """Summarises the values of all windows of each kind."""
+    choices = _patterns_of(windows["text"]).counted["entropy"]
+    reach = _by_window(measured["text"]["reach"], choices).mean(1).numpy()
     sizes = {kind: [len(texts), texts.length] for kind, texts in windows.items()}
     table = HeadTable({}, {}, {}, {}, {}, reach, sizes)
     for name, score in SCORES.items():
-        figures = measured[score.probe][name]
-        uniform_figures = _uniform_figures(windows[score.probe])[name]
-        can_show = ~uniform_figures.isnan()  # (N, 3, 1): the spans of each window in which a query counts
-        spans = can_show.any(0)
-        count = int(can_show[:, 0].sum())
-        uniform = uniform_figures[:, 0].nanmean().nan_to_num().clamp(0, 1).item()
-        means = figures.nanmean(1)  # (L, 3, H)
-        variance = (figures[:, :, 0] - means[:, None, 0]).square().nanmean(1)
-        exceeds = (means > threshold(uniform)) | ~spans
-        table.scores[name] = means[:, 0].clamp(0, 1).where(spans[0], 0).numpy()
+        texts = windows[score.probe]
+        values = measured[score.probe][name]
+        counted = _patterns_of(texts).counted[name]
+        is_early = measured_queries(texts).flatten(1) < texts.length // 2
+        whole = _by_window(values, counted)
+        halves = [_by_window(values, counted & half) for half in (is_early, ~is_early)]
+        count = whole.shape[1]
+        mean = whole.sum(1) / max(1, count)
+        variance = (whole - mean[:, None]).square().mean(1)
+        uniform = _by_window(_uniform_values(texts)[name], counted).mean().nan_to_num().clamp(0, 1).item()
+        exceeds = [mean > threshold(uniform)]
+        exceeds += [half.mean(1) > threshold(uniform) for half in halves if half.numel()]
+        table.scores[name] = mean.clamp(0, 1).numpy()
         table.errors[name] = (variance / (count - 1)).sqrt().numpy()  # NaN, as 0 / 0, for one window
-        table.formed[name] = exceeds.all(1).numpy() & bool(spans.any() and score.is_pattern)
+        table.formed[name] = torch.stack(exceeds).all(0).numpy() & score.is_pattern
         table.uniform[name] = uniform
         table.counts[name] = count
     return table
+
+
+def _by_window(values: Tensor, counted: Tensor) -> Tensor:
+    """Returns the means over the queries that count, (L, W, H), of the W windows that have such a query."""
+    can_show = counted.any(-1)
+    queries = counted[can_show].float()
+    sums = torch.einsum("lnhq,nq->lnh", values[:, can_show], queries)
+    return sums / queries.sum(-1, keepdim=True)

@@ -9,19 +9,16 @@ Shapes: N texts, L layers, H heads, H_kv key and value heads, T tokens, S keys, 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.gpt import GPT, one_at_a_time
-from model.inspection.parts import blocks_of, features_of, undisturbed
+from model.gpt import GPT
+from model.inspection.passes import Call, features_of, run, undisturbed
 from model.inspection.texts import Texts
 from model.mistakes import listed
 
@@ -33,10 +30,6 @@ FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
 LOGIT_LIMITS = {"float16": 1e-2, "bfloat16": 5e-2}
 EXACT = 1e-5  # the limit in any other type, and for a weight in all types
 PAGE_ERROR = 0.004  # rounding error of a weight on a page and in its pictures
-
-# A layer's `attend` of q, k and v, with its other arguments filled in. `rows`: the queries are those of this slice of
-# the text, and the keys those up to its end, as with a cache.
-Attend = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -134,15 +127,15 @@ def read_maps(
     least. All are returned in float32 on the CPU.
     """
     T = text.length
-    calls: list[tuple[Attend, Tensor, Tensor, Tensor, Tensor]] = []
     with undisturbed(gpt, autocast):
-        with observed(gpt, lambda *call: calls.append(call)):
-            logits = gpt.unembed(features_of(gpt, text))
+        seen = run(gpt, text)
+        logits = gpt.unembed(seen.features)
         again = gpt.unembed(features_of(gpt, text))
         noise = [(again - logits).abs().max().item()]
         # In a new model the last matrices are zero, so noise in its attention does not reach the logits.
-        for attend, q, k, v, attended in calls:
-            noise.append(_difference(attend(q, k, v), attended, v))
+        for call in seen.calls:
+            attended_again = call.attend(call.q, call.k, call.v, call.mask)
+            noise.append(_difference(attended_again, call.attended, call.v))
         leaks = [0.0]
         for position in {T // 2, T - 1} - {0}:  # nothing comes before token 0
             changed = text.tokens.clone()
@@ -153,14 +146,15 @@ def read_maps(
     layers = []
     errors = []
     with undisturbed(gpt):
-        for attend, q, k, v, attended in calls:
-            weights = weights_of(attend, q, k, v)
-            keys, values = for_each_head(k, q), for_each_head(v, q)
-            errors.append(_difference(weights @ values.to(weights.dtype), attended, v))
-            layers.append([x[0].float().cpu() for x in (weights, q, keys, values)])
+        for call in seen.calls:
+            weights = weights_of(call)
+            keys = for_each_head(call.k, call.q)
+            values = for_each_head(call.v, call.q)
+            errors.append(_difference(weights @ values.to(weights.dtype), call.attended, call.v))
+            layers.append([x[0].float().cpu() for x in (weights, call.q, keys, values)])
     maps, q, k, v = (torch.stack(tensors) for tensors in zip(*layers, strict=True))
     return [maps, q, k, v], Checks(
-        precision=str(attended.dtype).removeprefix("torch."),
+        precision=str(call.attended.dtype).removeprefix("torch."),
         fidelity=float(np.max(errors)),
         causality=float(np.max(leaks)),
         by_layer={
@@ -185,81 +179,47 @@ def _difference(output: Tensor, attended: Tensor, v: Tensor) -> float:
     return (error / largest).item()
 
 
-@contextmanager
-def observed(
-    gpt: GPT,
-    observer: Callable[[Attend, Tensor, Tensor, Tensor, Tensor], None],
-) -> Iterator[None]:
-    """Calls `observer` after each call of a layer's `attend`, in the order of the calls.
-
-    The observer gets `attend` as a function of q, k and v; then q (N, H, T, K), k and v (N, H_kv, S, K); then what
-    `attend` returned, (N, H, T, K).
-    """
-
-    def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def attend_observed(
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            mask: Tensor | None = None,
-            *arguments: Any,
-            **options: Any,
-        ) -> Tensor:
-            def again(q: Tensor, k: Tensor, v: Tensor, rows: slice = slice(None)) -> Tensor:
-                visible = None if mask is None else mask[..., rows, : rows.stop]
-                return attend(q, k, v, visible, *arguments, **options)
-
-            attended = attend(q, k, v, mask, *arguments, **options)
-            observer(again, q, k, v, attended)
-            return attended
-
-        return attend_observed
-
-    with one_at_a_time, ExitStack() as undo:
-        for block in blocks_of(gpt):
-            layer = block.attention
-            if "attend" in vars(layer):  # somebody has replaced the method of this layer
-                undo.callback(setattr, layer, "attend", layer.attend)
-            else:
-                undo.callback(delattr, layer, "attend")
-            layer.attend = observing(layer.attend)
-        yield
-
-
-def weights_of(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def weights_of(call: Call) -> Tensor:
     """Returns how much each query takes of each key's value, (N, H, T, S), in float32 at least.
 
     That is what `attend` returns if the values are the identity matrix: attention is linear in the values, so this is
     the map of whatever `attend` computes. The identity is passed in pieces of K columns, because an `attend` may rely
     on values of that width. Call it inside `undisturbed`.
     """
-    S, K = v.shape[-2:]
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    identity = torch.eye(S, dtype=dtype, device=v.device)
+    S, K = call.v.shape[-2:]
+    dtype = torch.promote_types(call.q.dtype, torch.float32)
+    identity = torch.eye(S, dtype=dtype, device=call.v.device)
     padded = F.pad(identity, (0, -S % K))
-    columns = padded.expand(*v.shape[:-1], -1)
-    q = q.to(dtype)
-    k = k.to(dtype)
-    pieces = [attend(q, k, values) for values in columns.split(K, dim=-1)]
+    columns = padded.expand(*call.v.shape[:-1], -1)
+    q = call.q.to(dtype)
+    k = call.k.to(dtype)
+    pieces = [call.attend(q, k, values, call.mask) for values in columns.split(K, dim=-1)]
     return torch.cat(pieces, dim=-1)[..., :S]
 
 
-def weights_of_rows(attend: Attend, q: Tensor, k: Tensor, v: Tensor, attended: Tensor, rows: Sequence[slice]) -> Tensor:
-    """Returns what `weights_of` does for some queries only, (N, H, R, S), R being the length of all `rows` together.
+def weights_of_blocks(call: Call, blocks: Tensor) -> Tensor:
+    """Returns the rows of `weights_of` for some queries only, (N, H, R, S).
 
-    The whole map of a text takes S / K times as long as its attention. So `attend` gets the queries of each slice with
-    the keys up to its end, as it does with a cache. The result is checked with what it returned in the whole text,
-    `attended` (N, H, S, K): if it computes something else there, the whole map is made.
+    blocks: the positions of neighbouring queries in each row; R positions in all.
+
+    The whole map of a text takes S / K times as long as its attention. So `attend` gets the queries of each block with
+    the keys up to its end, as it does with a cache. The result is checked with what `attend` returned in the whole
+    text: if it computes something else there, the whole map is made.
     """
-    S = k.shape[-2]
-    parts = []
-    for some in rows:
-        keys, values = k[..., : some.stop, :], v[..., : some.stop, :]
-        weights = weights_of(partial(attend, rows=some), q[..., some, :], keys, values)
-        parts.append(F.pad(weights, (0, S - some.stop)))
-    weights = torch.cat(parts, dim=-2)
-    expected = torch.cat([attended[..., some, :] for some in rows], dim=-2)
-    if _difference(weights @ for_each_head(v, q), expected, v) > EXACT:
-        whole = weights_of(attend, q, k, v)
-        weights = torch.cat([whole[..., some, :] for some in rows], dim=-2)
+    S = call.k.shape[-2]
+    some = []
+    for block in blocks:
+        end = int(block[-1]) + 1
+        mask = None if call.mask is None else call.mask[..., block, :end]
+        ending = call._replace(
+            q=call.q[..., block, :],
+            k=call.k[..., :end, :],
+            v=call.v[..., :end, :],
+            mask=mask,
+        )
+        some.append(F.pad(weights_of(ending), (0, S - end)))
+    weights = torch.cat(some, dim=-2)
+    queries = blocks.flatten()
+    if _difference(weights @ for_each_head(call.v, call.q), call.attended[..., queries, :], call.v) > EXACT:
+        return weights_of(call)[..., queries, :]
     return weights

@@ -1,7 +1,6 @@
 """The parts of a model by name, how to replace their outputs, and how much the loss rises without them (ablation).
 
-A part is a head ("head 5.2"), a feed-forward ("feed-forward 3") or a table ("token embedding"). The model itself is
-never changed for good: the hooks and methods that are put on it are removed again, also after an error.
+A part is a head ("head 5.2"), a feed-forward ("feed-forward 3") or a table ("token embedding").
 
 To ablate a part, its output is replaced by its mean over some text, the same vector at every position, and everything
 after it is computed again. The mean keeps what the part always adds, so that the rest of the model gets the inputs it
@@ -13,16 +12,15 @@ texts, with its standard error.
 Shapes: N texts, T tokens, D model width, K head width, V vocabulary.
 """
 
-import copy
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import NamedTuple, cast
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from model.gpt import GPT, Block, in_eval_mode, one_at_a_time
+from model.gpt import GPT
+from model.inspection.passes import Hook, blocks_of, features_of, hooked, undisturbed
 from model.inspection.texts import Texts
 from model.losses import next_token_loss
 
@@ -30,7 +28,6 @@ TOKENS_AT_ONCE = 8192  # in one forward pass, over all texts
 ERRORS = 2  # a change of less than ERRORS standard errors may be chance
 
 Vectors = Mapping[str, Tensor]  # one output for each part name: (K,) for a head, else as wide as the module's output
-Hook = Callable[[nn.Module, Tensor], Tensor | None]  # gets a module and its input or output, may return a replacement
 
 
 # ---- the parts
@@ -47,11 +44,6 @@ class Part(NamedTuple):
     module: nn.Module
     columns: slice
     layer: int
-
-
-def blocks_of(gpt: GPT) -> list[Block]:
-    """Returns `gpt.blocks` with its type, for the type checker."""
-    return cast(list[Block], list(gpt.blocks))
 
 
 def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
@@ -225,71 +217,4 @@ def _started_at(
         for block in blocks[:layer]:
             block.forward = lambda x, **_: x
             undo.callback(block.__delattr__, "forward")
-        yield
-
-
-# ---- forward passes with hooks
-
-
-def features_of(gpt: GPT, texts: Texts) -> Tensor:
-    """Runs one forward pass and returns the features (N, T, D) after the final norm.
-
-    If the texts have document ids, attention stays within a document. Raises ValueError for unknown ids.
-    """
-    tokens = gpt.known_ids(texts.tokens)
-    documents = texts.document_ids
-    if documents is not None:
-        documents = documents.to(tokens.device)
-    return gpt.features(tokens, document_ids=documents)
-
-
-def in_float32(gpt: GPT) -> GPT:
-    """Returns the model, or a copy in float32 if its weights are coarser: their rounding would blur measurements."""
-    dtype = gpt.token_embedding.weight.dtype
-    if dtype in (torch.float32, torch.float64):
-        return gpt
-    with one_at_a_time:
-        return copy.deepcopy(gpt).float()
-
-
-@contextmanager
-def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]:
-    """Runs the block in eval mode and without compiled code; then restores modes and random number generators.
-
-    autocast: use autocast to this type, as mixed-precision training does; None turns autocast off.
-    """
-    device = gpt.lm_head.weight.device
-    with (
-        in_eval_mode(gpt.modules()),
-        _eager(),
-        torch.random.fork_rng([device] if device.type == "cuda" else []),
-        torch.autocast(device.type, autocast, enabled=autocast is not None),
-    ):
-        yield
-
-
-def _eager() -> AbstractContextManager:
-    """Switches compiled code off: it may skip hooks and a replaced `attend`."""
-    # Setting the stance imports the compiler, which takes a second, so it is set only if the compiler is loaded
-    # already. The only sign of that is a private module name; test_reading.py fails if PyTorch renames it.
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-
-
-@contextmanager
-def hooked(
-    inputs: Iterable[nn.Module],
-    outputs: Iterable[nn.Module],
-    hook: Hook,
-) -> Iterator[None]:
-    """Calls `hook` with the first input of the modules `inputs` and with the output of the modules `outputs`.
-
-    If the hook returns a tensor, it replaces that input or output.
-    """
-    with one_at_a_time, ExitStack() as undo:
-        for module in inputs:
-            handle = module.register_forward_pre_hook(lambda module, args: hook(module, args[0]))
-            undo.callback(handle.remove)
-        for module in outputs:
-            handle = module.register_forward_hook(lambda module, _, output: hook(module, output))
-            undo.callback(handle.remove)
         yield

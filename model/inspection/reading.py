@@ -26,16 +26,8 @@ from torch import Tensor, nn
 from model.attention import split_heads
 from model.gpt import GPT
 from model.inspection.maps import Checks, read_maps
-from model.inspection.parts import (
-    Vectors,
-    blocks_of,
-    embedding_tables,
-    features_of,
-    hooked,
-    in_float32,
-    replaced,
-    undisturbed,
-)
+from model.inspection.parts import Vectors, embedding_tables, replaced
+from model.inspection.passes import Pass, blocks_of, in_float32, run, undisturbed
 from model.inspection.texts import Label, Texts
 from model.mistakes import Mistake
 
@@ -290,19 +282,14 @@ def read(
     matrices = [block.attention.output_proj for block in blocks]
     sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
     stream = [*sublayers, exact.final_norm]  # the inputs of these modules are the residual stream
-    tables = embedding_tables(exact).values()
-    feed_forwards = [block.feed_forward for block in blocks]
-    seen: dict[nn.Module, Tensor] = {}  # their inputs and outputs
-    with (
-        undisturbed(exact),
-        replaced(exact, edits, position),
-        hooked([*stream, *matrices], [*tables, *feed_forwards], seen.__setitem__),
-    ):
-        logits = exact.unembed(features_of(exact, text))
+    added = [*embedding_tables(exact).values(), *(block.feed_forward for block in blocks)]
+    with undisturbed(exact), replaced(exact, edits, position):
+        seen = run(exact, text, [*stream, *matrices, *added])
+        logits = exact.unembed(seen.features)
         readout = _readout(exact)
 
     def joined(modules: Iterable[nn.Module]) -> Tensor:
-        return torch.cat([seen[module] for module in modules]).cpu()
+        return torch.cat([seen.inputs[module] for module in modules]).cpu()
 
     return Reading(
         ids=text.tokens[0].clone(),
@@ -323,11 +310,8 @@ def read(
     )
 
 
-def _parts(
-    gpt: GPT,
-    seen: Mapping[nn.Module, Tensor],
-) -> dict[str, Tensor]:
-    """Returns `Reading.parts`. seen: the outputs of tables and feed-forwards, and the inputs of output matrices."""
+def _parts(gpt: GPT, seen: Pass) -> dict[str, Tensor]:
+    """Returns `Reading.parts`."""
     parts: dict[str, Tensor] = {}
 
     def add(name: str, vectors: Tensor | None) -> None:
@@ -336,7 +320,7 @@ def _parts(
 
     tables = {}  # by name, (T, D)
     for name, table in embedding_tables(gpt).items():
-        tables[name] = double(seen[table]).flatten(0, -2)
+        tables[name] = double(seen.outputs[table]).flatten(0, -2)
     whole = torch.stack([*tables.values()]).sum(0)
     T = len(whole)
     norm = gpt.embedding_norm
@@ -345,10 +329,10 @@ def _parts(
     add("embedding bias", getattr(norm, "bias", None))
     for layer, block in enumerate(blocks_of(gpt)):
         output = block.attention.output_proj
-        for head, vectors in enumerate(added_by_heads(output, seen[output], gpt.config.num_heads)):
+        for head, vectors in enumerate(added_by_heads(output, seen.inputs[output], gpt.config.num_heads)):
             add(f"head {layer}.{head}", vectors[0])
         add(f"attention bias {layer}", output.bias)
-        feed_forward = double(seen[block.feed_forward][0])
+        feed_forward = double(seen.outputs[block.feed_forward][0])
         bias = block.feed_forward.down_proj.bias
         add(f"feed-forward {layer}", feed_forward if bias is None else feed_forward - double(bias))
         add(f"feed-forward bias {layer}", bias)

@@ -33,7 +33,8 @@ from model.inspection.film import Frame, take_frame
 from model.inspection.formation import formation
 from model.inspection.heads import SCORES, HeadTable, measure_heads
 from model.inspection.maps import Checks
-from model.inspection.parts import Vectors, in_float32, measure_losses, replaced
+from model.inspection.parts import Vectors, measure_losses, replaced
+from model.inspection.passes import in_float32
 from model.inspection.reading import Reading, RecordedReading, as_json, read
 from model.inspection.texts import Label, Texts
 from model.mistakes import Missing, Mistake, file_errors, listed, parsing

@@ -29,7 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.gpt import GPT, NGRAM_FACTORS
-from model.inspection.parts import blocks_of, features_of, part_means, parts_of, undisturbed
+from model.inspection.parts import part_means, parts_of
+from model.inspection.passes import blocks_of, features_of, undisturbed
 from model.inspection.recording import Models
 from model.inspection.texts import Texts
 from model.mistakes import Mistake

@@ -130,16 +130,11 @@ def test_of_a_long_window_some_queries_are_measured_in_every_part(gpt, monkeypat
     exact = measure_heads(gpt, WINDOWS)
     monkeypatch.setattr(heads, "WHOLE", T - 1)
     monkeypatch.setattr(heads, "QUERIES", T // 2)
-    measured = [[at for rows in heads.measured_rows(WINDOWS["text"], n) for at in range(T)[rows]] for n in range(15)]
-    assert all(len({*each} & {*range(part, part + 8)}) == 4 for each in measured for part in range(0, T, 8))
-    assert set().union(*measured) == {*range(T)}
-    for cached in (heads._patterns_of, heads._uniform_figures):
-        cached.cache_clear()
-    try:
-        some = measure_heads(gpt, WINDOWS)
-    finally:
-        for cached in (heads._patterns_of, heads._uniform_figures):
-            cached.cache_clear()
+    windows = {kind: replace(texts) for kind, texts in WINDOWS.items()}  # not those whose patterns are cached
+    measured = heads.measured_queries(windows["text"])
+    assert measured.shape == (15, 4, 4) and (measured // 8 == torch.arange(4)[:, None]).all()
+    assert {*measured.flatten().tolist()} == {*range(T)}
+    some = measure_heads(gpt, windows)
     for name in ("previous_token", "current_token", "recent", "entropy"):
         assert (np.abs(some.scores[name] - exact.scores[name]) < 4 * some.errors[name]).all(), name
         assert not np.array_equal(some.scores[name], exact.scores[name])

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
-from model.inspection.maps import observed, weights_of, weights_of_rows
+from model.inspection.maps import weights_of, weights_of_blocks
+from model.inspection.passes import observed
 from model.inspection.reading import read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts
@@ -33,22 +34,21 @@ FAMILIES += [(name, family) for name in REPLACED for family in ("modern", "gpt2"
 def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, monkeypatch):
     """d(output at query) / d(value at key), computed by autograd for the layer as the model runs it."""
     gpt = random_gpt(replace(CONFIGS[config], dropout=0.3))
-    calls = []
     leaks = name.startswith("a leak")
     monkeypatch.setattr(CausalSelfAttention, "attend", REPLACED[name])
     found = read(gpt.train(), TEXT)  # dropout does not change the maps
     maps = found.maps
-    with observed(gpt, lambda *call: calls.append(call)):
+    with observed(gpt) as calls:
         gpt.eval()(TEXT.tokens)
     assert found.checks.precision == "float32" and found.checks.fidelity <= 1e-5
     assert (found.checks.causality > 1e-3) if leaks else (found.checks.causality == 0)
     assert maps.shape == (3, 4, T, T) and maps.dtype == torch.float32
     assert leaks or maps.std() > 0.05  # uniform heads would hide mistakes
-    for (attend, q, k, v, _), weights in zip(calls, maps, strict=True):
-        group = q.shape[1] // v.shape[1]
+    for call, weights in zip(calls, maps, strict=True):
+        group = call.q.shape[1] // call.v.shape[1]
         for head, query in ((0, 0), (1, 7), (3, T - 1)):
-            values = v.detach().requires_grad_()
-            attended = attend(q.detach(), k.detach(), values)
+            values = call.v.detach().requires_grad_()
+            attended = call.attend(call.q.detach(), call.k.detach(), values, call.mask)
             attended[0, head, query, 0].backward()
             torch.testing.assert_close(weights[head, query], values.grad[0, head // group, :, 0], atol=1e-6, rtol=1e-4)
     seen = maps.sum(-1)
@@ -63,26 +63,25 @@ def differs_with_a_cache(self, q, k, v, mask=None):
 def test_rows_of_a_map_are_those_of_the_whole_map(name, config, monkeypatch):
     attends = REPLACED | {"another one with a cache": differs_with_a_cache}
     monkeypatch.setattr(CausalSelfAttention, "attend", attends.get(name, CausalSelfAttention.attend))
-    calls, rows = [], [slice(1, 4), slice(6, T)]
+    blocks = torch.tensor([[1, 2, 3, 4], [T - 4, T - 3, T - 2, T - 1]])
     documents = torch.arange(2 * T).view(2, T) // 5 if name == "documents" else None
     gpt, tokens = random_gpt(CONFIGS[config]), torch.stack([TOKENS, TOKENS.flip(0)])
-    with torch.no_grad(), observed(gpt, lambda *call: calls.append(call)):
+    with torch.no_grad(), observed(gpt) as calls:
         gpt(tokens, document_ids=documents)
-        for *call, attended in list(calls):
-            whole = weights_of(*call)[..., [1, 2, 3, *range(6, T)], :]
-            torch.testing.assert_close(weights_of_rows(*call, attended, rows), whole, atol=1e-5, rtol=1e-5)
+        for call in calls:
+            expected = weights_of(call)[..., blocks.flatten(), :]
+            torch.testing.assert_close(weights_of_blocks(call, blocks), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_an_attend_with_further_arguments_is_observed():
     gpt = random_gpt(CONFIGS["one layer"])
     x = torch.ones(1, 1, 2, 3)
-    calls = []
     layer = gpt.blocks[0].attention
     layer.attend = lambda q, k, v, mask, shift, *, scale: scale * v + shift
-    with observed(gpt, lambda *call: calls.append(call)):
+    with observed(gpt) as calls:
         layer.attend(x, x, x, None, 0.0, scale=3.0)
-    [(*call, attended)] = calls
-    assert torch.equal(attended, 3 * x) and torch.equal(weights_of(*call)[0, 0], 3 * torch.eye(2))
+    [call] = calls
+    assert torch.equal(call.attended, 3 * x) and torch.equal(weights_of(call)[0, 0], 3 * torch.eye(2))
 
 
 # ---- what is out of bounds

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.inspection import parts, reading, recording
+from model.inspection import parts, passes, reading, recording
 from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts
@@ -116,7 +116,7 @@ def test_measuring_leaves_the_model_unchanged_even_after_an_error(failing, monke
     gpt.blocks[1].eval()  # a frozen part must stay frozen
     gpt.blocks[2].attention.attend = own = gpt.blocks[2].attention.attend
     gpt.blocks[0].feed_forward.register_forward_hook(lambda _, args, result: result + 0 * torch.rand(1))
-    owner = next(one for one in (reading, parts, recording) if hasattr(one, failing))
+    owner = next(one for one in (reading, passes, parts, recording) if hasattr(one, failing))
     measure = getattr(owner, failing)
 
     def interrupted(x):

@@ -1,0 +1,172 @@
+"""Forward passes that are watched: what the modules of a model and its attention got and returned.
+
+The model itself is never changed for good: hooks and methods that are put on it are removed again, also after an error.
+
+Shapes: N texts, T tokens, S keys, D model width, H heads, H_kv key and value heads, K head width.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from model.gpt import GPT, Block, in_eval_mode, one_at_a_time
+from model.inspection.texts import Texts
+
+Hook = Callable[[nn.Module, Tensor], Tensor | None]  # gets a module and its input or output, may return a replacement
+
+
+class Call(NamedTuple):
+    """A layer's call of its `attend`.
+
+    attend: the method, as a function of q, k, v and mask. q: (N, H, T, K). k, v: (N, H_kv, S, K). mask: as in
+    `CausalSelfAttention.attend`. attended: what it returned, (N, H, T, K).
+    """
+
+    attend: Callable[..., Tensor]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    attended: Tensor
+
+
+class Pass(NamedTuple):
+    """One forward pass.
+
+    features: (N, T, D), after the final norm. calls: one of each layer. inputs, outputs: of the modules that were
+    watched.
+    """
+
+    features: Tensor
+    calls: list[Call]
+    inputs: dict[nn.Module, Tensor]
+    outputs: dict[nn.Module, Tensor]
+
+
+def run(
+    gpt: GPT,
+    texts: Texts,
+    modules: Iterable[nn.Module] = (),
+) -> Pass:
+    """Runs one forward pass, and keeps what each layer's `attend` and these modules did. Call it in `undisturbed`.
+
+    Raises ValueError for unknown ids.
+    """
+    modules = list(modules)
+    inputs: dict[nn.Module, Tensor] = {}
+    outputs: dict[nn.Module, Tensor] = {}
+    with (
+        observed(gpt) as calls,
+        hooked(modules, [], inputs.__setitem__),
+        hooked([], modules, outputs.__setitem__),
+    ):
+        features = features_of(gpt, texts)
+    return Pass(features, calls, inputs, outputs)
+
+
+def features_of(gpt: GPT, texts: Texts) -> Tensor:
+    """Runs one forward pass and returns the features (N, T, D) after the final norm.
+
+    If the texts have document ids, attention stays within a document. Raises ValueError for unknown ids.
+    """
+    tokens = gpt.known_ids(texts.tokens)
+    documents = texts.document_ids
+    if documents is not None:
+        documents = documents.to(tokens.device)
+    return gpt.features(tokens, document_ids=documents)
+
+
+@contextmanager
+def observed(gpt: GPT) -> Iterator[list[Call]]:
+    """Yields a list to which each call of a layer's `attend` is appended while the block runs."""
+    calls: list[Call] = []
+
+    def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def attend_observed(
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            mask: Tensor | None = None,
+            *arguments: Any,
+            **options: Any,
+        ) -> Tensor:
+            def again(*tensors: Tensor | None) -> Tensor:
+                return attend(*tensors, *arguments, **options)
+
+            attended = again(q, k, v, mask)
+            calls.append(Call(again, q, k, v, mask, attended))
+            return attended
+
+        return attend_observed
+
+    with one_at_a_time, ExitStack() as undo:
+        for block in blocks_of(gpt):
+            layer = block.attention
+            if "attend" in vars(layer):  # somebody has replaced the method of this layer
+                undo.callback(setattr, layer, "attend", layer.attend)
+            else:
+                undo.callback(delattr, layer, "attend")
+            layer.attend = observing(layer.attend)
+        yield calls
+
+
+@contextmanager
+def hooked(
+    inputs: Iterable[nn.Module],
+    outputs: Iterable[nn.Module],
+    hook: Hook,
+) -> Iterator[None]:
+    """Calls `hook` with the first input of the modules `inputs` and with the output of the modules `outputs`.
+
+    If the hook returns a tensor, it replaces that input or output.
+    """
+    with one_at_a_time, ExitStack() as undo:
+        for module in inputs:
+            handle = module.register_forward_pre_hook(lambda module, args: hook(module, args[0]))
+            undo.callback(handle.remove)
+        for module in outputs:
+            handle = module.register_forward_hook(lambda module, _, output: hook(module, output))
+            undo.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def undisturbed(gpt: GPT, autocast: torch.dtype | None = None) -> Iterator[None]:
+    """Runs the block in eval mode and without compiled code; then restores modes and random number generators.
+
+    autocast: use autocast to this type, as mixed-precision training does; None turns autocast off.
+    """
+    device = gpt.lm_head.weight.device
+    with (
+        in_eval_mode(gpt.modules()),
+        _eager(),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        torch.autocast(device.type, autocast, enabled=autocast is not None),
+    ):
+        yield
+
+
+def _eager() -> AbstractContextManager:
+    """Switches compiled code off: it may skip hooks and a replaced `attend`."""
+    # Setting the stance imports the compiler, which takes a second, so it is set only if the compiler is loaded
+    # already. The only sign of that is a private module name; test_reading.py fails if PyTorch renames it.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def in_float32(gpt: GPT) -> GPT:
+    """Returns the model, or a copy in float32 if its weights are coarser: their rounding would blur measurements."""
+    dtype = gpt.token_embedding.weight.dtype
+    if dtype in (torch.float32, torch.float64):
+        return gpt
+    with one_at_a_time:
+        return copy.deepcopy(gpt).float()
+
+
+def blocks_of(gpt: GPT) -> list[Block]:
+    """Returns `gpt.blocks` with its type, for the type checker."""
+    return cast(list[Block], list(gpt.blocks))
