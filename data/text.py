@@ -10,7 +10,6 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,17 +131,13 @@ def _offset(path: Path, fraction: float) -> int:
 
 def _pieces(path: Path, start: int, stop: int) -> Iterator[str]:
     """Yields the text between two byte offsets. Raises Mistake if it is not UTF-8."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # sig: skips the byte order mark that some editors write
     with file_errors(path), path.open("rb") as file:
         file.seek(start)
-        for block in chain(iter(lambda: file.read(min(BLOCK, stop - file.tell())), b""), [b""]):
-            try:
-                text = decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:  # error.object ends where the block ends
-                place = file.tell() - len(error.object) + error.start
-                raise Mistake(
-                    f"{path} is not UTF-8 text at byte offset {place}: convert it to UTF-8, or remove it from "
-                    "--data.files"
-                ) from error
-            if text:
-                yield text
+        blocks = iter(lambda: file.read(min(BLOCK, stop - file.tell())), b"")
+        try:
+            yield from codecs.iterdecode(blocks, "utf-8-sig")  # sig: skips the byte order mark that some editors write
+        except UnicodeDecodeError as error:  # error.object ends where the block ends
+            place = file.tell() - len(error.object) + error.start
+            raise Mistake(
+                f"{path} is not UTF-8 text at byte offset {place}: convert it to UTF-8, or remove it from --data.files"
+            ) from error

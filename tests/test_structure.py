@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "model/": "model.* torch",
     "data/datamodule.py": "data model.mistakes lightning torch",
     "data/windows.py": "data model.mistakes torch numpy",
-    "data/": "data model.mistakes numpy datasets huggingface_hub pyarrow tiktoken rustbpe filelock tqdm platformdirs",
+    "data/": "data model.mistakes numpy datasets huggingface_hub pyarrow tiktoken rustbpe filelock tqdm pandas",
     "scripts/": "model data scripts train torch numpy lightning jsonargparse yaml transformers",
     "train.py": "model data torch lightning jsonargparse yaml",
 }

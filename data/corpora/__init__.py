@@ -85,7 +85,7 @@ def build(name: str, options: CorpusOptions) -> Corpus:
     Warns about every option that is set but not read by this corpus. This is not a Mistake: a user may combine a config
     with another corpus than it was written for.
 
-    Raises Mistake if options contradict each other, if an option is empty, or if `name` is unknown.
+    Raises Mistake if options contradict each other, or if `name` is unknown.
     """
     if name not in CORPORA and "." not in name:
         raise Mistake(
@@ -93,9 +93,6 @@ def build(name: str, options: CorpusOptions) -> Corpus:
         )
     values = vars(options)
     is_set = {option: value for option, value in values.items() if value != getattr(CorpusOptions, option)}
-    for option, value in is_set.items():
-        if value in ("", []) or (isinstance(value, list) and "" in value):
-            raise Mistake(f"data.{option} is empty: set it to what to read, or leave it out")
     selected = [option for option in SELECTED_BY if option in is_set]
     if len(selected) > 1:
         raise Mistake(f"data.{' and data.'.join(selected)} are both set: keep only the one to train on")

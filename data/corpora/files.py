@@ -19,11 +19,9 @@ class FileCorpus(Corpus):
     def __init__(self, name: str, train: Shares, validation: Shares, column: str = "text", quotes: bool = True):
         self.name, self.column, self.quotes = name, column, quotes
         self.files = {"train": train, "validation": validation}
-        self.identity = {"train": [], "validation": []}
+        self.identity = {"column": column, "quotes": quotes}
         for split, shares in self.files.items():
-            for path, share in shares.items():
-                options = {"column": column, "quotes": quotes} if table_ending(path) else {}
-                self.identity[split].append({"path": file_stamp(path), "share": share, **options})
+            self.identity[split] = [[file_stamp(path), share] for path, share in shares.items()]
 
     def passages(self, split: str) -> Iterator[Passage]:
         for path, share in self.files[split].items():
@@ -53,7 +51,7 @@ def file_corpus(
 
     Raises Mistake if a pattern matches nothing.
     """
-    if files is None:
+    if not files:
         raise Mistake("data.corpus files needs to know which files: set --data.files, for example to 'my/*.txt'")
     validation = _matches("validation_files", validation_files or [])
     train = [path for file, path in _matches("files", files).items() if file not in validation]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from data.tables import BATCH_ROWS, column_texts, import_datasets, tables_of
+from data.tables import BATCH_ROWS, column_texts, import_datasets, reading
 from data.text import WHOLE, Corpus, Passage, file_stamp, row_passages
 from model.mistakes import Mistake
 
@@ -36,7 +36,7 @@ class HubCorpus(Corpus):
 
     def __post_init__(self):
         """Raises Mistake if no data set is named."""
-        if self.dataset is None:
+        if not self.dataset:
             raise Mistake("data.corpus hub needs to know which data set: set --data.dataset to its name or folder")
         self.folder = folder = Path(self.dataset).expanduser()
         self.name = folder.name
@@ -61,8 +61,8 @@ class HubCorpus(Corpus):
         if names["validation"] == names["train"]:
             cut = self.validation_fraction
             share = (0.0, cut) if split == "validation" else (cut, 1.0)
-        tables = tables_of(by_name[names[split]], self._reading())
-        yield from row_passages(column_texts(tables, self.text_column, f"data set {self.dataset!r}"), share)
+        batches = reading(by_name[names[split]].iter(BATCH_ROWS), self._reading())
+        yield from row_passages(column_texts(batches, self.text_column, f"data set {self.dataset!r}"), share)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -89,7 +89,7 @@ class HubCorpus(Corpus):
         source = str(self.folder) if is_local else self.dataset
         builder = datasets.load_dataset_builder(source, self.dataset_config, revision=self.dataset_revision)
         if builder.name == "parquet":
-            builder.config.batch_size = BATCH_ROWS
+            builder.config.batch_size = BATCH_ROWS  # the default, the size of the first row group, may be 0
         # Streaming reads a local folder in place. Otherwise `datasets` would copy it into its cache.
         if self.streaming or is_local:
             return builder.as_streaming_dataset()
