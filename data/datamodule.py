@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from data import corpora, tokenizers
+from data import corpora
 from data.corpora import CorpusOptions
 from data.token_cache import CorpusCache
-from data.tokenizers import Tokenizer
+from data.tokenizers import Tokenizer, published
 from data.windows import Repeats, TrainingWindows, ValidationWindows, WindowSampler, as_batch
 from model.mistakes import Mistake, check_range
 
@@ -60,8 +60,7 @@ class TextDataModule(lightning.LightningDataModule):
         document_masking: let each token attend only to its own document. Batches then also have "document_ids" (B, T).
         seed: decides the order of the training windows and how they repeat themselves.
         num_threads: threads that tokenise at once (null: one per core).
-        cache_dir: folder for tokenised text (null: $GLASSGPT_CACHE, or else .cache in a checkout, or else the user's
-            cache folder).
+        cache_dir: folder for tokenised text (null: $GLASSGPT_CACHE, or else .cache in the project's folder).
         corpus_options: the fields of CorpusOptions.
 
     Raises Mistake if options contradict each other, or if a value is empty, unknown or out of range.
@@ -104,12 +103,14 @@ class TextDataModule(lightning.LightningDataModule):
         limits = options.token_limits(max_tokens)
         if tokenizer is None:
             raise Mistake("data.tokenizer is null, the tokenizer of --model.init_from: set one of these two options")
-        if isinstance(tokenizer, str):
-            tokenizers.check_name(tokenizer)
+        made = None
+        if isinstance(tokenizer, dict):
+            made = Tokenizer.from_dict(tokenizer)
+        elif tokenizer != "bpe":
+            made = published(tokenizer)
 
         self.corpus = corpora.build(corpus, options)
-        name_or_tokenizer = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
-        self.cache = CorpusCache(self.corpus, name_or_tokenizer, vocab_size or 2048, limits, cache_dir)
+        self.cache = CorpusCache(self.corpus, made, vocab_size or 2048, limits, cache_dir)
         self.context_length = context_length
         self.batch_size = batch_size
         self.validation_batch_size = validation_batch_size or batch_size

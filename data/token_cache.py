@@ -6,14 +6,13 @@ deleted at any time.
 
 train.bin and validation.bin hold the tokens of the two splits as plain uint16 or uint32, depending on the size of the
 vocabulary. tokens.json holds the tokenizer and the size of each split, and is written last. The corpus is tokenised
-again if tokens.json is missing, or if one of the other two is newer or does not have the size that tokens.json gives.
+again if one of these files is missing or cut short.
 """
 
 import hashlib
 import itertools
 import json
 import logging
-import mmap
 import os
 import re
 import sys
@@ -23,31 +22,28 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import platformdirs
 from filelock import FileLock
 from tqdm import tqdm
 
-from data import tokenizers
 from data.text import SPLITS, Corpus, Passage
-from data.tokenizers import Tokenizer
+from data.tokenizers import SPLIT_PATTERN, TRAINING_BYTES, Tokenizer, train_bpe
 from model.mistakes import Mistake, file_errors
 
-FORMAT = "GlassGPT tokens 4"
+FORMAT = "GlassGPT tokens 5"
 INDEX = "tokens.json"
+DEFAULT_FOLDER = Path(__file__).resolve().parents[1] / ".cache" / "glassgpt"
 BATCH_CHARS = 2**19  # characters that a thread encodes at once
 OTHER_PLACE = ": free some space for the tokens, or set --data.cache_dir to another folder"
-LARGE = 2**25  # tokens; a larger split is assumed not to be in memory as a whole
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenStore:
-    """The tokens of one split, in a memory-mapped file."""
+    """The tokens of one split, in a memory-mapped file. Raises OSError or ValueError if it is missing or cut short."""
 
     path: Path
     dtype: str
@@ -55,18 +51,9 @@ class TokenStore:
     num_bytes: int  # of the text in UTF-8
     checksum: int  # CRC-32 of the file; a resumed run compares it to notice that its text has changed
 
-    def is_whole(self, index: Path) -> bool:
-        """Whether the file has the right size and is no newer than `index`. Raises OSError if either is missing."""
-        stat, size = self.path.stat(), self.num_tokens * np.dtype(self.dtype).itemsize
-        return stat.st_size == size and stat.st_mtime_ns <= index.stat().st_mtime_ns
-
-    @cached_property
-    def _tokens(self) -> np.ndarray:
-        tokens = np.memmap(self.path, self.dtype, mode="r")
-        if len(tokens) > LARGE and hasattr(mmap, "MADV_RANDOM"):
-            # The next window lies far away in a large split, so reading ahead would be wasted.
-            tokens.base.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
-        return np.asarray(tokens)  # indexing a np.memmap is slower
+    def __post_init__(self) -> None:
+        mapped = np.memmap(self.path, self.dtype, mode="r", shape=self.num_tokens)
+        self._tokens = np.asarray(mapped)  # indexing a np.memmap is slower
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Returns the windows of `length` tokens that begin at `starts` (B,), all at once, as int64 (B, length)."""
@@ -84,36 +71,39 @@ class TokenizedCorpus:
     validation: TokenStore
 
 
-@dataclass
 class CorpusCache:
-    """Opens or creates the cached tokens of one corpus and one tokenizer."""
+    """Opens or creates the cached tokens of one corpus and one tokenizer.
 
-    corpus: Corpus
-    tokenizer: str | Tokenizer  # a name that `tokenizers.check_name` accepts, or a tokenizer
-    vocab_size: int  # of the bpe tokenizer; the other tokenizers have a fixed size
-    max_tokens: dict[str, int | None]  # for each split; None: no limit
-    cache_dir: str | Path | None = None  # None: `default_cache_dir()`
+    Args:
+        tokenizer: None trains one of `vocab_size` tokens on the training split, by byte-pair encoding.
+        max_tokens: for each split; None: no limit.
+        cache_dir: None is $GLASSGPT_CACHE, or else DEFAULT_FOLDER.
+    """
 
-    def __post_init__(self):
-        name, recipe = self.tokenizer, [self.tokenizer]
-        if isinstance(self.tokenizer, Tokenizer):
-            name, recipe = self.tokenizer.name, [self.tokenizer.fingerprint]
-        elif name == "bpe":
-            recipe += [self.vocab_size, tokenizers.SPLIT_PATTERN, tokenizers.TRAINING_BYTES]
-        key = json.dumps([FORMAT, self.corpus.identity, recipe, self.max_tokens], sort_keys=True)
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        max_tokens: dict[str, int | None],
+        cache_dir: str | None = None,
+    ):
+        self.corpus, self.tokenizer, self.vocab_size, self.max_tokens = corpus, tokenizer, vocab_size, max_tokens
+        name, recipe = "bpe", [vocab_size, SPLIT_PATTERN, TRAINING_BYTES]
+        if tokenizer:
+            name, recipe = tokenizer.name, [tokenizer.fingerprint]
+        key = json.dumps([FORMAT, corpus.identity, recipe, max_tokens], sort_keys=True)
         digest = hashlib.sha256(key.encode()).hexdigest()
-        parent = Path(self.cache_dir or default_cache_dir()).expanduser().absolute()
-        self.folder = parent / re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{name}-{digest[:16]}")
+        parent = Path(cache_dir or os.environ.get("GLASSGPT_CACHE") or DEFAULT_FOLDER).expanduser().absolute()
+        self.folder = parent / re.sub(r"[^\w.-]+", "_", f"{corpus.name}-{name}-{digest[:16]}")
         self.paths = {split: self.folder / f"{split}.bin" for split in SPLITS}
 
     def open(self) -> TokenizedCorpus | None:
-        """Returns the cached corpus, or None if files of it are missing, incomplete or changed."""
-        with suppress(OSError, ValueError):  # a missing or a truncated file
-            path = self.folder / INDEX
-            index = json.loads(path.read_bytes())
-            splits = {name: TokenStore(**index[name] | {"path": file}) for name, file in self.paths.items()}
-            if all(split.is_whole(path) for split in splits.values()):
-                return TokenizedCorpus(Tokenizer.from_dict(index["tokenizer"]), **splits)
+        """Returns the cached corpus, or None if a file of it is missing or cut short."""
+        with suppress(OSError, ValueError):
+            index = json.loads((self.folder / INDEX).read_bytes())
+            splits = {name: TokenStore(**index[name] | {"path": path}) for name, path in self.paths.items()}
+            return TokenizedCorpus(self.tokenizer or Tokenizer.from_dict(index["tokenizer"]), **splits)
         return None
 
     def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
@@ -132,11 +122,9 @@ class CorpusCache:
 
     def _make(self, num_threads: int) -> TokenizedCorpus:
         path, splits = self.folder / INDEX, {}
-        if path.exists():
-            _log.warning("%s has changed since it was written: tokenising its corpus again", self.folder)
         try:
-            tokenizer = self._make_tokenizer()
-            index = {"tokenizer": tokenizer.to_json()}
+            tokenizer = self.tokenizer or self._trained_tokenizer()
+            index = {"tokenizer": tokenizer.to_dict()}
             for split, limit in self.max_tokens.items():
                 tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
                 splits[split] = write_split(self.paths[split], tokens, tokenizer, limit)
@@ -149,21 +137,9 @@ class CorpusCache:
             raise
         return TokenizedCorpus(tokenizer, **splits)
 
-    def _make_tokenizer(self) -> Tokenizer:
-        if isinstance(self.tokenizer, Tokenizer):
-            return self.tokenizer
-        if self.tokenizer != "bpe":
-            return tokenizers.published(self.tokenizer)
+    def _trained_tokenizer(self) -> Tokenizer:
         _log.info("training a bpe tokenizer of %s tokens on %s", f"{self.vocab_size:,}", self.corpus.name)
-        return tokenizers.train_bpe((passage.text for passage in self.corpus.passages("train")), self.vocab_size)
-
-
-def default_cache_dir() -> Path:
-    """Returns $GLASSGPT_CACHE, or else .cache in a checkout of this project, or else the user's cache folder."""
-    project = Path(__file__).resolve().parents[1]
-    is_checkout = (project / "pyproject.toml").is_file()
-    default = project / ".cache" / "glassgpt" if is_checkout else platformdirs.user_cache_path("glassgpt")
-    return Path(os.environ.get("GLASSGPT_CACHE") or default)
+        return train_bpe((passage.text for passage in self.corpus.passages("train")), self.vocab_size)
 
 
 def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, total: int | None = None) -> TokenStore:
@@ -191,7 +167,7 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
             f"the {path.stem} split of this corpus holds no text: choose files with text for both splits (and for "
             "tables the right --data.text_column), or change --data.validation_fraction"
         )
-    return TokenStore(path, tokenizer.dtype.name, num_tokens, num_bytes, checksum)
+    return TokenStore(path, tokenizer.dtype, num_tokens, num_bytes, checksum)
 
 
 def token_stream(

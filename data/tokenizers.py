@@ -13,12 +13,13 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tiktoken
 import tiktoken.registry
 
-from model.mistakes import Missing, Mistake, file_errors, parsing
+from model.mistakes import Missing, Mistake, parsing
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # file names that Hugging Face's libraries use
@@ -65,16 +66,15 @@ class Tokenizer:
     def __init__(self, name: str, pattern: str, ranks: dict[bytes, int], special_tokens: dict[str, int]):
         self.name, self.pattern, self.ranks, self.special_tokens = name, pattern, ranks, special_tokens
         # Either of these two faults would make tiktoken panic, and its panic is not an Exception.
-        for value in range(256):
-            if bytes([value]) not in ranks:
-                raise ValueError(f"it has no token for the byte 0x{value:02x}")
+        if not BYTES.keys() <= ranks.keys():
+            raise ValueError("some byte has no token")
         ids = [*ranks.values(), *special_tokens.values()]
         if len(set(ids)) < len(ids):
             raise ValueError("two of its tokens have the same id")
         self.encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
         self.vocab_size = self.encoding.n_vocab
         self.end_of_text = special_tokens[END_OF_TEXT]
-        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 2**16 else np.uint32)
+        self.dtype = "uint16" if self.vocab_size <= 2**16 else "uint32"
 
     def encode(self, text: str) -> list[int]:
         """Returns the token ids of `text`, without end-of-text. A lone surrogate becomes U+FFFD."""
@@ -122,25 +122,20 @@ class Tokenizer:
             digest.update(rank.to_bytes(4, "little") + len(token).to_bytes(4, "little") + token)
         return digest.hexdigest()
 
-    def to_dict(self) -> dict:
-        """Returns all that `from_dict` needs to build the tokenizer again, offline, as str, int and bytes.
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all that `from_dict` needs to build the tokenizer again, offline, as plain data that JSON can hold.
 
-        All tokens are in one bytes object, in order of id. Before each token stands its length (2 bytes, little-endian;
-        0 for an unused id). A hundred thousand separate objects would make every checkpoint slow to read.
+        "tokens" has a line for each id, which holds its bytes in base64; the line of an unused id is empty. A hundred
+        thousand separate objects would make every checkpoint slow to read.
         """
         by_id = {rank: token for token, rank in self.ranks.items()}
         tokens = (by_id.get(rank, b"") for rank in range(max(by_id) + 1))
         return {
             "name": self.name,
             "pattern": self.pattern,
-            "tokens": b"".join(len(token).to_bytes(2, "little") + token for token in tokens),
+            "tokens": "\n".join(base64.b64encode(token).decode() for token in tokens),
             "special_tokens": dict(self.special_tokens),
         }
-
-    def to_json(self) -> dict:
-        """Returns the same as `to_dict`, but with the tokens in base64, since JSON has no bytes."""
-        state = self.to_dict()
-        return state | {"tokens": base64.b64encode(state["tokens"]).decode()}
 
     def huggingface_files(self, max_length: int | None = None) -> dict[str, dict]:
         """Returns files, as name -> content, with which Hugging Face's AutoTokenizer encodes any text like this one.
@@ -149,6 +144,7 @@ class Tokenizer:
 
         Args:
             max_length: number of tokens that the model can read at once; other programs truncate texts to this length.
+                None: no limit.
         """
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         # In Hugging Face's syntax, {1,3}+ is repeated instead of possessive. An atomic group, (?>...), is equivalent.
@@ -181,9 +177,8 @@ class Tokenizer:
             "eos_token": END_OF_TEXT,
             "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
+            "model_max_length": max_length,
         }
-        if max_length is not None:
-            config["model_max_length"] = max_length
         return {TOKENIZER: content, TOKENIZER_CONFIG: config}
 
     @classmethod
@@ -207,10 +202,8 @@ class Tokenizer:
             "neither GPT-2's tokenizer nor one that this project has exported; if it encodes text like a published "
             "encoding, remove the file and name that encoding"
         )
-        with file_errors(path):
-            content = path.read_bytes()
         with parsing(path, f", or {foreign}"):
-            content = json.loads(content)
+            content = json.loads(path.read_bytes())
             special = {token["content"]: token["id"] for token in content["added_tokens"]}
             vocab = content["model"]["vocab"].items()
             ranks = {token.translate(_TO_BYTE).encode("latin-1"): rank for token, rank in vocab if token not in special}
@@ -225,29 +218,12 @@ class Tokenizer:
         return tokenizer
 
     @classmethod
-    def from_dict(cls, state: dict) -> Tokenizer:
-        """Builds the tokenizer that `to_dict` or `to_json` stored. Raises Mistake if `state` comes from neither."""
+    def from_dict(cls, state: dict[str, Any]) -> Tokenizer:
+        """Builds the tokenizer that `to_dict` stored. Raises Mistake if `state` does not come from there."""
         with parsing("the stored tokenizer"):
-            ranks: dict[bytes, int] = {}
-            tokens, start, rank = state["tokens"], 0, 0
-            if isinstance(tokens, str):
-                tokens = base64.b64decode(tokens)
-            while start < len(tokens):
-                length = int.from_bytes(tokens[start : start + 2], "little")
-                start += 2 + length
-                if length:
-                    ranks[tokens[start - length : start]] = rank
-                rank += 1
-            if start != len(tokens):
-                raise ValueError("its tokens are truncated")
+            lines = enumerate(state["tokens"].split("\n"))
+            ranks = {base64.b64decode(line): rank for rank, line in lines if line}
             return cls(state["name"], state["pattern"], ranks, dict(state["special_tokens"]))
-
-
-def check_name(name: str) -> None:
-    """Raises Mistake if `name` is neither bpe nor bytes nor a published encoding."""
-    names = ["bpe", "bytes", *tiktoken.list_encoding_names()]
-    if name not in names:
-        raise Mistake(f"unknown tokenizer {name!r}: write one of {', '.join(names)}, or a model's path that has a /")
 
 
 def published(name: str) -> Tokenizer:
@@ -257,9 +233,12 @@ def published(name: str) -> Tokenizer:
     """
     if name == "bytes":
         return byte_level()
-    check_name(name)
-    if name == "bpe":
-        raise Mistake("the tokenizer bpe has to be trained on a text: name bytes or a published encoding")
+    names = tiktoken.list_encoding_names()
+    if name not in names:
+        raise Mistake(
+            f"there is no published tokenizer {name!r}: write one of bytes, {', '.join(names)}; train.py also takes "
+            "bpe, and the path of a model, which must have a /"
+        )
     try:
         arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
     except (OSError, ValueError) as error:  # ValueError: what came is not the encoding, but perhaps a login page
@@ -306,11 +285,10 @@ def _encoding_rules(content: dict) -> dict:
     """Returns the content of a tokenizer.json without the entries that do not affect how text is encoded.
 
     Such entries are: defaults that Hugging Face's libraries write out, the truncation and padding that they last used,
-    and a template of what to add around a text, if this template adds nothing.
+    and a template of what to add around a text, if this template adds no token.
     """
     rules = {name: value for name, value in content.items() if value and name not in ("truncation", "padding")}
-    template = rules.get("post_processor", {})
-    if template.get("type") == "TemplateProcessing" and [[*piece] for piece in template["single"]] == [["Sequence"]]:
+    if rules.get("post_processor", {}).get("special_tokens") == {}:
         del rules["post_processor"]
     rules["model"] = {name: value for name, value in content["model"].items() if value}
     return rules

@@ -119,7 +119,7 @@ def pack(
     document_start = None if probe.document_ids is None else tokenizer.end_of_text
     manifest = {
         "config": asdict(config) | {"ngram_factors": NGRAM_FACTORS, "document_start": document_start},
-        "tokenizer": tokenizer.to_json(),
+        "tokenizer": tokenizer.to_dict(),
         "parameters": _parameters(exact),
         "steps": [step for step, _ in snapshots],
         "kind": kind,

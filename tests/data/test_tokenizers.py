@@ -10,8 +10,6 @@ import random
 from pathlib import Path
 
 import pytest
-import tiktoken
-import tiktoken.registry
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -46,8 +44,7 @@ def test_a_surrogate_pair_is_one_character_and_a_lone_surrogate_is_replaced(bpe)
 
 
 def test_bpe_merges_a_newline_with_its_indentation(bpe):
-    assert bpe.vocab_size == 280
-    assert len(bpe.encode(CODE)) < len(CODE) / 2
+    assert bpe.vocab_size == 280 and len(bpe.encode(CODE)) < len(CODE) / 2
     tokenizer = tokenizers.train_bpe(["x:\n        y\n        z" * 50], 263)
     assert "\n        " in [tokenizer.decode([token]) for token in tokenizer.encode("y\n        z")]
 
@@ -101,48 +98,27 @@ def test_a_vocabulary_size_that_the_text_cannot_fill_is_named():
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"tokens": None}, "TypeError"),
+        ({"tokens": None}, "AttributeError"),
         ({"special_tokens": None}, "TypeError"),
         ({"pattern": "("}, "parenthesis"),
-        ({"tokens": slice(0, 300)}, "0x64"),
-        ({"tokens": slice(0, -1)}, "tokens"),
+        ({"tokens": "YQ==\nYg=="}, "byte"),
+        ({"tokens": "YQ="}, "padding"),
         ({"special_tokens": {}}, END_OF_TEXT),
         *(({"special_tokens": {END_OF_TEXT: token}}, "stored tokenizer") for token in (5, -1, 2**32, None)),
     ],
     ids=str,
 )
 def test_a_stored_tokenizer_that_cannot_work_is_refused(bpe, changes, reason):
-    state = bpe.to_dict()
-    if isinstance(changes.get("tokens"), slice):
-        changes = {"tokens": state["tokens"][changes["tokens"]]}
-    with pytest.raises(Mistake) as refused:
-        Tokenizer.from_dict(state | changes)
-    assert reason in str(refused.value)
+    with pytest.raises(Mistake, match=reason):
+        Tokenizer.from_dict(bpe.to_dict() | changes)
 
 
-def test_a_published_encoding_is_built_from_the_constructor_in_tiktokens_registry(monkeypatch):
-    arguments = {
-        "name": "small",
-        "pat_str": r"[\s\S]",
-        "mergeable_ranks": {bytes([value]): value for value in range(256)},
-        "special_tokens": {END_OF_TEXT: 256},
-    }
-    tiktoken.list_encoding_names()  # fills the registry
-    constructors = tiktoken.registry.ENCODING_CONSTRUCTORS
-    assert constructors and "gpt2" in constructors, "tiktoken has moved its constructors: adapt `published`"
-    monkeypatch.setitem(constructors, "small", lambda: arguments)
-    tokenizer = tokenizers.published("small")
-    assert tokenizer.fingerprint == tokenizers.byte_level().fingerprint
-    assert tokenizer.encode("ab") == [97, 98]
-
-
-def test_the_message_of_a_failed_download_names_the_encoding_and_the_variable(tmp_path, monkeypatch):
+def test_an_encoding_that_cannot_be_downloaded_is_named_with_the_variable_of_its_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     for variable in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nothing answers at this port
     with pytest.raises(Mistake, match=r"'r50k_base'.*TIKTOKEN_CACHE_DIR"):
         tokenizers.published("r50k_base")
-    tiktoken.list_encoding_names()
     monkeypatch.setattr("tiktoken.load.read_file", lambda _: b"<html>please log in</html>")
     with pytest.raises(Mistake, match=r"'r50k_base'.*Hash mismatch.*TIKTOKEN_CACHE_DIR"):
         tokenizers.published("r50k_base")
@@ -236,14 +212,12 @@ def test_the_tokenizer_files_published_with_gpt2_are_recognised(tmp_path, monkey
 
 @PUBLISHED
 def test_the_fingerprint_of_gpt2_is_that_of_the_published_encoding():
-    assert tokenizers.published("gpt2").fingerprint == tokenizers.GPT2_FINGERPRINT
+    gpt2 = tokenizers.published("gpt2")
+    assert gpt2.fingerprint == tokenizers.GPT2_FINGERPRINT and gpt2.decode([50256]) == END_OF_TEXT
 
 
 TEMPLATE = json.loads("""{"type": "TemplateProcessing", "special_tokens": {},
     "single": [{"Sequence": {"id": "A", "type_id": 0}}]}""")
-FIRST = {"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}
-
-
 DEFAULTS = [
     lambda c: c["model"].update(byte_fallback=False, fuse_unk=False, dropout=None, unk_token=None),
     lambda c: c["model"].update(continuing_subword_prefix="", end_of_word_suffix=""),
@@ -251,8 +225,7 @@ DEFAULTS = [
     lambda c: c.update(padding={"strategy": "BatchLongest"}, truncation={"max_length": 3}),
 ]
 OTHERS = [
-    lambda c: c.update(post_processor=TEMPLATE | {"single": [FIRST, *TEMPLATE["single"]]}),
-    lambda c: c.update(post_processor=TEMPLATE | {"single": 2 * TEMPLATE["single"]}),
+    lambda c: c.update(post_processor=TEMPLATE | {"special_tokens": {END_OF_TEXT: {"ids": [0]}}}),
     lambda c: c["model"].update(ignore_merges=False),
     lambda c: c.update(normalizer={"type": "NFKC"}),
     lambda c: c["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed"),

@@ -4,19 +4,12 @@ import { recent } from "browser/recent.js";
 
 const KEPT_PIECES = 10000;
 
-// stored: { pattern, tokens, special_tokens } from Tokenizer.to_dict, with tokens in base64. Bytes are strings of
-// characters below 256 here, so that they can be keys of a Map.
+// stored: { pattern, tokens, special_tokens } from Tokenizer.to_dict. Bytes are strings of characters below 256 here,
+// so that they can be keys of a Map.
 export function createTokenizer({ pattern, tokens, special_tokens: special }) {
-  const packed = atob(tokens);
-  const byId = [];
+  const byId = tokens.split("\n").map((line) => (line ? atob(line) : undefined)); // undefined: no token has this id
   const ranks = new Map(); // a token's bytes -> its id
-  for (let start = 0; start < packed.length; ) {
-    const length = packed.charCodeAt(start) + 256 * packed.charCodeAt(start + 1);
-    const token = packed.slice(start + 2, start + 2 + length);
-    if (length) ranks.set(token, byId.length);
-    byId.push(length ? token : undefined); // no token has this id
-    start += 2 + length;
-  }
+  byId.forEach((token, id) => token && ranks.set(token, id));
   const utf8 = new TextEncoder(); // writes a lone surrogate as U+FFFD, as tiktoken does
   const binary = (text) => Array.from(utf8.encode(text), (byte) => String.fromCharCode(byte)).join("");
   for (const [name, id] of Object.entries(special)) byId[id] = binary(name);
