@@ -11,13 +11,14 @@ Shapes: B batch, T query length, S key length, D model width, H heads, H_kv key 
 A mask is boolean; True means *may attend*. A query that may attend to nothing gets zeros.
 """
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.cache import LayerCache
+from model.cache import append_to_layer
 from model.kernels import MAX_SHORT_LENGTH, rms_norm, short_causal_attention
 from model.masks import causal_mask, check_mask, fill_empty_rows, sliding_window_mask
 from model.rotary import apply_rotary
@@ -58,16 +59,16 @@ class CausalSelfAttention(nn.Module):
         self,
         x: Tensor,
         *,
-        rotary: tuple[Tensor, Tensor] | None = None,
+        rotary: Iterable[Tensor] | None = None,
         mask: Tensor | None = None,
-        cache: LayerCache | None = None,
+        cache: Tensor | None = None,
         value_embedding: Tensor | None = None,
     ) -> Tensor:
         """(B, T, D) -> (B, T, D).
 
         Args:
             x: features of T tokens, which follow the cached tokens if there is a cache.
-            rotary: (cos, sin) from `rotary_angles`, each (T, K), for the positions of x.
+            rotary: cosines and sines from `rotary_angles`, each (T, K), for the positions of x.
             mask: boolean, (B or 1, 1, T, T). Causality and the window are added here, so a `document_mask` or
                 `padding_mask` alone is enough.
             cache: this layer's slice of a KVCache, to which the keys and values of x are appended. Needs mask=None.
@@ -79,7 +80,7 @@ class CausalSelfAttention(nn.Module):
         """
         q, k, v = self.project(x, rotary, value_embedding)
         if cache is not None:
-            k, v = cache.append(k, v)
+            k, v = append_to_layer(cache, k, v)
         T, S = q.shape[-2], k.shape[-2]
         if self.window is not None and self.window + T - 1 < S:  # drop the keys that are in no query's window
             S = self.window + T - 1
@@ -98,7 +99,7 @@ class CausalSelfAttention(nn.Module):
     def project(
         self,
         x: Tensor,
-        rotary: tuple[Tensor, Tensor] | None = None,
+        rotary: Iterable[Tensor] | None = None,
         value_embedding: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the queries (B, H, T, K), keys and values (B, H_kv, T, K) of x, ready for `attend`."""
@@ -150,29 +151,20 @@ def fused_attention(
     *,
     is_causal: bool = False,
     dropout_p: float = 0.0,
-    scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
     """Does what `torch.nn.functional.scaled_dot_product_attention` does, faster for bfloat16 on CPUs."""
-    is_slow = q.is_cpu and q.dtype == torch.bfloat16
-    if is_slow and mask is not None and mask.is_floating_point():
-        mask = mask.float()  # q, k and v become float32 below, and the kernel needs one dtype
-    attend = partial(
-        F.scaled_dot_product_attention,
-        attn_mask=mask,
-        is_causal=is_causal,
-        dropout_p=dropout_p,
-        scale=scale,
-        enable_gqa=enable_gqa,
-    )
-    if not is_slow:
-        return attend(q, k, v)
-    is_plain = is_causal and mask is None and scale is None and not dropout_p
-    if is_plain and q.shape == k.shape == v.shape and 1 < q.shape[-2] <= MAX_SHORT_LENGTH:
+    attend = partial(F.scaled_dot_product_attention, is_causal=is_causal, dropout_p=dropout_p, enable_gqa=enable_gqa)
+    if not q.is_cpu or q.dtype != torch.bfloat16:
+        return attend(q, k, v, mask)
+    is_plain = is_causal and not dropout_p and q.shape == k.shape == v.shape
+    if is_plain and 1 < q.shape[-2] <= MAX_SHORT_LENGTH:
         return short_causal_attention(q, k, v)
+    if mask is not None and mask.is_floating_point():
+        mask = mask.float()  # the kernel needs one dtype
     # On CPUs PyTorch's kernel is no faster in bfloat16 than in float32, and its backward pass takes twice as long.
     with torch.autocast("cpu", enabled=False):
-        return attend(q.float(), k.float(), v.float()).bfloat16()
+        return attend(q.float(), k.float(), v.float(), mask).bfloat16()
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

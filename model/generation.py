@@ -5,7 +5,6 @@ Shapes: B batch, T prompt length, V vocabulary.
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from model.gpt import GPT, in_eval_mode
 from model.kernels import products_by_slices
 from model.mistakes import check_range
 
-Generators = torch.Generator | list[torch.Generator] | None  # one for all texts of a batch, or one for each
-
 
 def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
     """Continues each prompt of a batch: (B, T) -> (B, T + new tokens), the prompts included. Options as in `stream`."""
@@ -25,18 +22,15 @@ def generate(model: GPT, tokens: Tensor, max_new_tokens: int, **options: Any) ->
     return torch.cat((tokens, torch.stack(new_tokens, dim=1)), dim=1)
 
 
+@torch.inference_mode()
 def stream(
     model: GPT,
     tokens: Tensor,
     max_new_tokens: int,
     *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    generator: Generators = None,
     stop_token: int | None = None,
     cache: KVCache | None = None,
+    **options: Any,
 ) -> Iterator[Tensor]:
     """Continues each prompt of a batch, and yields each new token (B,) of the batch as soon as it is drawn.
 
@@ -49,77 +43,51 @@ def stream(
         model: put into eval mode for each token; between tokens, others may use it.
         tokens: prompts (B, T), T >= 1, on the model's device.
         max_new_tokens: the largest number of tokens to generate, at least 1.
-        temperature: divides the logits; 0 always takes the likeliest token.
-        top_k: draw from the k likeliest tokens only.
-        top_p: draw from the fewest likeliest tokens that together have this probability, in (0, 1] ("nucleus",
-            Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
-        min_p: draw only from tokens whose probability is at least min_p times the largest one, in [0, 1] (Nguyen et al.
-            2024, https://arxiv.org/abs/2407.01082); applied after temperature, top_k and top_p.
-        generator: source of randomness, on the model's device; PyTorch's default generator if None. With a list, which
-            has one for each prompt, no text depends on the others.
         stop_token: a sequence that draws this token ends, and is padded with it; generation stops when all have ended.
         cache: the cache of an earlier call, to continue its texts: `tokens` follow the cached ones. The last token that
             the earlier call yielded is not cached yet, so `tokens` must begin with it. The first call takes
             `new_cache(model, B, context_length)`.
+        options: those of `sample`.
 
-    Raises:
+    Raises, when the first token is asked for:
         TypeError: if the tokens are not integers.
         ValueError: if a value is outside its range.
     """
     if tokens.ndim != 2 or not tokens.numel():
         raise ValueError(f"tokens must be (B, T), both at least 1, not of shape {tuple(tokens.shape)}")
-    tokens = model.known_ids(tokens)
     check_range("stop_token", stop_token, 0, model.config.vocab_size - 1, whole=True)
     check_range("max_new_tokens", max_new_tokens, 1, whole=True)
-    check_range("temperature", temperature, 0)
-    check_range("top_k", top_k, 1, whole=True)
-    check_range("top_p", top_p, 0, 1, low_open=True)
-    check_range("min_p", min_p, 0, 1)
-    draw = partial(
-        sample,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        generator=generator,
-    )
-
-    @torch.inference_mode()
-    def write(unread: Tensor, cache: KVCache | None) -> Iterator[Tensor]:
-        B, T = tokens.shape
-        if cache is None:
-            # Less than the whole context where possible: a large batch with few new tokens then needs less memory.
-            cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
-        finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
-        modules = [*model.modules()]  # listed once: to walk the model takes longer than all else that `with` does below
-        for _ in range(max_new_tokens):
-            with in_eval_mode(modules), products_by_slices(modules):
-                if cache.length + unread.shape[1] > cache.max_len:
-                    # The context is full: read its last half again, or all unread tokens if those are more.
-                    num_kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
-                    text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
-                    unread = text[:, -num_kept:]
-                    cache.length = 0
-                logits = model.unembed(model.features(unread, cache=cache)[:, -1])
-            token = draw(logits)
-            if stop_token is not None:
-                token = token.masked_fill(finished, stop_token)
-                finished = token == stop_token  # rows that ended earlier stay finished: their token is stop_token
-            yield token
-            # `finished.all()` waits for the device, so it runs only if there is a stop_token.
-            if stop_token is not None and finished.all():
-                return
-            unread = token[:, None]
-
-    # The body of a generator runs, and raises, only when it is iterated: the checks above must not be in it.
-    return write(tokens, cache)
+    unread = model.known_ids(tokens)
+    B, T = unread.shape
+    if cache is None:
+        # Less than the whole context where possible: a large batch with few new tokens then needs less memory.
+        cache = new_cache(model, B, min(model.config.context_length, T + max_new_tokens))
+    finished = torch.zeros(B, dtype=torch.bool, device=unread.device)
+    modules = [*model.modules()]  # listed once: to walk the model takes longer than all else that `with` does below
+    for _ in range(max_new_tokens):
+        with in_eval_mode(modules), products_by_slices(modules):
+            if cache.length + unread.shape[1] > cache.max_len:
+                # The context is full: read its last half again, or all unread tokens if those are more.
+                num_kept = min(cache.max_len, max(cache.max_len // 2, unread.shape[1]))
+                text = torch.cat((cache.tokens[:, : cache.length], unread), dim=1)
+                unread = text[:, -num_kept:]
+                cache.length = 0
+            logits = model.unembed(model.features(unread, cache=cache)[:, -1])
+        token = sample(logits, **options)
+        if stop_token is not None:
+            token = token.masked_fill(finished, stop_token)
+            finished = token == stop_token  # rows that ended earlier stay finished: their token is stop_token
+        yield token
+        # `finished.all()` waits for the device, so it runs only if there is a stop_token.
+        if stop_token is not None and finished.all():
+            return
+        unread = token[:, None]
 
 
 def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
     """Returns an empty cache of this model for `batch_size` texts of up to `max_len` tokens."""
     config, weight = model.config, model.token_embedding.weight
-    sizes = (config.num_layers, batch_size, config.num_kv_heads, max_len, config.head_dim)
-    return KVCache(*sizes, device=weight.device, dtype=weight.dtype)
+    return KVCache(weight.new_empty(config.num_layers, 2, batch_size, config.num_kv_heads, max_len, config.head_dim))
 
 
 def sample(
@@ -129,12 +97,29 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     min_p: float | None = None,
-    generator: Generators = None,
+    generator: torch.Generator | list[torch.Generator] | None = None,
 ) -> Tensor:
-    """Draws a token from each row of logits, (B, V) -> (B,), without waiting for the device. Options as in `stream`.
+    """Draws a token from each row of logits, (B, V) -> (B,), without waiting for the device.
 
     On a run's page, model/pages/browser/sampling.js draws.
+
+    Args:
+        temperature: divides the logits; 0 always takes the likeliest token.
+        top_k: draw from the k likeliest tokens only.
+        top_p: draw from the fewest likeliest tokens that together have this probability, in (0, 1] ("nucleus",
+            Holtzman et al. 2019, https://arxiv.org/abs/1904.09751); applied after temperature and top_k.
+        min_p: draw only from tokens whose probability is at least min_p times the largest one, in [0, 1] (Nguyen et al.
+            2024, https://arxiv.org/abs/2407.01082); applied after temperature, top_k and top_p.
+        generator: source of randomness, on the model's device; PyTorch's default generator if None. With a list, which
+            has one for each row, no row depends on the others.
+
+    Raises:
+        ValueError: if a value is outside its range.
     """
+    check_range("temperature", temperature, 0)
+    check_range("top_k", top_k, 1, whole=True)
+    check_range("top_p", top_p, 0, 1, low_open=True)
+    check_range("min_p", min_p, 0, 1)
     if temperature == 0:
         return logits.argmax(dim=-1)
     logits, vocab_size = logits.float(), logits.shape[-1]

@@ -9,18 +9,18 @@ Shapes: B batch, T query length, S key length, D model width, H heads, K head wi
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
-from model.cache import KVCache, LayerCache
+from model.cache import KVCache
 from model.kernels import RMS_EPSILON, rms_norm
 from model.masks import document_mask
 from model.mistakes import Mistake, check_choices, check_divides, check_range
@@ -197,24 +197,9 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        rotary: tuple[Tensor, Tensor] | None = None,
-        mask: Tensor | None = None,
-        cache: LayerCache | None = None,
-        value_embedding: Tensor | None = None,
-    ) -> Tensor:
-        """All arguments but x go to `CausalSelfAttention.forward`, which explains them."""
-        attention = self.attention(
-            self.attention_norm(x),
-            rotary=rotary,
-            mask=mask,
-            cache=cache,
-            value_embedding=value_embedding,
-        )
-        x = x + self.dropout(attention)
+    def forward(self, x: Tensor, **inputs: Any) -> Tensor:
+        """inputs: what `CausalSelfAttention.forward` takes besides x."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), **inputs))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -226,38 +211,30 @@ class NgramEmbedding(nn.Embedding):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__(len(config.ngram_sizes) * config.ngram_buckets, config.embed_dim)
-        self.sizes = config.ngram_sizes
-        self.buckets = config.ngram_buckets
-        self.no_token = config.vocab_size
+        self.config = config
 
     def rows(self, tokens: Tensor, document_ids: Tensor | None = None) -> Tensor:
         """(B, T) -> (B, T, N): the row of `weight` for each n-gram.
 
-        Positions before the first token of a sequence or document count as `no_token`, an id that no token has.
+        Positions before the first token of a sequence or document count as an id that no token has.
         """
-        T = tokens.shape[1]
+        T, no_token, buckets = tokens.shape[1], self.config.vocab_size, self.config.ngram_buckets
         key = torch.zeros_like(tokens)
         rows: list[Tensor] = []
-        for back in range(self.sizes[-1]):
-            earlier = F.pad(tokens, (back, 0), value=self.no_token)[:, :T]
+        for back in range(self.config.ngram_sizes[-1]):
+            earlier = F.pad(tokens, (back, 0), value=no_token)[:, :T]
             if document_ids is not None:
                 earlier_ids = F.pad(document_ids, (back, 0))[:, :T]
-                earlier = earlier.where(earlier_ids == document_ids, self.no_token)
+                earlier = earlier.where(earlier_ids == document_ids, no_token)
             key = key + NGRAM_FACTORS[back] * earlier
-            if back + 1 in self.sizes:
+            if back + 1 in self.config.ngram_sizes:
                 mixed = key % NGRAM_PRIME
                 mixed = mixed ^ (mixed >> 15)
-                rows.append(mixed % self.buckets + len(rows) * self.buckets)
+                rows.append(mixed % buckets + len(rows) * buckets)
         return torch.stack(rows, dim=-1)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        last: int = 0,
-        document_ids: Tensor | None = None,
-    ) -> Tensor:
-        """(B, S) -> (B, T, D) for the last T = `last` tokens (0: all); earlier ones only complete their n-grams."""
-        rows = self.rows(tokens, document_ids)[:, -last:]
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, T, N) -> (B, T, D)."""
         return super().forward(rows).sum(dim=-2)
 
 
@@ -296,9 +273,9 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draws the weights of all nn.Linear, nn.Embedding and nn.LayerNorm modules anew, as `config.init` says.
+        """Draws the weights of all nn.Linear and nn.Embedding modules, as `config.init` says; their biases become 0.
 
-        A bare nn.Parameter that you add to a module is not drawn here: it keeps the values it was created with.
+        Norms, and a bare nn.Parameter that you add to a module, keep the values they were created with.
 
         "gpt2": normal with standard deviation 0.02. In the last matrix of each sub-layer this is divided by
         sqrt(2 num_layers), since there are 2 num_layers additions to the residual stream (Radford et al. 2019,
@@ -312,30 +289,27 @@ class GPT(nn.Module):
 
         All draws are from torch's global generator.
         """
-        sublayer_ends: set[nn.Module] = set()
-        for module in self.modules():  # yields a block before its parts
-            if isinstance(module, Block):
-                sublayer_ends |= {module.attention.output_proj, module.feed_forward.down_proj}
-            if isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
+        config = self.config
+        last = ("output_proj", "down_proj")  # the last matrix of each sub-layer
+        sublayer_ends = {module for name, module in self.named_modules() if name.endswith(last)}
+        for module in self.modules():
             if not isinstance(module, nn.Linear | nn.Embedding):
                 continue
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
-            if module is self.lm_head and self.config.tie_embeddings:
-                continue  # it is the token embedding, which is drawn below
-            if self.config.init == "gpt2":
-                std = 0.02 / math.sqrt(2 * self.config.num_layers) if module in sublayer_ends else 0.02
+            if module is self.lm_head and config.tie_embeddings:
+                continue  # it is the token embedding, which is drawn too
+            if config.init == "gpt2":
+                std = 0.02 / math.sqrt(2 * config.num_layers) if module in sublayer_ends else 0.02
                 nn.init.normal_(module.weight, std=std)
-            elif module in sublayer_ends or module is self.lm_head or module is self.ngram_embedding:
+            elif module in sublayer_ends | {self.lm_head, self.ngram_embedding}:
                 nn.init.zeros_(module.weight)
             elif module is self.token_embedding:
-                std = 1 / self.config.embed_dim if self.config.tie_embeddings else 1.0
-                nn.init.normal_(module.weight, std=std)
+                nn.init.normal_(module.weight, std=1 / config.embed_dim if config.tie_embeddings else 1.0)
             elif module is self.position_embedding:
                 nn.init.normal_(module.weight, std=0.02)
             else:
-                fan_in = module.in_features if isinstance(module, nn.Linear) else self.config.embed_dim
+                fan_in = module.in_features if isinstance(module, nn.Linear) else config.embed_dim
                 bound = math.sqrt(3 / fan_in)  # uniform in -bound..bound has standard deviation 1 / sqrt(fan_in)
                 nn.init.uniform_(module.weight, -bound, bound)
 
@@ -367,9 +341,7 @@ class GPT(nn.Module):
         start = 0 if cache is None else cache.length
         if start + T > self.config.context_length:
             raise ValueError(f"got {start + T} tokens, more than the context_length {self.config.context_length}")
-        layer_caches: Sequence[LayerCache | None] = [None] * len(self.blocks)
-        if cache is not None:
-            layer_caches = cache.append(tokens)
+        layer_caches = [None] * len(self.blocks) if cache is None else cache.append(tokens)
         positions = torch.arange(start, start + T, device=tokens.device)
         x = self.token_embedding(tokens)
         if self.ngram_embedding is not None:
@@ -377,7 +349,7 @@ class GPT(nn.Module):
             if cache is not None:  # n-grams of the new tokens may begin among the cached ones
                 first = max(0, start + 1 - len(NGRAM_FACTORS))
                 recent = cache.tokens[:, first : start + T]
-            x = x + self.ngram_embedding(recent, T, document_ids)
+            x = x + self.ngram_embedding(self.ngram_embedding.rows(recent, document_ids)[:, -T:])
         if self.position_embedding is not None:
             x = x + self.position_embedding(positions)
         if torch.is_autocast_enabled(x.device.type):  # autocast leaves embeddings in float32, and so the whole stream
@@ -387,22 +359,16 @@ class GPT(nn.Module):
         rotary = None
         if self.config.position == "rotary":
             if cache is None:
-                cos, sin = rotary_angles(positions, self.config.head_dim)
+                angles = rotary_angles(positions, self.config.head_dim)
             else:
-                cos, sin = (table[start : start + T] for table in cache.rotary_angles)
-            rotary = cos.to(x.dtype), sin.to(x.dtype)
+                angles = cache.rotary_angles[:, start : start + T]
+            rotary = angles.to(x.dtype).unbind()
         mask = None if document_ids is None else document_mask(document_ids)
         for layer, block in enumerate(self.blocks):
             value_embedding = None
             if str(layer) in self.value_embeddings:
                 value_embedding = self.value_embeddings[str(layer)](tokens).to(x.dtype)
-            x = block(
-                x,
-                rotary=rotary,
-                mask=mask,
-                cache=layer_caches[layer],
-                value_embedding=value_embedding,
-            )
+            x = block(x, rotary=rotary, mask=mask, cache=layer_caches[layer], value_embedding=value_embedding)
         return self.final_norm(x)
 
     def unembed(self, x: Tensor) -> Tensor:

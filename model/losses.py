@@ -140,11 +140,10 @@ def count_nats(nats: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
         nats = nats.cpu()
         targets = targets.cpu()
         lengths = lengths.cpu()
-    nats = nats.double()
-    counts = targets >= 0
-    num_bytes = lengths[targets.clamp(min=0)] * counts
+    counted = targets >= 0
+    num_bytes = lengths[targets.clamp(min=0)] * counted
     nats_of_bytes = nats.where(num_bytes > 0, 0)
-    return torch.stack([nats.sum(), counts.sum().double(), nats_of_bytes.sum(), num_bytes.sum().double()])
+    return torch.stack([nats, counted, nats_of_bytes, num_bytes]).double().sum(dim=1)
 
 
 def loss_and_bits(sums: Tensor) -> tuple[float, float]:

@@ -46,42 +46,33 @@ def scaled_dot_product_attention(
         values (..., T, Kv), and the weights (..., T, S) or None.
 
     Raises:
-        TypeError: if the tensors are not floats of one dtype (autocast may mix dtypes), or the mask is not boolean.
+        TypeError: if the tensors are not floats, or the mask is not boolean.
         RuntimeError: if the mask does not broadcast to the weights.
     """
-    one_dtype = query.dtype == key.dtype == value.dtype or torch.is_autocast_enabled(query.device.type)
-    if not one_dtype or not query.is_floating_point():
-        raise TypeError(f"attention needs floats of one dtype, not {query.dtype}, {key.dtype} and {value.dtype}")
-    T, S = query.shape[-2], key.shape[-2]
+    if not query.is_floating_point():
+        raise TypeError(f"attention needs floats, not {query.dtype}")
+    T, S, K = query.shape[-2], key.shape[-2], query.shape[-1]
     leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     if mask is not None:
         check_mask(mask, (*leading, T, S))
-    # PyTorch's own flag is right only for T == S: it aligns the first query with the first key.
     if is_causal and (need_weights or mask is not None or T != S):
         causal = causal_mask(T, S, device=query.device)
         mask = causal if mask is None else mask & causal
-        is_causal = False
+        is_causal = False  # PyTorch's own flag is left for T == S: it aligns the first query with the first key
     empty = None
     if mask is not None:
         mask, empty = fill_empty_rows(torch.atleast_2d(mask))
+    if scale is not None:
+        query = query * (scale * K**0.5)  # below, scores are divided by sqrt(K)
     if not need_weights:  # PyTorch's kernels do not broadcast all shapes
         query, key, value = (x.expand(*leading, *x.shape[-2:]) for x in (query, key, value))
-        values = fused_attention(
-            query,
-            key,
-            value,
-            mask,
-            is_causal=is_causal,
-            dropout_p=dropout_p,
-            scale=scale,
-        )
+        values = fused_attention(query, key, value, mask, is_causal=is_causal, dropout_p=dropout_p)
         return values if empty is None else values.masked_fill(empty, 0.0), None
 
     # At least float32: near 100, scores in bfloat16 are 0.5 apart, so rounding one could change a weight by a quarter.
     dtype = torch.promote_types(query.dtype, torch.float32)
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
-        scores = (query.to(dtype) * scale) @ key.to(dtype).mT  # (..., T, S)
+        scores = (query.to(dtype) / K**0.5) @ key.to(dtype).mT  # (..., T, S)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     weights = scores.softmax(dim=-1)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 
-def rotary_angles(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Returns cosine and sine of each channel's angle at `positions` (T,), for `apply_rotary`: each (T, K), float32.
+def rotary_angles(positions: Tensor, head_dim: int) -> Tensor:
+    """Returns cosine and sine of each channel's angle at `positions` (T,), for `apply_rotary`: (2, T, K), float32.
 
     K is head_dim, an even number. The longest wavelength is just under 2 pi * 10000 positions. The angles are always
     computed in float32: in bfloat16 neighbouring positions would share an angle.
@@ -22,7 +22,7 @@ def rotary_angles(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     cos, sin = angles.cos(), angles.sin()
     cos = torch.cat((cos, cos), dim=-1)
     sin = torch.cat((-sin, sin), dim=-1)  # with the signs that `apply_rotary` needs
-    return cos, sin
+    return torch.stack((cos, sin))
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

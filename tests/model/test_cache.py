@@ -19,7 +19,7 @@ from tests.gpts import CONFIGS, random_gpt
 @pytest.mark.parametrize("window", [None, 1, 3, 8])
 def test_attention_reads_only_keys_within_a_window(window, monkeypatch):
     """Two queries at the end of six tokens: they see one key more than one query does."""
-    layer, cache, keys = CausalSelfAttention(12, 3, window=window), KVCache(1, 2, 3, 8, 4), []
+    layer, cache, keys = CausalSelfAttention(12, 3, window=window), KVCache(torch.empty(1, 2, 2, 3, 8, 4)), []
     monkeypatch.setattr(layer, "attend", lambda q, k, v, mask: keys.append(k.shape[2]) or q)
     for length in (4, 2):
         layer(torch.randn(2, length, 12), cache=cache.append(torch.zeros(2, length))[0])
@@ -27,7 +27,7 @@ def test_attention_reads_only_keys_within_a_window(window, monkeypatch):
 
 
 def test_tokens_that_do_not_fit_are_refused_and_change_nothing():
-    cache, tokens = KVCache(1, 2, 3, 8, 4), torch.randint(31, (2, 6))
+    cache, tokens = KVCache(torch.empty(1, 2, 2, 3, 8, 4)), torch.randint(31, (2, 6))
     cache.append(tokens)
     with pytest.raises(ValueError, match=r"6 of 8.* 3 "):
         cache.append(torch.zeros(2, 3))
@@ -35,12 +35,12 @@ def test_tokens_that_do_not_fit_are_refused_and_change_nothing():
 
 
 def test_no_gradient_flows_through_the_cache():
-    layer, cache = CausalSelfAttention(16, 4), KVCache(1, 2, 4, 8, 4)
+    layer, cache = CausalSelfAttention(16, 4), KVCache(torch.empty(1, 2, 2, 4, 8, 4))
     for _ in range(2):  # the second backward pass must not reach the graph of the first
         x = torch.randn(2, 3, 16, requires_grad=True)
         layer(x, cache=cache.append(torch.zeros(2, 3))[0]).sum().backward()
         assert x.grad.abs().max() > 0  # through the queries
-    assert not cache.keys.requires_grad
+    assert not cache.memory.requires_grad
 
 
 @torch.no_grad()
