@@ -20,7 +20,6 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -195,13 +194,8 @@ class Glass:
             log.warning("The run's recording is ignored: %s", error)
             return None
 
-    def read(
-        self,
-        text: Text | Sequence[Text],
-        *,
-        without: str | Iterable[str] = (),
-    ) -> Reading | list[Reading]:
-        """Reads a text, its token ids (T,), or each text of a list. Later changes of the model do not change readings.
+    def read(self, text: Text, *, without: str | Iterable[str] = ()) -> Reading:
+        """Reads a text or its token ids (T,). Later changes of the model do not change the reading.
 
         If a text is longer than the model's context, only its last tokens are read, with a warning. No token is added
         before the text.
@@ -214,9 +208,7 @@ class Glass:
         Raises a `Mistake` for an empty text, ids outside the vocabulary, or a part that the model does not have.
         """
         names = [without] if isinstance(without, str) else list(without)
-        if is_several(text):
-            return [self.read(item, without=names) for item in text]  # type: ignore[misc, arg-type]
-        tokens = self.encode(text)  # type: ignore[arg-type]
+        tokens = self.encode(text)
         means = self.means(tokens) if names else {}
         replacing = {self._part(name): means[name] for name in names}
         edits = [f"without {name}" for name in names]
@@ -258,14 +250,14 @@ class Glass:
             attention_window=self.gpt.config.window,
         )
 
-    def ablate(self, texts: Text | Sequence[Text] | None = None) -> dict[str, Change]:
+    def ablate(self, texts: str | Iterable[Text] | None = None) -> dict[str, Change]:
         """Returns by part name how much the loss rises without each part in turn, the largest rise first.
 
         A rise is in nats per token, with its standard error over the texts. A rise of less than twice its error may be
         chance. Parts are heads, feed-forwards and tables, with the names that `read` takes. To leave out a part, its
         output is replaced by its mean, see `means`.
 
-        texts: one text, as `read` takes it, or a list of texts; None is the recorded windows of text. For a single text
+        texts: a text, or a list of texts as `read` takes them; None is the recorded windows of text. For a single text
         the error is NaN.
 
         Raises a `Mistake` for a text of a single token, which leaves nothing to predict.
@@ -273,8 +265,8 @@ class Glass:
         if texts is None:
             batches = [self.recorded.windows["text"]]
         else:
-            items = texts if is_several(texts) else [texts]
-            batches = [self.texts(self.encode(item)) for item in items]  # type: ignore[arg-type]
+            items = [texts] if isinstance(texts, str) else texts
+            batches = [self.texts(self.encode(text)) for text in items]
         losses = []
         for batch in batches:
             if batch.length < 2:
@@ -429,11 +421,6 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
             snapshot = replace(snapshot, loss=in_training.loss, ablation=in_training.ablation)
         recording.append(snapshot)
     return recording
-
-
-def is_several(text: Text | Sequence[Text]) -> bool:
-    """Returns whether this is a list of texts: one with a string or ids (T,) in it. A list of numbers is one text."""
-    return isinstance(text, list | tuple) and any(isinstance(item, str) or np.ndim(item) > 0 for item in text)
 
 
 def in_frame(page: Callable[[], str]) -> str:

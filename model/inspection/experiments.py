@@ -36,7 +36,8 @@ RIGHT = 0.25
 MIN_TEXTS = 20
 CHOOSING = 12  # texts on which a head is chosen
 MADE_UP = 72  # texts that an experiment makes from words, and the most that it tries
-OTHER_KIND = str.maketrans("'\"", "\"'")  # the other kind of a quote
+QUOTES = ("'", '"')
+DEPTHS = (8, 12)  # spaces
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,8 @@ class Effect:
 class Experiment:
     """An experiment in words, and the function that proposes its texts.
 
-    In words, {head} stands for the chosen head.
-
     look: what the text shows.
-    change: what to do. If it names {head}, it switches that head off.
+    change: what to do. If it names {head}, it switches off the chosen head.
     question: what to ask then; the page shows the answer.
     finding: what a head that looks at the source does.
     """
@@ -104,23 +103,19 @@ class Experiment:
     propose: Callable[[Material], Iterator[Trial]]
 
 
+@dataclass(frozen=True)
 class Material:
     """A model, and what the texts of experiments are made of.
 
     tokenizer: one of `data.tokenizers`.
     means: the output of each part when it is switched off.
-    context: how many tokens the model reads at once.
     recorded: the recorded text.
     """
 
-    def __init__(self, gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> None:
-        self.gpt = gpt
-        self.tokenizer = tokenizer
-        self.encode = tokenizer.encode
-        self.means = means
-        self.context = gpt.config.context_length
-        self.recorded = "\n".join("".join(labels) for labels in windows.labels)
-        self.matching: dict[str, list[int]] = {}  # the tokens whose text matches a pattern, see `of_text`
+    gpt: GPT
+    tokenizer: Any
+    means: Vectors
+    recorded: str
 
     def words(self, count: int) -> Iterator[list[str]]:
         """Draws `count` different words from the recorded text, MADE_UP times. A text with too few yields nothing."""
@@ -129,71 +124,48 @@ class Material:
         for _ in range(MADE_UP if len(words) >= 10 * count else 0):
             yield draw.sample(words, count)
 
-    def of_tokens(
-        self,
-        tokens: list[int],
-        following: int,
-        changed: list[int],
-        source: int,
-    ) -> Trial:
-        """Makes a trial of token ids, in which the token `following` is right."""
-        tokenizer = self.tokenizer
-        return Trial(
-            tokenizer.decode(tokens),
-            [following],
-            tokenizer.label(following),
-            tokenizer.decode(changed),
-            source,
-        )
+    def beginning_with(self, pattern: str) -> list[int]:
+        """Returns the tokens whose text begins with a match of the regular expression."""
+        label = self.tokenizer.label
+        return [token for token in range(self.tokenizer.vocab_size) if re.match(pattern, label(token))]
 
-    def of_text(
-        self,
-        text: str,
-        pattern: str,
-        answer: str,
-        changed: str,
-        character: int,
-    ) -> Trial:
-        """Makes a trial of a text. A next token is right if its text begins with a match of the regular expression.
-
-        character: the number of a character in the text. The source is the token that holds it.
-        """
-        tokenizer = self.tokenizer
-        if pattern not in self.matching:
-            vocabulary = range(tokenizer.vocab_size)
-            self.matching[pattern] = [token for token in vocabulary if re.match(pattern, tokenizer.label(token))]
-        tokens = self.encode(text)
-        source = next(place for place in range(len(tokens)) if len(tokenizer.decode(tokens[: place + 1])) > character)
-        return Trial(text, self.matching[pattern], answer, changed, source)
+    def token_at(self, text: str, character: int) -> int:
+        """Returns the place of the token that holds this character of the text."""
+        tokens = self.tokenizer.encode(text)
+        decode = self.tokenizer.decode
+        return next(place for place in range(len(tokens)) if len(decode(tokens[: place + 1])) > character)
 
 
 def _word_twice(material: Material) -> Iterator[Trial]:
+    tokenizer = material.tokenizer
     draw = random.Random(1)
-    for word in made_up_words(material.tokenizer, material.recorded):
+    for word in made_up_words(tokenizer, material.recorded):
         cut = draw.randrange(len(word) // 2, len(word))
         tokens = word + word[:cut]
-        if material.encode(material.tokenizer.decode(tokens)) == tokens:
-            yield material.of_tokens(tokens, word[cut], tokens, cut)
+        text = tokenizer.decode(tokens)
+        if tokenizer.encode(text) == tokens:
+            yield Trial(text, [word[cut]], tokenizer.label(word[cut]), text, cut)
 
 
 def _quotes(material: Material) -> Iterator[Trial]:
+    closing = {quote: material.beginning_with(quote) for quote in QUOTES}
     for number, (name, value) in enumerate(material.words(2)):
-        quote = "'\""[number % 2]
+        quote, other = QUOTES[number % 2], QUOTES[1 - number % 2]
         start = f"        if {name} == "
         text = f"{start}{quote}{value}"
-        yield material.of_text(text, quote, quote, text.translate(OTHER_KIND), len(start))
+        yield Trial(text, closing[quote], quote, f"{start}{other}{value}", material.token_at(text, len(start)))
 
 
 def _indentation(material: Material) -> Iterator[Trial]:
+    deeper = {depth: material.beginning_with(rf":\n {{{depth + 4}}}$") for depth in DEPTHS}
     for number, (name, argument, item, collection) in enumerate(material.words(4)):
+        depth, other = DEPTHS[number % 2], DEPTHS[1 - number % 2]
         start = f"    def {name}(self, {argument}):\n"
         condition = f"if {item} in {collection}"
-        depth, changed_depth = (12, 8) if number % 2 else (8, 12)
         text = f"{start}{' ' * depth}{condition}"
-        changed = f"{start}{' ' * changed_depth}{condition}"
-        pattern = rf":\n {{{depth + 4}}}$"
+        changed = f"{start}{' ' * other}{condition}"
         answer = f":\n{' ' * (depth + 4)}"
-        yield material.of_text(text, pattern, answer, changed, len(start))
+        yield Trial(text, deeper[depth], answer, changed, material.token_at(text, len(start)))
 
 
 EXPERIMENTS = [
@@ -233,7 +205,7 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> tuple[l
     Returns the effects of the experiments that hold, strongest first; and for each other experiment, by its title, why
     it does not hold.
     """
-    material = Material(gpt, tokenizer, windows, means)
+    material = Material(gpt, tokenizer, means, "\n".join("".join(labels) for labels in windows.labels))
     effects: list[Effect] = []
     failed: dict[str, str] = {}
     with undisturbed(gpt):
@@ -248,9 +220,12 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> tuple[l
 
 def _try(experiment: Experiment, material: Material) -> Effect | str:
     """Returns the effect of an experiment, or why it does not hold."""
-    proposed = islice(experiment.propose(material), MADE_UP)
-    # The model reads only the end of a longer text, where `source` would be another token.
-    trials = [trial for trial in proposed if trial.right and len(material.encode(trial.text)) <= material.context]
+    context = material.gpt.config.context_length
+    trials = []
+    for trial in islice(experiment.propose(material), MADE_UP):
+        # The model reads only the end of a longer text, where `source` would be another token.
+        if trial.right and len(material.tokenizer.encode(trial.text)) <= context:
+            trials.append(trial)
     if len(trials) < CHOOSING + MIN_TEXTS:
         return "too few such texts can be made from its tokens and its recorded text"
     measured = trials[CHOOSING:]
@@ -271,11 +246,12 @@ def _try(experiment: Experiment, material: Material) -> Effect | str:
     nearest = int(distance.argmin())
     weight = weights[head].mean().item() if head else 0.0
     name = head and head.removeprefix("head ")
-    words = {
-        word: getattr(experiment, word).format(head=name) for word in ("title", "look", "change", "question", "finding")
-    }
     return Effect(
-        **words,
+        title=experiment.title,
+        look=experiment.look,
+        change=experiment.change.format(head=name),
+        question=experiment.question,
+        finding=experiment.finding,
         trial=measured[nearest],
         off=off,
         head=name,
@@ -293,17 +269,15 @@ def _chosen_head(material: Material, trials: Sequence[Trial], switches_off: bool
     a head may look there and yet give nothing that the model needs.
     """
     before, weights = _measure(material, trials)
-    chosen = None
-    most = 0.0
+    losses = {}
     for head, weight in weights.items():
         if switches_off or weight.mean() >= RIGHT:
             with replaced(material.gpt, {head: material.means[head]}):
                 after, _ = _measure(material, trials, changed=switches_off)
             lost = (before - after).sum().item()
-            if lost > 0 and lost >= most:
-                chosen = head
-                most = lost
-    return chosen
+            if lost > 0:
+                losses[head] = lost
+    return max(losses, key=losses.__getitem__, default=None)
 
 
 def _measure(
@@ -319,8 +293,8 @@ def _measure(
     gpt = material.gpt
     tokens = []
     for trial in trials:
-        ids = material.encode(trial.changed if changed else trial.text)
-        tokens.append(torch.tensor(ids[-material.context :]))
+        ids = material.tokenizer.encode(trial.changed if changed else trial.text)
+        tokens.append(torch.tensor(ids[-gpt.config.context_length :]))
     rows = torch.arange(len(tokens))
     last = torch.tensor([len(ids) - 1 for ids in tokens])
     source = torch.tensor([trial.source for trial in trials])

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from model.gpt import GPT
 from model.inspection.maps import weights_of
-from model.inspection.passes import blocks_of, run, undisturbed
+from model.inspection.passes import Pass, blocks_of, run, undisturbed
 from model.inspection.reading import TOP, added_by_heads, centred, double, factor, towards_logits
 from model.inspection.texts import Label, Texts
 from model.kernels import RMS_EPSILON
@@ -150,13 +150,7 @@ def take_frame(
     return Frame(
         maps=torch.stack(maps, 1),
         parts=torch.einsum("lhnd,nd->nlh", lasts, direction).float(),
-        raises=_raises(
-            gpt,
-            [seen.inputs[block] for block in blocks],
-            [double(call.q[:, :, -1]) for call in seen.calls],
-            written,
-            texts.visible[:, -1],
-        ),
+        raises=_raises(gpt, seen, written, texts.visible[:, -1]),
         chance=of_next[:, -1].neg().exp(),
         top=np.vectorize(label, otypes=[str])(top.indices.numpy()),
         top_probability=top.values,
@@ -167,12 +161,11 @@ def take_frame(
 
 def _raises(
     gpt: GPT,
-    streams: list[Tensor],
-    queries: list[Tensor],
+    seen: Pass,
     written: list[Tensor],
     visible: Tensor,
 ) -> Tensor:
-    """Returns `Frame.raises`. streams: the input of each block. visible: (N, T), the keys that the last query sees.
+    """Returns `Frame.raises`. written: see `take_frame`. visible: (N, T), the keys that the last query sees.
 
     A key is a linear function of the normalised stream, if the scale of each norm is held fixed. So a score is a sum
     over what was added to the stream ("K-composition" in Elhage et al. 2021).
@@ -185,7 +178,8 @@ def _raises(
     raises = torch.zeros(N, L, H, L, H)
     for layer, block in enumerate(blocks_of(gpt)[1:], start=1):
         norm = block.attention_norm
-        stream = streams[layer]
+        stream = seen.inputs[block]
+        query = double(seen.calls[layer].q[:, :, -1])  # of the last token, (N, H, K)
         attention = copy.deepcopy(block.attention).cpu().double()
         attention.qk_norm = False
         _, whole, _ = attention.project(double(norm(stream)))
@@ -197,7 +191,7 @@ def _raises(
             squares = whole.square().mean(-1, keepdim=True)
             keys = keys * torch.rsqrt(squares + RMS_EPSILON)
         keys = keys.repeat_interleave(H // config.num_kv_heads, dim=-3)
-        raised = torch.einsum("nhk,pnhtk,nt->nhp", queries[layer], keys, less_mean) / config.head_dim**0.5
+        raised = torch.einsum("nhk,pnhtk,nt->nhp", query, keys, less_mean) / config.head_dim**0.5
         raises[:, layer, :, :layer] = raised.unflatten(-1, (layer, H))
     return raises
 

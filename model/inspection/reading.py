@@ -29,7 +29,7 @@ from model.inspection.maps import Checks, read_maps
 from model.inspection.parts import Vectors, embedding_tables, replaced
 from model.inspection.passes import Pass, blocks_of, in_float32, run, undisturbed
 from model.inspection.texts import Label, Texts
-from model.mistakes import Mistake
+from model.mistakes import check_range
 
 TOP = 5  # how many of the likeliest next tokens a page lists
 DIGITS = ".4g"  # figures in a recording have 4 significant digits
@@ -115,7 +115,7 @@ class Reading:
     ) -> list[tuple[str, float]]:
         """Returns the texts and probabilities of the `count` likeliest tokens after token `at`, the likeliest first."""
         logits = self.logits[position_in("at", at, len(self.tokens))]
-        count = whole_number("count", count, range(1, len(logits) + 1))
+        check_range("count", count, 1, len(logits), whole=True)
         probabilities, ids = logits.softmax(-1).topk(count)
         texts = [self.label(token) for token in ids.tolist()]
         return list(zip(texts, probabilities.tolist(), strict=True))
@@ -176,7 +176,8 @@ class Reading:
         position = position_in("at", at, len(self.tokens))
         targets = torch.cat((self.ids[1:], self.logits[-1:].argmax(-1)))
         if of is not None:
-            targets[position] = whole_number("of, the id of a token,", of, range(self.logits.shape[-1]))
+            check_range("of, the id of a token,", of, 0, self.logits.shape[-1] - 1, whole=True)
+            targets[position] = of
         parts, _ = self._attributed(targets)
         return {name: part[position].item() for name, part in parts.items()}
 
@@ -313,6 +314,7 @@ def read(
 def _parts(gpt: GPT, seen: Pass) -> dict[str, Tensor]:
     """Returns `Reading.parts`."""
     parts: dict[str, Tensor] = {}
+    T = seen.features.shape[1]
 
     def add(name: str, vectors: Tensor | None) -> None:
         if vectors is not None:
@@ -322,7 +324,6 @@ def _parts(gpt: GPT, seen: Pass) -> dict[str, Tensor]:
     for name, table in embedding_tables(gpt).items():
         tables[name] = double(seen.outputs[table]).flatten(0, -2)
     whole = torch.stack([*tables.values()]).sum(0)
-    T = len(whole)
     norm = gpt.embedding_norm
     for name, vectors in tables.items():
         add(name, centred(norm, vectors) * factor(norm, whole))
@@ -401,19 +402,13 @@ def _until_last(x: Tensor) -> Tensor:
     return F.pad(x, (0, 1), value=math.nan)
 
 
-def position_in(name: str, position: Any, length: int) -> int:
+def position_in(name: str, position: int, length: int) -> int:
     """Returns the position of a token counted from 0. Raises a `Mistake` if the text of `length` tokens lacks it.
 
     name: of the argument, for the message. position: counted from 0, or from the end if negative.
     """
-    return whole_number(f"{name}, the position of a token,", position, range(-length, length)) % length
-
-
-def whole_number(name: str, value: Any, allowed: range) -> int:
-    """Returns the value as an int. Raises a `Mistake` if it is not in the range `allowed`. name: for the message."""
-    if value not in allowed:
-        raise Mistake(f"{name} must be a whole number from {allowed[0]} to {allowed[-1]}, not {value!r}")
-    return int(value)
+    check_range(f"{name}, the position of a token,", position, -length, length - 1, whole=True)
+    return int(position) % length
 
 
 def as_json(value: Any, digits: str) -> Any:

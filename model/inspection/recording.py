@@ -20,7 +20,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +113,13 @@ class Snapshot:
             numbers["formed"][name] = unknown > 0
             numbers["uniform"][name] = 0.0
             numbers["counts"][name] = 0
-        measured = {name: numbers[name] for name in ("loss", "ablation") if line[name] is not None}
-        checks = _make(Checks, numbers["checks"])
-        return cls(int(line["step"]), checks, _make(HeadTable, numbers), **measured)
+        return cls(
+            int(line["step"]),
+            Checks(**numbers["checks"]),
+            HeadTable(**{name: numbers[name] for name in HeadTable.__dataclass_fields__}),
+            line["loss"] and numbers["loss"],
+            line["ablation"] and numbers["ablation"],
+        )
 
 
 @dataclass(eq=False)
@@ -171,27 +175,17 @@ class Recording:
                 recording.snapshots.append(Snapshot.from_json(json.loads(line)))
         return recording
 
-    @classmethod
-    def resume(
-        cls,
-        folder: Path,
-        probes: Mapping[str, Texts],
-        windows: Mapping[str, Texts],
-        tokenizer: str,
-        words: Texts | None = None,
-    ) -> Recording:
-        """Opens the recording in the folder if there is one, else makes a new one.
+    def resumed(self) -> Recording:
+        """Returns the recording that the folder holds already, or this one, whose files come with its first snapshot.
 
-        The folder of a new one is created with the first snapshot. Raises a `Mistake` if the recording in the folder
-        has other texts or another tokenizer.
+        Raises a `Mistake` if the recording in the folder has other texts or another tokenizer.
         """
-        new = cls(probes, windows, tokenizer, words, folder=Path(folder))
-        if not (new.folder / "probe.json").exists():
-            return new
-        existing = cls.open(folder)
-        if existing.texts() != new.texts():
+        if not (self.folder / "probe.json").exists():
+            return self
+        existing = self.open(self.folder)
+        if existing.texts() != self.texts():
             raise Mistake(
-                f"{folder} holds maps of another probe text or tokenizer, which cannot be resumed; "
+                f"{self.folder} holds maps of another probe text or tokenizer, which cannot be resumed; "
                 "use a new run folder, or the data and the tokenizer of this one"
             )
         return existing
@@ -290,10 +284,7 @@ class Recording:
             return Frame.from_arrays(file)
 
     def append(self, snapshot: Snapshot) -> None:
-        """Adds a snapshot, and removes those of the same or a later step, which exist if a run was resumed before them.
-
-        If the snapshot has no readings, the files of its step stay, and only its line in scores.jsonl is replaced.
-        """
+        """Adds a snapshot. Removes those of the same or a later step, which exist if a run was resumed before them."""
         outdated = [step for step in self.steps if step > snapshot.step]
         self.snapshots = [earlier for earlier in self.snapshots if earlier.step < snapshot.step]
         if self.folder is None:
@@ -301,17 +292,16 @@ class Recording:
             return
         if not (self.folder / "probe.json").exists():
             write_atomically(self.folder / "probe.json", _as_bytes(self.texts()))
-        if snapshot.readings is not None:
-            maps: dict[str, Any] = {}
-            figures = {}
-            for kind, reading in snapshot.readings.items():
-                maps[kind] = reading.maps.half().numpy()
-                figures[kind] = reading.figures
-            if snapshot.frame is not None:
-                maps |= snapshot.frame.arrays()
-            with atomic_file(self.path(snapshot.step)) as file:
-                np.savez_compressed(file, **maps)
-            write_atomically(self.path(snapshot.step, ".json"), _as_bytes(figures))
+        arrays: dict[str, Any] = {}
+        figures = {}
+        for kind, reading in snapshot.readings.items():
+            arrays[kind] = reading.maps.half().numpy()
+            figures[kind] = reading.figures
+        if snapshot.frame is not None:
+            arrays |= snapshot.frame.arrays()
+        with atomic_file(self.path(snapshot.step)) as file:
+            np.savez_compressed(file, **arrays)
+        write_atomically(self.path(snapshot.step, ".json"), _as_bytes(figures))
         scores = self.folder / "scores.jsonl"
         lines = content_of(scores).splitlines()[: len(self.snapshots)]
         lines.append(_as_bytes(snapshot.to_json()))
@@ -323,20 +313,10 @@ class Recording:
 
     def with_losses(self, models: Models, label: Label = str) -> Recording:
         """Returns the recording with a newly measured snapshot for each model's step that lacks maps or losses."""
-        models_at = dict(models)
-        snapshots = {}
-        for snapshot in self.snapshots:
-            if snapshot.ablation or snapshot.step not in models_at:
-                snapshots[snapshot.step] = snapshot
+        snapshots = {snapshot.step: snapshot for snapshot in self.snapshots}
         for step, gpt in models:
-            if step not in snapshots or step not in self.mapped:
-                snapshots[step] = take_snapshot(
-                    gpt,
-                    step,
-                    self,
-                    label,
-                    with_losses=True,
-                )
+            if step not in self.mapped or not snapshots[step].ablation:
+                snapshots[step] = take_snapshot(gpt, step, self, label, with_losses=True)
         return replace(self, snapshots=[snapshots[step] for step in sorted(snapshots)])
 
 
@@ -395,11 +375,6 @@ def _texts(stored: Mapping[Any, Any]) -> dict[str, Texts]:
 
 def _as_bytes(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False).encode()
-
-
-def _make(cls: Any, values: Mapping[str, Any]) -> Any:
-    """Makes an instance of a dataclass. Values that are not among its fields are ignored."""
-    return cls(**{item.name: values[item.name] for item in fields(cls)})
 
 
 def _numbers(value: Any) -> Any:

@@ -104,20 +104,11 @@ class Texts:
     def pieces(self, tokens: int) -> list["Texts"]:
         """Splits the texts into pieces of at most `tokens` tokens. A longer text is a piece of its own."""
         count = max(1, tokens // self.length)
-        if count >= len(self):
-            return [self]
         pieces = []
         for start in range(0, len(self), count):
             rows = slice(start, start + count)
             documents = None if self.document_ids is None else self.document_ids[rows]
-            pieces.append(
-                replace(
-                    self,
-                    tokens=self.tokens[rows],
-                    labels=self.labels[rows],
-                    document_ids=documents,
-                )
-            )
+            pieces.append(replace(self, tokens=self.tokens[rows], labels=self.labels[rows], document_ids=documents))
         return pieces
 
     def to_json(self) -> dict[str, Any]:
@@ -141,9 +132,9 @@ class Texts:
         return cls(tokens, stored["labels"], kind, documents, stored["attention_window"])
 
 
-def spread_starts(num_tokens: int, length: int, count: int = TEXT_WINDOWS) -> list[int]:
-    """Returns where up to `count` windows begin, spread evenly over the tokens; fewer if the text is short."""
-    count = max(1, min(count, num_tokens // length))
+def spread_starts(num_tokens: int, length: int) -> list[int]:
+    """Returns where TEXT_WINDOWS windows begin, spread evenly over the tokens; fewer if the text is short."""
+    count = max(1, min(TEXT_WINDOWS, num_tokens // length))
     last = max(0, num_tokens - length)
     return [last * i // max(1, count - 1) for i in range(count)]
 
@@ -175,20 +166,14 @@ def repeated_tokens(
     return (beginning + copies * drawn)[:length]
 
 
-def repeated_windows(
-    candidates: Collection[int],
-    length: int,
-    count: int = REPEATED_WINDOWS,
-    *,
-    first: int | None = None,
-) -> list[list[int]]:
-    """Returns `count` windows of random tokens, which repeat over and over with PERIODS in turn.
+def repeated_windows(candidates: Collection[int], length: int, *, first: int | None = None) -> list[list[int]]:
+    """Returns windows of random tokens, which repeat over and over with PERIODS in turn.
 
     candidates, first: as in `repeated_tokens`.
     """
     generator = torch.Generator().manual_seed(0)
     windows = []
-    for number in range(count):
+    for number in range(REPEATED_WINDOWS):
         period = max(1, round(PERIODS[number % len(PERIODS)] * length))
         windows.append(repeated_tokens(candidates, period, length, first=first, generator=generator))
     return windows

@@ -31,7 +31,8 @@ def windows(text: str, tokenizer=BYTES, length: int = 64):
 def material(text: str, tokenizer=BYTES, length: int = 64) -> experiments.Material:
     """The material of a model that reads 128 tokens at once."""
     config = GPTConfig(tokenizer.vocab_size, context_length=128, num_layers=1, num_heads=1, embed_dim=16)
-    return experiments.Material(random_gpt(config), tokenizer, windows(text, tokenizer, length), {})
+    recorded = "\n".join("".join(labels) for labels in windows(text, tokenizer, length).labels)
+    return experiments.Material(random_gpt(config), tokenizer, {}, recorded)
 
 
 def found_in(gpt: GPT, tokenizer=BYTES, text: str | None = None):
@@ -120,7 +121,7 @@ def test_the_named_head_is_one_that_the_model_needs_not_one_that_only_looks_at_t
         recorded = BYTES.encode(texts.recorded)
         for start in range(0, 11 * experiments.MADE_UP, 11):
             *tokens, following = recorded[start : start + 11]
-            yield texts.of_tokens(tokens, following, tokens[:1], source)
+            yield experiments.Trial(BYTES.decode(tokens), [following], "", BYTES.decode(tokens[:1]), source)
 
     monkeypatch.setattr(experiments, "EXPERIMENTS", [experiments.Experiment("A copy", "", "", "", "", copies)])
     (effect,), _ = found_in(gpt)
