@@ -54,38 +54,33 @@ def main(argv: list[str] | None = None) -> None:
 def evaluate(glass: Glass, parser: ArgumentParser, typed: Namespace) -> None:
     """Prints how well one model predicts the text that the `typed` options name, or its run's own text."""
     from data.corpora import CorpusOptions, build
+    from model.checkpoint import read_checkpoint
     from model.runs.configs import check_plain, layered, parse, read_config
 
-    options = layered(parser, typed)
-    reads_own_text = OTHER_TEXT.isdisjoint(typed.keys())
-    defaults = {"document_masking": glass.document_masking}
-    if glass.folder and reads_own_text:
-        training = read_config(glass.folder / CONFIG).get("data", {})
-        check_plain(glass.folder / CONFIG, "data.corpus", training.get("corpus", "stdlib"))
-        defaults |= {name: value for name, value in training.items() if name in options.data}
-    options = layered(parser, parse(parser, json.dumps({"data": defaults})), typed)
-    split = options.split or ("all" if "data.files" in typed else "validation")
-    if split == "all" and "data.validation_fraction" in typed:
-        raise Mistake(
-            "--data.validation_fraction makes no difference when all of the text is read: leave it out, or write "
-            "--split validation"
-        )
+    of_run: dict[str, Any] = {}
+    if glass.folder and OTHER_TEXT.isdisjoint(typed.keys()):
+        path, known = glass.folder / CONFIG, parser.get_defaults().data
+        of_run = {name: value for name, value in read_config(path).get("data", {}).items() if name in known}
+        check_plain(path, "data.corpus", of_run.get("corpus", "stdlib"))
+    options = layered(parser, parse(parser, json.dumps({"data": of_run})), typed)
+    names_whole_files = "data.files" in typed and "data.validation_fraction" not in typed
+    split = options.split or ("all" if names_whole_files else "validation")
     context = glass.gpt.config.context_length
     stride = context if options.stride is None else options.stride
     check_range("--stride", stride, 1, context)  # with a larger stride, tokens between windows would be skipped
-    check_range("--batch_size", options.batch_size, 1)
 
     data = options.data.as_dict()
-    name, max_tokens, within_documents = (data.pop(name) for name in ("corpus", "max_tokens", "document_masking"))
+    name, max_tokens = data.pop("corpus"), data.pop("max_tokens")
     corpus_options = CorpusOptions(**data)
     corpus = build(name, corpus_options)
     limit = corpus_options.token_limits(max_tokens)["train" if split == "all" else split]
     tokens = read_text(corpus, split, limit, glass)
-    if reads_own_text and split != "all" and not was_read(tokens, glass):
-        say(f"This is not the {split} split that the run read: files or options have changed since.", sys.stderr)
-    say(f"{glass} reads {corpus.name}, --split {split}: {len(tokens):,} tokens", sys.stderr)
+    if of_run and split != "all":
+        trained_on = read_checkpoint(glass.checkpoint, on_disk=True).get("TextDataModule", {})
+        if zlib.crc32(tokens.data) not in trained_on.values():
+            say(f"This is not the {split} split that the run read: files or options have changed since.", sys.stderr)
     result = {"checkpoint": glass.source, "step": glass.step, "text": corpus.name, "split": split}
-    result |= measure(glass, tokens, stride, options.batch_size, within_documents)
+    result |= measure(glass, tokens, stride)
     if options.json:
         say(json.dumps(result))
         return
@@ -113,19 +108,13 @@ def build_parser() -> ArgumentParser:
     add(
         "--split",
         choices=("validation", "train", "all"),
-        help="part of the text to read, divided as in training (default: all if --data.files is set, else validation)",
+        help="part of the text to read, divided as in training (default: all if --data.files is set without "
+        "--data.validation_fraction, else validation)",
     )
-    add("--batch_size", type=int, default=16, metavar="N", help="windows that the model reads at once (default: 16)")
     add("--json", action="store_true", help="print the result of each model as one line of JSON")
     parser.add_class_arguments(CorpusOptions, "data")
     add("--data.corpus", default="stdlib", help="stdlib, files, hub or repetitions, as for train.py (default: stdlib)")
     add("--data.max_tokens", type=int | None, help="most tokens to read, as for train.py (default: no limit)")
-    add(
-        "--data.document_masking",
-        type=bool,
-        default=False,
-        help="hide earlier documents, as in training (default: as the model says)",
-    )
     return parser
 
 
@@ -142,18 +131,10 @@ def read_text(corpus: Corpus, split: str, limit: int | None, glass: Glass) -> np
     return tokens
 
 
-def was_read(tokens: np.ndarray, glass: Glass) -> bool:
-    """Returns whether one of the run's splits had exactly these tokens. True if its checkpoint does not say."""
-    from model.checkpoint import read_checkpoint
-
-    data_state = glass.checkpoint and read_checkpoint(glass.checkpoint, on_disk=True).get("TextDataModule")
-    return not data_state or zlib.crc32(tokens.data) in data_state.values()
-
-
-def measure(glass: Glass, tokens: np.ndarray, stride: int, batch_size: int, within_documents: bool) -> dict[str, Any]:
+def measure(glass: Glass, tokens: np.ndarray, stride: int) -> dict[str, Any]:
     """Returns how well the model predicts tokens (N,), and how many documents, bytes and tokens these are.
 
-    stride, batch_size: as in `text_logprobs`. within_documents: let no token attend to an earlier document.
+    stride: as in `text_logprobs`. Earlier documents are hidden if the model was trained so.
     """
     import torch
 
@@ -162,9 +143,9 @@ def measure(glass: Glass, tokens: np.ndarray, stride: int, batch_size: int, with
 
     tokenizer = glass.tokenizer
     text, documents = torch.from_numpy(tokens.astype("int64")), None
-    if within_documents:
+    if glass.document_masking:
         documents = torch.from_numpy(document_ids(tokens, tokenizer.end_of_text))
-    logprobs = text_logprobs(glass.gpt, text, stride=stride, batch_size=batch_size, document_ids=documents)
+    logprobs = text_logprobs(glass.gpt, text, stride=stride, document_ids=documents)
     nats, bits = loss_and_bits(count_nats(-logprobs, text[1:], torch.from_numpy(tokenizer.lengths)))
     return {
         "documents": int((tokens[:-1] == tokenizer.end_of_text).sum()),  # each document has an end-of-text before it
