@@ -23,6 +23,7 @@ from model.mistakes import Missing, Mistake, parsing
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"  # file names that Hugging Face's libraries use
+STORED = "glassgpt"  # the entry of TOKENIZER_CONFIG, kept by Hugging Face's libraries, from which `from_folder` reads
 
 # GPT-2's pattern as tiktoken writes it, and the `Tokenizer.fingerprint` of the published encoding "gpt2".
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
@@ -178,6 +179,7 @@ class Tokenizer:
             "split_special_tokens": True,
             "clean_up_tokenization_spaces": False,
             "model_max_length": max_length,
+            STORED: self.to_dict(),
         }
         return {TOKENIZER: content, TOKENIZER_CONFIG: config}
 
@@ -188,7 +190,7 @@ class Tokenizer:
         If the folder has none, returns the published encoding `otherwise`.
 
         Raises Missing if there is none, and Mistake for any other tokenizer, since a `Tokenizer` cannot do everything
-        that a tokenizer.json may ask for.
+        that a tokenizer.json may ask for, and if tokens have been added to an exported one.
         """
         path = folder / TOKENIZER
         if not path.is_file():
@@ -202,18 +204,17 @@ class Tokenizer:
             "neither GPT-2's tokenizer nor one that this project has exported; if it encodes text like a published "
             "encoding, remove the file and name that encoding"
         )
+        config, stored = folder / TOKENIZER_CONFIG, None
         with parsing(path, f", or {foreign}"):
             content = json.loads(path.read_bytes())
             special = {token["content"]: token["id"] for token in content["added_tokens"]}
             vocab = content["model"]["vocab"].items()
             ranks = {token.translate(_TO_BYTE).encode("latin-1"): rank for token, rank in vocab if token not in special}
-            parts = content["pre_tokenizer"].get("pretokenizers")
-            pattern = parts[0]["pattern"]["Regex"] if parts else GPT2_PATTERN
-            tokenizer = cls("bpe" if content["model"]["merges"] else "bytes", pattern, ranks, special)
-            rules = _encoding_rules(content)
-        if tokenizer.fingerprint == GPT2_FINGERPRINT:
-            tokenizer.name = "gpt2"
-        elif _encoding_rules(tokenizer.huggingface_files()[TOKENIZER]) != rules:
+            if config.is_file():
+                stored = json.loads(config.read_bytes()).get(STORED)
+            tokenizer = cls.from_dict(stored) if stored else cls("gpt2", GPT2_PATTERN, ranks, special)
+        is_known = stored or tokenizer.fingerprint == GPT2_FINGERPRINT
+        if not is_known or (tokenizer.ranks, tokenizer.special_tokens) != (ranks, special):
             raise Mistake(f"{path} is {foreign}")
         return tokenizer
 
@@ -279,19 +280,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             f"write --data.vocab_size {len(ranks) + 1} or less"
         )
     return Tokenizer("bpe", SPLIT_PATTERN, ranks, {END_OF_TEXT: vocab_size - 1})
-
-
-def _encoding_rules(content: dict) -> dict:
-    """Returns the content of a tokenizer.json without the entries that do not affect how text is encoded.
-
-    Such entries are: defaults that Hugging Face's libraries write out, the truncation and padding that they last used,
-    and a template of what to add around a text, if this template adds no token.
-    """
-    rules = {name: value for name, value in content.items() if value and name not in ("truncation", "padding")}
-    if rules.get("post_processor", {}).get("special_tokens") == {}:
-        del rules["post_processor"]
-    rules["model"] = {name: value for name, value in content["model"].items() if value}
-    return rules
 
 
 # GPT-2 writes each byte as its Latin-1 character. If this cannot be printed, it writes a character from U+0100 on.
