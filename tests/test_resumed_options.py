@@ -25,12 +25,12 @@ SAME = """wandb=disabled other_code code_difference=false
     data.repeat_from=1 data.repeat_until=9 checkpoints.every_n_steps=1 checkpoints.keep_steps=[7]
     recording.enabled=true recording.probe_tokens=7 recording.probe_text=another recording.every_n_steps=2
     samples.max_new_tokens=2 samples.prompt=a samples.temperature=0.5 samples.top_k=2
-    model.optimizer.table_learning_rate=0.2"""
+    model.optimizer.table_learning_rate=0.2 model.optimizer.vector_learning_rate=0.01"""
 # The rows are of the same steps, and their training losses lie near those of the uninterrupted run.
 NEAR = """seed_everything=7 trainer.precision=bf16-mixed trainer.accumulate_grad_batches=8
-    trainer.gradient_clip_val=0.5 model.gpt.dropout=0.2 model.optimizer.learning_rate=0.01
+    trainer.gradient_clip_val=0.5 model.gpt.dropout=0.2 model.optimizer.learning_rate=0.02
     model.optimizer.lm_head_learning_rate=0.002 model.optimizer.matrix_learning_rate=0.01
-    model.optimizer.vector_learning_rate=0.01 model.optimizer.weight_decay=0.1 model.optimizer.betas=[0.9,0.99]
+    model.optimizer.weight_decay=0.1 model.optimizer.betas=[0.9,0.99]
     model.optimizer.epsilon=1e-6 model.optimizer.rate_scale=0.5 model.optimizer.momentum=0.9 model.schedule.decay=none
     model.schedule.decay_fraction=0.5 data.batch_size=16 data.repeat_fraction=0.1 data.random_repeat_fraction=0.1"""
 # These validate on another text, or on another part of it: only losses of the same text can be the best.
@@ -70,6 +70,10 @@ def test_a_run_resumed_with_another_option_continues_all_that_was_saved(train, t
             assert column(whole, name) == column("runs/run", name)
     assert ([*after], [*validated]) == OTHER_CLOCKS.get(option, ([4, 8], [4, 8]))
     assert after[8] == pytest.approx(before[8], rel=0.3)
+    if option in NEAR:
+        assert validated[8] != column(whole, "val/loss")[8]
+    if option == "data.files=other.txt":
+        assert "training text has changed" in caplog.text
     if option in OTHER_VALIDATION:
         assert "best.ckpt" in caplog.text
         validated = {8: validated[8]}

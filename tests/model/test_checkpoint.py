@@ -1,7 +1,6 @@
 """A checkpoint comes back as the same GPT; any other file is refused before it takes memory."""
 
 import functools
-import re
 import sys
 import zipfile
 
@@ -11,7 +10,6 @@ import torch
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPT, GPTConfig
-from tests import programs
 from tests.gpts import GPT2, change_checkpoint, random_gpt, save_checkpoint
 from tests.strangers import Calls, doubled, limited_memory
 
@@ -49,9 +47,8 @@ def test_half_precision_weights_come_back_in_float32_and_integers_are_refused(tm
     loaded, _ = load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict=half))
     for name, weight in loaded.state_dict().items():
         assert weight.dtype == torch.float32 and torch.equal(weight, half[f"gpt.{name}"].float())
-    whole = {name: weight.long() for name, weight in half.items()}
     with pytest.raises(ValueError, match=r"x\.ckpt .*torch\.int64"):
-        load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict=whole))
+        load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict={"gpt.lm_head.weight": torch.ones(2).long()}))
 
 
 @pytest.mark.parametrize("content", [{"weights": torch.zeros(2)}, [1, 2], 3, *map(slice, (0, 1, 1000, -1))])
@@ -63,26 +60,6 @@ def test_parts_of_a_checkpoint_and_other_content_are_refused(tmp_path, gpt, cont
         torch.save(content, path)
     with pytest.raises(ValueError, match=r"x\.ckpt is damaged"):
         load_gpt(path)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory as Linux does")
-def test_a_lack_of_memory_is_not_reported_as_a_damaged_file(tmp_path, gpt):
-    """A user deletes a file that is called damaged."""
-    path = save(tmp_path / "x.ckpt", gpt, optimizer=torch.zeros(2**24))
-    # In another process: this one may hold as much freed memory as the file needs.
-    opened = f"""
-from pathlib import Path
-from model.checkpoint import read_checkpoint
-from tests.strangers import limited_memory
-with limited_memory(2**25):
-    try:
-        read_checkpoint(Path({str(path)!r}))
-    except ValueError as error:
-        print(error)
-"""
-    message = programs.run("-c", opened)
-    assert re.search(r"memory.*x\.ckpt", message) and "damaged" not in message
-    assert read_checkpoint(path)["global_step"] == 7
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,13 @@ def test_an_error_of_the_system_names_its_path_and_is_no_damage(number, context)
     assert "damaged" not in message and os.strerror(code) in message and "/home/me/.cache" in message
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_a_lack_of_memory_is_no_damage(error):
+    """A user deletes a file that is called damaged."""
+    with pytest.raises(Mistake, match="memory to open maps"), parsing("maps"):
+        raise error
+
+
 @pytest.mark.parametrize(
     "error", [OSError("not a gzip file"), OSError(errno.EINVAL, "Invalid argument"), KeyError("a")]
 )

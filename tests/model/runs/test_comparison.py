@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 import yaml
@@ -39,6 +40,11 @@ def save_run(name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2
     return run
 
 
+def estimated(*values):
+    """The mean and its standard error, as approximate figures."""
+    return pytest.approx(mean(values)), pytest.approx(stdev(values) / math.sqrt(len(values)))
+
+
 def rows_of(*runs, **options):
     return compare(runs or ["runs/*"], **options).rows.reset_index().to_dict("records")
 
@@ -51,13 +57,9 @@ def test_means_errors_and_paired_differences_are_those_of_the_formulas():
     save_run("c0", (7, 6.0), 0, batch_size=10)
     save_run("c9", (7, 9.0), 9, batch_size=10)  # no other variant has this seed
     first, second, third = rows_of()
-    mean = (6.48 + 6.46 + 6.43) / 3
-    variance = ((6.48 - mean) ** 2 + (6.46 - mean) ** 2 + (6.43 - mean) ** 2) / 2
-    assert first["val/loss"] == pytest.approx(mean) and first["seeds"] == 3
-    assert first["val/loss ±"] == pytest.approx(math.sqrt(variance / 3))
-    assert second["difference"] == pytest.approx(-(0.003 + 0.004 + 0.004) / 3)
-    spread = ((0.003 - 0.011 / 3) ** 2 + 2 * (0.004 - 0.011 / 3) ** 2) / 2
-    assert second["difference ±"] == pytest.approx(math.sqrt(spread / 3)) and second["val/loss ±"] > 20 * spread**0.5
+    assert (first["val/loss"], first["val/loss ±"], first["seeds"]) == (*estimated(6.48, 6.46, 6.43), 3)
+    assert (second["difference"], second["difference ±"]) == estimated(-0.003, -0.004, -0.004)
+    assert second["val/loss ±"] > 20 * second["difference ±"]
     assert third["difference"] == pytest.approx(6.0 - 6.48) and math.isnan(third["difference ±"])
     save_run("d0", (7, 6.5), 0)  # a repetition is no further seed
     again = rows_of()[0]
@@ -105,8 +107,8 @@ def test_variants_with_several_tokenizers_are_compared_by_bits_per_byte_alone():
 
 def test_figures_and_curves_come_from_the_files_of_the_run():
     run = save_run("a", (4.0, 3.0), rate=50)
-    flags = {10: [[False, False]], 20: [[False, True]], 30: [[True, True]]}
-    lines = [json.dumps({"step": step, "formed": {"induction": flags[step], "sink": [[False] * 2]}}) for step in flags]
+    flags = {10: [[0, 0]], 20: [[0, 1]], 30: [[1, 1]]}
+    lines = [json.dumps({"step": step, "formed": {"induction": flags[step], "sink": [[0, 0]]}}) for step in flags]
     (run / "attention").mkdir()
     (run / "attention/scores.jsonl").write_text("\n".join([*lines, '{"step": 4']))  # the last line is being written
     save_run("b", (2.0, 2.5), seed=2, rate=100)

@@ -75,14 +75,13 @@ def test_an_option_that_the_user_types_replaces_the_one_in_the_config(typed):
         plain_config(stranger("callbacks: EarlyStopping, logger: CSVLogger"), {typed})
 
 
-def test_own_code_for_the_optimizer_and_the_corpus_is_imported_only_if_it_is_typed_again():
+@pytest.mark.parametrize("name, value", [("model.optimizer.algorithm", "mine.A"), ("data.corpus", "mine.corpus")])
+def test_own_code_for_the_optimizer_and_the_corpus_is_imported_only_if_it_is_typed_again(name, value):
     config = stranger("max_steps: 5")
-    for group, option in (("model", "optimizer.algorithm"), ("data", "corpus")):
-        value = {"optimizer": {"algorithm": "mine.A"}} if group == "model" else {"corpus": "mine.a"}
-        config.write_text(yaml.safe_dump({"model": {}, "data": {}, "trainer": {}, group: value}))
-        with pytest.raises(ValueError, match=rf"{group}\.{option} .*code"):
-            plain_config(config, {"model.gpt.window"})
-        assert yaml.safe_load(plain_config(config, iter([f"{group}.{option}"])))[group] == value
+    config.write_text(f"{config.read_text()}{name}: {value}\n")
+    with pytest.raises(ValueError, match=rf"{name} .*code"):
+        plain_config(config, {"model.gpt.window"})
+    assert yaml.safe_load(plain_config(config, {name}))[name] == value
 
 
 def test_options_that_name_no_code_are_kept_as_they_are():

@@ -51,43 +51,31 @@ def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(tra
     assert events == [(step, name) for step, names in expected.items() for name in names]
 
 
-VALIDATES = {  # options, and the steps at which they validate
-    "--trainer.limit_val_batches=0": [],
-    "--trainer.val_check_interval=null": [5],
-    "--trainer.val_check_interval=2 --trainer.accumulate_grad_batches=3": [2, 4, 5],
-}
-
-
-@pytest.mark.parametrize("options", VALIDATES)
-def test_each_step_ends_once_with_any_options_of_validation(train, monkeypatch, events, options):
-    ended, owner = [], end_of_step.EndOfStep
-    before_call(monkeypatch.setattr, owner, "end_step", lambda _, trainer, *__: ended.append(trainer.global_step))
-    assert train("--trainer.max_steps=5", *options.split()) == 0
+@pytest.mark.parametrize("option, validated", [("limit_val_batches=0", []), ("val_check_interval=null", [5])])
+def test_each_step_ends_once_also_without_a_validation(train, monkeypatch, events, option, validated):
+    ended = []
+    before_call(monkeypatch.setattr, EndOfStep, "end_step", lambda _, trainer, *__: ended.append(trainer.global_step))
+    assert train("--trainer.max_steps=5", f"--trainer.{option}") == 0
     assert ended == [0, 1, 2, 3, 4, 5]
-    assert [step for step, name in events if name == "on_validation_epoch_end"] == VALIDATES[options]
-    assert [step for step, name in events if name == "save"][-1] == 5
+    assert [step for step, name in events if name == "on_validation_epoch_end"] == validated
+    assert events[-1] == (5, "save")
 
 
 def test_the_state_of_a_run_is_in_a_file_from_its_first_step_on(train, monkeypatch):
-    def state_after(name, *options, at=None, error=None):
-        states = []
+    ends = {"finished": None, "stopped": TrainingInterrupted(signal.SIGTERM)}
+    ends |= {"failed": RuntimeError("a bug"), "diverged": Diverged("NaN")}
+    for state, error in ends.items():
+        run = Path("runs", state)
 
-        def fail(_, trainer, *__):
-            states.append(Run(Path("runs", name)).state)
-            if error and trainer.global_step == at:
+        def fail(_, trainer, *__, run=run, error=error):
+            assert Run(run).state == "running"
+            if error and trainer.global_step == 3:
                 raise error
 
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, suppress(RuntimeError):
             before_call(patch.setattr, EndOfStep, "end_step", fail)
-            with suppress(RuntimeError):
-                train(f"--name={name}", "--trainer.max_steps=4", *options)
-        assert set(states) == {"running"}
-        return json.loads(Path("runs", name, "state.json").read_text())
-
-    assert state_after("a") == {"state": "finished", "step": 4}
-    assert state_after("c", at=3, error=TrainingInterrupted(signal.SIGTERM)) == {"state": "stopped", "step": 3}
-    assert state_after("d", at=2, error=RuntimeError("a bug"))["state"] == "failed"
-    assert state_after("e", at=2, error=Diverged("NaN"))["state"] == "diverged"
+            train(f"--name={state}", "--trainer.max_steps=4")
+        assert json.loads((run / "state.json").read_text()) == {"state": state, "step": 3 if error else 4}
 
 
 def test_an_epoch_of_lightning_is_what_lies_between_two_validations(train, monkeypatch):

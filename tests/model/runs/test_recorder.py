@@ -1,6 +1,5 @@
 """The attention maps and losses that a run records: on which tokens, in which precision, and the warning of a leak."""
 
-import json
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ from model.inspection.texts import MAX_TOKENS, spread_starts
 from model.runs.recorder import Recorder
 from scripts.inspect_attention import main as inspect_attention
 from tests.attentions import LEAK
-from tests.small_runs import column, csv_rows
+from tests.small_runs import csv_rows
 
 
 def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
@@ -76,18 +75,6 @@ def test_probe_and_windows_are_pieces_of_the_validation_text_with_its_documents(
     assert started(tmp_path, text, length, is_global_zero=False) is None
     long = started(tmp_path, 4 * text, length, context=10_000)
     assert {texts.length for texts in long.windows.values()} == {MAX_TOKENS}
-
-
-def test_the_recorded_loss_is_the_validation_loss_within_documents(train, tmp_path):
-    """The documents are short, and a model can predict them only from their beginning."""
-    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    rows = [{"text": " ".join(words[start:] + words[:start])} for start in range(10)] * 60
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = [f"--data.files={path}", "--data.document_masking=true", "--model.gpt.context_length=64"]
-    assert train("--name=run", *options, "--trainer.max_steps=150", "--trainer.val_check_interval=150") == 0
-    [recorded] = [one.loss["text"] for one in Recording.open(Path("runs/run/attention")).snapshots if one.loss]
-    assert recorded == pytest.approx(column("runs/run", "val/loss")[150], rel=0.25)
 
 
 def test_a_leak_is_reported_on_the_terminal_on_the_page_and_with_a_table(train, monkeypatch, caplog, capsys):

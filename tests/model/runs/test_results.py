@@ -56,8 +56,7 @@ def test_the_page_leaves_out_diverged_losses_unfinished_lines_and_missing_files(
     (run / "metrics.csv").write_text(METRICS + "30,3000,nan,inf,inf,0.0,100.0,,nan\n")
     assert data_of(run)["learning"]["charts"][0]["curves"][0]["points"][-1] == [20, 3.0]
     (run / "metrics.csv").write_text(METRICS)
-    for name in ("metrics.csv", "samples.jsonl"):
-        path = run / name
+    for path in (run / "metrics.csv", run / "samples.jsonl"):
         path.write_text(path.read_text()[:-3])
     data = data_of(run)["learning"]
     assert data["charts"][0]["curves"][0]["points"][-1] == [10, 4.0]
@@ -95,7 +94,6 @@ def test_the_last_page_holds_the_weights_of_the_best_and_all_kept_steps(kept):
     (kept / "checkpoints/step_00000004.ckpt").replace(kept / "checkpoints/best.ckpt")
     finish(kept)
     page = Page(kept / "report.html")
-    assert page.json("manifest")["steps"] == [0, 3, 4, 8, 12]
     assert [one["step"] for one in page.data["run"]["snapshots"] if "weights" in one] == [0, 3, 4, 8, 12]
     assert "text" not in data_of(kept)  # the page of a running run has no weights
 

