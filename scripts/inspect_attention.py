@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Shown = tuple[Recording, Callable[[], str], Path]  # the maps, a function that returns their page, the file for it
 
-PAGE, TABLE = ".html", ".csv"
+PAGE, TABLE, FILM = ".html", ".csv", ".gif"
 PICTURES_AND_TABLE = (".png", ".svg", ".pdf", TABLE)
 TITLE_CHARS = 60  # of the prompt, in the title of the page
 
@@ -45,12 +45,9 @@ def main(argv: list[str] | None = None) -> None:
     if options.experiments:
         say(experiments_table(options.run))
         return
-    if options.film:
-        say(f"wrote {write_film(options.run, options.film)}")
-        return
     recording, page, default_output = of_run(options.run) if options.prompt is None else of_prompt(options)
-    output = options.output or default_output
-    write(recording, output, kind, options, page)
+    output = options.film or options.output or default_output
+    write(recording, output, options, page)
     for problem in recording.problems.values():
         say(f"warning: {recording.name}: {problem[0].lower()}{problem[1:]}", sys.stderr)
     message = f"wrote {output}"
@@ -120,11 +117,12 @@ def step_list(text: str) -> list[int]:
 def check(options: argparse.Namespace, kind: str) -> None:
     """Raises Mistake for options that exclude each other, before anything is loaded. kind: the ending of the output."""
     is_page = kind == PAGE
-    other_options = options.prompt is not None or options.output or options.steps or options.head or options.open
-    if options.experiments and other_options:
-        raise Mistake("--experiments prints a table about the whole model: leave out all other options but --run")
-    if options.film and (other_options or options.experiments or options.film.suffix.lower() != ".gif"):
-        raise Mistake("--film writes a .gif of a run: leave out all other options but --run, and end its name in .gif")
+    given = {name for name, value in vars(options).items() if value not in (None, False)}
+    for alone in ("experiments", "film"):
+        if alone in given and given - {alone, "run"}:
+            raise Mistake(f"--{alone} is about a whole run: leave out all other options but --run")
+    if options.film and options.film.suffix.lower() != FILM:
+        raise Mistake(f"--film {options.film} must end in {FILM}")
     if not is_page and kind not in PICTURES_AND_TABLE:
         raise Mistake(f"--output {options.output} must end in {' or '.join([PAGE, *PICTURES_AND_TABLE])}")
     if is_page and (options.head or (options.steps and options.prompt is None)):
@@ -162,16 +160,6 @@ def experiments_table(path: Path | None) -> str:
     return "\n".join(lines)
 
 
-def write_film(run: Path | None, path: Path) -> Path:
-    """Writes the film of a run."""
-    from model.inspection.recording import Recording
-    from model.pages.animation import draw_film
-
-    folder = Run.open(run, HEAD_SCORES).folder
-    draw_film(Recording.open(folder / ATTENTION, folder.resolve().name), path)
-    return path
-
-
 def of_run(path: Path | None) -> Shown:
     """Opens what a run has recorded. The page also holds the model, if the run has a checkpoint."""
     from model.inspection.recording import Recording
@@ -205,25 +193,31 @@ def of_prompt(options: argparse.Namespace) -> Shown:
 def write(
     recording: Recording,
     output: Path,
-    kind: str,
     options: argparse.Namespace,
     page: Callable[[], str],
 ) -> None:
-    """Writes a page, a picture or a table to `output`. kind: its ending."""
-    from model.files import write_atomically
-    from model.pages import export
-
+    """Writes a page, a film, a picture or a table to `output`, as its ending says."""
+    kind = output.suffix.lower()
     if kind == PAGE:
+        from model.files import write_atomically
+
         write_atomically(output, page().encode())
         return
-    step = options.steps[0] if options.steps else None
-    heads = export.choose_heads(recording, options.head)
-    if kind == TABLE:
-        export.write_csv(recording, output, step, heads)
-    else:
-        from model.pages import images  # imports matplotlib, which is slow
+    if kind == FILM:
+        from model.pages.animation import draw_film  # imports matplotlib, which is slow
 
-        images.draw_maps(recording, output, step, heads)
+        draw_film(recording, output)
+        return
+    from model.pages import export
+
+    step = export.choose_step(recording, options.steps[0] if options.steps else None)
+    rows = export.choose_heads(recording, options.head)
+    if kind == TABLE:
+        export.write_csv(recording, output, step, rows)
+    else:
+        from model.pages.images import draw_maps
+
+        draw_maps(recording, output, step, rows)
 
 
 if __name__ == "__main__":

@@ -6,114 +6,105 @@ Shapes: L layers, H heads, T tokens.
 """
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import matplotlib
 import numpy as np
-from matplotlib.animation import PillowWriter
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
-from model.files import write_atomically
-from model.inspection.film import LEAST_RAISE, SOURCE, Film, Frame
-from model.inspection.reading import TOP
+from model.files import atomic_file
+from model.inspection.film import LEAST_RAISE, SOURCE, Film
+from model.inspection.reading import RecordedReading
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
 from model.pages.describe import visible
-from model.pages.film import LENGTH, film_of, formed_steps
+from model.pages.film import LENGTH, RIGHT, film_of, formed_steps, word_reading
 from model.pages.images import BETWEEN, draw_mosaic, legible
 from model.pages.learning import evenly
 from model.pages.pictures import SETTINGS
 
 SIZE = (9.2, 5.2)  # inches
-SECONDS = 12
-MOST_STEPS = 40  # evenly spread over the recorded steps: each frame adds to the size of the file
-AT_A_FORMATION, AT_THE_END = 3, 5  # for how many frames the picture stands still
+QUICK, STILL = 350, 1800  # milliseconds of a step; and of the last one, and of those where a head begins to form
+MOST_STEPS = 30  # evenly spread over the recorded steps: each adds to the size of the file
 WIDEST = 6  # points of an arrow
-RIGHT, ARROW = "#275c9c", "#b05a00"
+INK, ARROW = "#275c9c", "#b05a00"
 BEGINS = {"writer": "to look one token back", "finder": "to look at what followed the same token before"}
 
 
 def draw_film(recording: Recording, path: Path) -> None:
-    """Writes the film of a recording, SECONDS long. Raises a `Mistake` if it has none."""
+    """Writes the film of a recording, some twelve seconds long. Raises a `Mistake` if it has none."""
     film = film_of(recording)
     if film is None:
         raise Mistake(f"{recording.name} has no film: no made-up word could be recorded")
     formed = formed_steps(recording, film)
-    steps = {*evenly(recording.mapped, MOST_STEPS), *formed.values()}
-    frames = dict.fromkeys(sorted(steps), 1)
-    frames |= dict.fromkeys(formed.values(), AT_A_FORMATION)
-    frames[recording.mapped[-1]] = AT_THE_END
+    steps = sorted({*evenly(recording.mapped, MOST_STEPS), *formed.values()})
+    still = {*formed.values(), steps[-1]}
+    milliseconds = [STILL if step in still else QUICK for step in steps]
+    with matplotlib.rc_context(SETTINGS):
+        first, *others = [_picture(recording, film, step) for step in steps]
+    with atomic_file(path) as file:
+        first.save(
+            file,
+            "GIF",
+            save_all=True,
+            append_images=others,
+            duration=milliseconds,
+            loop=0,
+        )
+
+
+def _picture(recording: Recording, film: Film, step: int) -> Image.Image:
+    reading = word_reading(recording, film, step)
     figure = Figure(SIZE)
-    writer = PillowWriter(fps=sum(frames.values()) / SECONDS)
-    with TemporaryDirectory() as folder, matplotlib.rc_context(SETTINGS):
-        file = Path(folder, "film.gif")
-        with writer.saving(figure, str(file), figure.dpi):
-            for step, count in frames.items():
-                figure.clear()
-                forming = [role for role in formed if formed[role] == step]
-                _draw(figure, recording, film, step, forming)
-                for _ in range(count):
-                    writer.grab_frame()
-        write_atomically(path, file.read_bytes())
-
-
-def _draw(
-    figure: Figure,
-    recording: Recording,
-    film: Film,
-    step: int,
-    forming: list[str],
-) -> None:
-    """Draws a step. forming: the roles of the heads that begin to form there."""
-    frame = recording.frame(step)
-    *labels, right = recording.words.labels[film.word]
-    reads = "".join(map(visible, labels))
-    sentence = _sentence(film, frame, visible(labels[SOURCE]), forming)
+    canvas = FigureCanvasAgg(figure)
+    reads = "".join(map(visible, reading.tokens))
     figure.suptitle(f"Step {step} of {recording.mapped[-1]} reads {reads}", x=0.03, ha="left", fontsize=16)
-    figure.supxlabel(sentence, fontsize=11)
-    _draw_heads(figure.add_axes((0.03, 0.1, 0.53, 0.79)), film, frame)
-    _draw_next(figure.add_axes((0.66, 0.2, 0.31, 0.6)), film, frame, right)
+    begun = [role for role, since in formed_steps(recording, film).items() if since == step]
+    figure.supxlabel(_sentence(film, reading, begun), fontsize=11)
+    _draw_heads(figure.add_axes((0.03, 0.1, 0.53, 0.79)), film, reading)
+    _draw_next(figure.add_axes((0.66, 0.2, 0.31, 0.6)), reading)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
-def _sentence(
-    film: Film,
-    frame: Frame,
-    source: str,
-    forming: list[str],
-) -> str:
+def _sentence(film: Film, reading: RecordedReading, begun: list[str]) -> str:
+    """begun: the roles of the heads that begin to form at this step."""
     if film.finder is None or film.missing:
         return f"At the last step, {film.missing}."
-    begun = ["head {}.{} begins ".format(*film.heads[role]) + BEGINS[role] for role in forming]
     if begun:
-        return " and ".join(begun).capitalize() + "."
-    weight = frame.maps[(film.word, *film.finder)][-1, SOURCE]
+        heads = ["head {}.{} begins ".format(*film.heads[role]) + BEGINS[role] for role in begun]
+        return " and ".join(heads).capitalize() + "."
+    weight = reading.maps[film.finder][-1, SOURCE]
     head = "Head {}.{}".format(*film.finder)
     start = "The letters are random: only their first copy tells what comes next."
-    return f"{start} {head} gives the first {source} {weight:.0%} of its attention."
+    return f"{start} {head} gives the first {visible(reading.tokens[SOURCE])} {weight:.0%} of its attention."
 
 
-def _draw_heads(axes: Axes, film: Film, frame: Frame) -> None:
+def _draw_heads(axes: Axes, film: Film, reading: RecordedReading) -> None:
     """Draws the map of each head, layer 0 at the bottom.
 
     An arrow leads from each head that raises the finder's score to the weight of this score, as thick as it does so.
     """
-    maps = frame.maps[film.word].numpy()
+    maps = reading.maps.numpy()
     layers, heads = maps.shape[:2]
     rows = [[(layer, head) for head in range(heads)] for layer in reversed(range(layers))]
     draw_mosaic(axes, maps, rows)
     axes.set(xticks=[], yticks=[], aspect="equal")
     if film.finder is None:
         return
-    raises = frame.raises[(film.word, *film.finder)].numpy()
-    corners = {}
-    for layer, head in np.ndindex(layers, heads):
-        corners[layer, head] = (LENGTH + 1) * np.array([head, layers - 1 - layer])
+
+    def corner(place: tuple[int, int]) -> np.ndarray:
+        layer, head = place
+        return (LENGTH + 1) * np.array([head, layers - 1 - layer])
+
+    raises = np.reshape(reading.figures["raises"], (layers, heads))
     for place in zip(*np.nonzero(raises >= LEAST_RAISE), strict=True):
         axes.annotate(
             "",
-            xy=corners[film.finder] + [SOURCE, LENGTH - 0.5],
-            xytext=corners[place] + LENGTH / 2,
+            xy=corner(film.finder) + np.array([SOURCE, LENGTH - 0.5]),
+            xytext=corner(place) + LENGTH / 2,
             arrowprops={
                 "arrowstyle": "-|>",
                 "mutation_scale": 14,
@@ -123,20 +114,20 @@ def _draw_heads(axes: Axes, film: Film, frame: Frame) -> None:
         )
 
 
-def _draw_next(axes: Axes, film: Film, frame: Frame, right: str) -> None:
+def _draw_next(axes: Axes, reading: RecordedReading) -> None:
     """Draws the probabilities of the next token: that of the right one above the likeliest others."""
-    texts = frame.top[film.word, -1]
-    probabilities = frame.top_probability[film.word, -1].tolist()
-    chance = frame.chance[film.word].item()
-    shares = {right: chance} | dict(zip(texts, probabilities, strict=True))
+    figures = reading.figures
+    shares = {RIGHT: figures["chance"]} | dict(zip(figures["top"][-1], figures["top_probability"][-1], strict=True))
+    names = [legible(figures["tokens"][number]) for number in shares]
     bars = axes.barh(
         range(len(shares)),
         list(shares.values()),
-        tick_label=[legible(text) for text in shares],
+        tick_label=names,
         color=BETWEEN,
     )
-    bars[0].set_color(RIGHT)
-    axes.set(xlim=(0, 1), ylim=(TOP + 0.5, -0.5))
+    bars[0].set_color(INK)
+    axes.set(xlim=(0, 1))
+    axes.invert_yaxis()
     axes.xaxis.set_major_formatter("{x:.0%}")
-    axes.set_title(f"next: {legible(right)} gets {chance:.0%}", fontsize=13, color=RIGHT, loc="left")
+    axes.set_title(f"next: {names[0]} gets {figures['chance']:.0%}", fontsize=13, color=INK, loc="left")
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,33 +1,20 @@
 """Chooses the step and the heads whose maps a person asks for, and writes these maps as a CSV table.
 
-Shapes: L layers, H heads, T tokens.
+Shapes: L layers, H heads, T tokens; N chosen heads.
 """
 
-import codecs
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from model.files import atomic_file
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
+from model.pages.describe import Place
 
-DIGITS = 5  # significant digits of a weight: enough to tell every float16 from its neighbours
-COLUMNS = (
-    "run",
-    "step",
-    "layer",
-    "head",
-    "query",
-    "query_token",
-    "key",
-    "key_token",
-    "weight",
-)
-
-Head = tuple[int, int]  # layer, head
+DIGITS = "%.5g"  # of a weight: enough to tell every float16 from its neighbours
 
 
 def choose_step(recording: Recording, step: int | None = None) -> int:
@@ -41,39 +28,46 @@ def choose_step(recording: Recording, step: int | None = None) -> int:
     raise Mistake(f"--steps {step} has no maps in {recording.name}: write {near}, the nearest step that has maps")
 
 
-def choose_heads(recording: Recording, names: Sequence[str] | None) -> list[Head] | None:
-    """Parses names LAYER.HEAD; None stands for all heads. Raises Mistake for a head that the model does not have."""
+def choose_heads(recording: Recording, names: Sequence[str] | None = None) -> list[list[Place]]:
+    """Returns the heads called LAYER.HEAD in one row, by default a row for each layer. Raises Mistake for no head."""
+    layers, heads = recording.snapshots[-1].shape
+    rows = [[(layer, head) for head in range(heads)] for layer in range(layers)]
     if names is None:
-        return None
-    layers, heads = recording.at(choose_step(recording)).shape
-    known = {f"{layer}.{head}": (layer, head) for layer, head in np.ndindex(layers, heads)}
+        return rows
+    known = {"{}.{}".format(*head): head for row in rows for head in row}
     for name in names:
         if name not in known:
             raise Mistake(f"--head must be LAYER.HEAD, from 0.0 to {layers - 1}.{heads - 1}, not {name}")
-    return [known[name] for name in dict.fromkeys(names)]
+    return [[known[name] for name in dict.fromkeys(names)]]
 
 
 def write_csv(
     recording: Recording,
     path: Path,
-    step: int | None = None,
-    heads: Sequence[Head] | None = None,
+    step: int,
+    rows: Sequence[Sequence[Place]],
 ) -> None:
-    """Writes the maps of the probe "text" at a step, by default the last, with one row for each pair of query and key.
+    """Writes the maps of the probe "text" at a step, with one row for each pair of query and key.
 
-    Layers, heads and positions count from 0. A key after its query has a row only if its weight is not 0.
+    rows: of heads, see `choose_heads`. Layers, heads and positions count from 0. A key after its query has a row only
+    if its weight is not 0.
     """
-    step = choose_step(recording, step)
     text = recording.readings(step)["text"]
-    maps = text.maps.numpy()
+    layers, heads = np.concatenate(rows).T
+    maps = text.maps.numpy()[layers, heads]  # (N, T, T)
+    number, query, key = np.nonzero(np.tri(maps.shape[-1], dtype=bool) | (maps != 0))
+    tokens = np.array(text.tokens, dtype=object)
+    table = {
+        "run": recording.name,
+        "step": step,
+        "layer": layers[number],
+        "head": heads[number],
+        "query": query,
+        "query_token": tokens[query],
+        "key": key,
+        "key_token": tokens[key],
+        "weight": maps[number, query, key],
+    }
     # A run folder's name may be invalid Unicode.
     with atomic_file(path) as file:
-        writer = csv.writer(codecs.getwriter("utf-8")(file, "backslashreplace"))
-        writer.writerow(COLUMNS)
-        for layer, head in heads or np.ndindex(maps.shape[:2]):
-            for query, key in np.ndindex(maps.shape[2:]):
-                weight = maps[layer, head, query, key]
-                if key <= query or weight:
-                    number = f"{weight:.{DIGITS}g}" if np.isfinite(weight) else ""
-                    place = (layer, head, query, text.tokens[query], key, text.tokens[key])
-                    writer.writerow((recording.name, step, *place, number))
+        pd.DataFrame(table).to_csv(file, index=False, float_format=DIGITS, errors="backslashreplace")

@@ -1,16 +1,19 @@
-"""The film on a page: the word that it shows, its two heads, and what was recorded of them at each step.
+"""The film on a page and in a picture: its word, its two heads, and what was recorded of them at each step.
 
 Shapes: L layers, H heads, T tokens.
 """
 
-from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
 from model.inspection.film import BEGIN, SOURCE, WORD, Film, tell_film
-from model.inspection.reading import DIGITS, as_json
+from model.inspection.reading import DIGITS, RecordedReading, as_json
 from model.inspection.recording import Recording
 
 LENGTH = WORD + BEGIN  # tokens of the text, T
+PATTERNS = {"writer": "previous_token", "finder": "induction"}
+RIGHT = 0  # the number of the right token in the figures of a word
 
 
 def film_of(recording: Recording) -> Film | None:
@@ -21,60 +24,48 @@ def film_of(recording: Recording) -> Film | None:
 
 
 def about_film(recording: Recording, film: Film) -> dict[str, Any]:
-    """The page's data about a film, apart from what changes with the steps.
-
-    Heads are numbered layer by layer. formed: see `formed_steps`; None for a head that has not formed.
-    """
+    """The page's data about a film, apart from what changes with the steps. formed: see `formed_steps`."""
     *labels, right = recording.words.labels[film.word]
-    heads = recording.snapshots[-1].shape[1]
-    number = {role: place and place[0] * heads + place[1] for role, place in film.heads.items()}
+    heads = {role: place and "{}.{}".format(*place) for role, place in film.heads.items()}
     return {
         "text": "".join(labels),
         "labels": labels,
         "right": right,
         "source": SOURCE,
         "missing": film.missing,
-        "formed": dict.fromkeys(number) | formed_steps(recording, film),
-        **number,
+        "formed": formed_steps(recording, film),
+        **heads,
     }
 
 
 def formed_steps(recording: Recording, film: Film) -> dict[str, int]:
-    """Returns since when the writer looks one token back, and the finder at what followed the same token before."""
-    patterns = {"finder": "induction", "writer": "previous_token"}
+    """Since when the writer looks one token back, and the finder at what followed the same token before: by role."""
     steps = {}
     for role, place in film.heads.items():
-        step = place and recording.formation[patterns[role]].get("{}.{}".format(*place))
-        if step is not None:
-            steps[role] = step
+        since = recording.formation[PATTERNS[role]]
+        name = place and "{}.{}".format(*place)
+        if name in since:
+            steps[role] = since[name]
     return steps
 
 
-def film_steps(
-    recording: Recording,
-    film: Film,
-    steps: Collection[int],
-) -> dict[int, tuple[Any, dict[str, Any]]]:
-    """Returns for each step the maps of the word, (L, H, T, T), and its figures.
+def word_reading(recording: Recording, film: Film, step: int) -> RecordedReading:
+    """What was recorded of the film's word at a step.
 
-    The figures are those of `Reading.figures` that a page needs of a short text, and of `Frame`: chance, and
-    raises (L * H), by how much each head raises the finder's score of the source.
+    Its figures are those of `Reading.figures` that a page shows of a short text, and of `Frame`: chance, and raises
+    (L * H), by how much each head raises the finder's score of the source.
     """
-    right = recording.words.labels[film.word][-1]
-    found = {}
-    for step in steps:
-        frame = recording.frame(step)
-        top = frame.top[film.word].tolist()
-        texts = list(dict.fromkeys([right, *(text for row in top for text in row)]))
-        raises = frame.raises[(film.word, *film.finder)].flatten() if film.finder else None
-        figures = {
-            "tokens": dict(enumerate(texts)),  # the right token is number 0
-            "top": [[texts.index(text) for text in row] for row in top],
-            "top_probability": frame.top_probability[film.word],
-            "bits": [*frame.bits[film.word, :-1].tolist(), None],  # a page does not know the token after the last
-            "rank": [*frame.rank[film.word, :-1].tolist(), None],
-            "chance": frame.chance[film.word],
-            "raises": raises,
-        }
-        found[step] = frame.maps[film.word], as_json(figures, DIGITS)
-    return found
+    frame = recording.frame(step)
+    *labels, right = recording.words.labels[film.word]
+    top = frame.top[film.word]
+    texts = [right, *np.unique(top).tolist()]
+    figures = {
+        "tokens": dict(enumerate(texts)),
+        "top": np.vectorize(texts.index)(top),
+        "top_probability": frame.top_probability[film.word],
+        "bits": [*frame.bits[film.word, :-1], None],  # a page does not know the token after the last
+        "rank": [*frame.rank[film.word, :-1], None],
+        "chance": frame.chance[film.word],
+        "raises": frame.raises[(film.word, *film.finder)].flatten() if film.finder else None,
+    }
+    return RecordedReading(labels, frame.maps[film.word], as_json(figures, DIGITS))

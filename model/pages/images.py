@@ -6,7 +6,6 @@ Shapes: L layers, H heads, T tokens.
 """
 
 import math
-import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,8 +19,7 @@ from numpy.typing import ArrayLike
 
 from model.files import write_atomically
 from model.inspection.recording import Recording
-from model.pages.describe import shortened, visible
-from model.pages.export import Head, choose_step
+from model.pages.describe import Place, shortened, visible
 from model.pages.pictures import DPI, drawn
 from model.pages.template import COLOURS
 
@@ -38,20 +36,14 @@ BETWEEN = "#c8c8c8"  # the colour between maps, and of NaN
 def draw_maps(
     recording: Recording,
     path: Path,
-    step: int | None = None,
-    heads: Sequence[Head] | None = None,
+    step: int,
+    rows: Sequence[Sequence[Place]],
 ) -> None:
-    """Writes a picture of the maps of the probe "text" at a step, by default the last.
+    """Writes a picture of the maps of the probe "text" at a step.
 
-    path: its suffix sets the format: .png, .svg or .pdf.
-    heads: draws only these heads, side by side; by default all, one row per layer.
+    path: its suffix sets the format: .png, .svg or .pdf. rows: of heads, see `choose_heads`.
     """
-    step = choose_step(recording, step)
     text = recording.readings(step)["text"]
-    layers, columns = text.maps.shape[:2]
-    rows = [[(layer, head) for head in range(columns)] for layer in range(layers)]
-    if heads is not None:
-        rows = [list(heads)]
     title = f"{recording.name}, step {step}: rows attend to columns"
     content = drawn(lambda: maps_figure(text.maps.numpy(), rows, text.tokens, title), path.suffix.lower())
     write_atomically(path, content)
@@ -59,7 +51,7 @@ def draw_maps(
 
 def maps_figure(
     maps: np.ndarray,
-    heads: Sequence[Sequence[Head]],
+    heads: Sequence[Sequence[Place]],
     labels: Sequence[str],
     title: str,
 ) -> Figure:
@@ -86,19 +78,14 @@ def maps_figure(
     tokens = range(0, size, math.ceil(LABEL_PITCH / pitch))  # the tokens that get a label
     texts = [legible(labels[token]) for token in tokens]
     small = {"fontsize": 8, "fontfamily": [FONT, "monospace"]}
-    lefts = (size + 1) * np.arange(len(heads[0]))
-    tops = (size + 1) * np.arange(len(heads))
-    axes.set_xticks(
-        np.add.outer(lefts, tokens).ravel(),
-        texts * len(lefts),
-        rotation=90,
-        **small,
-    )
-    axes.set_yticks(
-        np.add.outer(tops, tokens).ravel(),
-        texts * len(tops),
-        **small,
-    )
+    for set_ticks, count, rotation in ((axes.set_xticks, len(heads[0]), 90), (axes.set_yticks, len(heads), 0)):
+        starts = (size + 1) * np.arange(count)
+        set_ticks(
+            np.add.outer(starts, tokens).ravel(),
+            texts * count,
+            rotation=rotation,
+            **small,
+        )
     beside = axes.inset_axes((1 + 40 / width, 0, 12 / width, 1))
     figure.colorbar(
         image,
@@ -113,7 +100,7 @@ def maps_figure(
 def draw_mosaic(
     axes: Axes,
     maps: np.ndarray,
-    heads: Sequence[Sequence[Head]],
+    heads: Sequence[Sequence[Place]],
 ) -> AxesImage:
     """Draws rows of maps, each with the name of its head. maps, heads: as in `maps_figure`."""
     image = axes.imshow(
@@ -152,15 +139,12 @@ def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
 
 
 def legible(token: str) -> str:
-    """A token as the page writes it, at most MAX_LABEL characters; escapes characters that FONT cannot draw."""
+    """A token as the page writes it, at most MAX_LABEL characters; escaped if FONT cannot draw it."""
     font = get_font(findfont(FONT))
-    text = ""
-    for char in token[: MAX_LABEL + 1]:
-        sign = visible(char)
-        has_glyphs = all(font.get_char_index(ord(shown)) for shown in sign)
-        is_mark = unicodedata.combining(char)  # would be drawn onto the character before it
-        text += sign if has_glyphs and not is_mark else char.encode("unicode_escape").decode()
-    return shortened(text or visible(token), MAX_LABEL)
+    text = visible(token, MAX_LABEL)
+    if all(font.get_char_index(ord(char)) for char in text):
+        return text
+    return shortened(token.encode("unicode_escape").decode(), MAX_LABEL)
 
 
 def _mosaic(weights: ArrayLike) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from statistics import median
 from typing import Any
 
@@ -84,8 +85,7 @@ def story(rows: Rows, config: Mapping) -> str:
     planned = (config.get("trainer") or {}).get("max_steps") or -1
     steps = f"{step} of {planned} steps" if step < planned else _count(step, "step")
     _, seconds = training_seconds(rows)[-1]
-    time = f", in {duration(seconds)}" if round(seconds) else ""
-    return f"{goal} It read {short(tokens)} tokens in {steps}{time}."
+    return f"{goal} It read {short(tokens)} tokens in {steps}, in {timedelta(seconds=round(seconds))}."
 
 
 def _text_in_words(data: Mapping) -> str:
@@ -95,7 +95,7 @@ def _text_in_words(data: Mapping) -> str:
         return f"the data set {data['dataset']}"
     if files:
         return ", ".join(files) if isinstance(files, list) else files
-    return CORPORA.get(corpus, f"the corpus {corpus}") if corpus else "a text"
+    return CORPORA.get(corpus, f"the corpus {corpus}")
 
 
 def _repeats_in_words(data: Mapping) -> str:
@@ -151,14 +151,6 @@ def short(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}"
     return f"{number:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """Formats a duration such as "40 seconds", "4.1 minutes" or "2.5 hours"."""
-    for size, unit in ((3600, "hours"), (60, "minutes")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return _count(round(seconds), "second")
 
 
 def _count(number: float, noun: str) -> str:

@@ -7,8 +7,7 @@ without weights.
 The page holds the lower triangle of each map, one byte 255 sqrt(p) for each weight p. That is within 0.004 of a weight
 in [0, 1]; if a model has other weights, the page says that it shows them as 0 or 1 (see `Checks`). Weights above the
 diagonal are left out: a causal model has none, and of any other model the page says that it looks into the future. Each
-step has one block for the maps of each text, one for the predictions and their causes (see `Reading.figures`), and one
-for the sentences about heads.
+step has two blocks for each text, its maps and its `Reading.figures`, and one for the sentences about heads.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -27,17 +26,16 @@ from model.inspection.experiments import Effect, try_all
 from model.inspection.film import Film
 from model.inspection.heads import SCORES, threshold
 from model.inspection.parts import ERRORS
+from model.inspection.reading import RecordedReading
 from model.inspection.recording import Models, Recording
 from model.mistakes import Mistake
 from model.pages import template
 from model.pages.describe import describe_heads, first_formed, opening_text, opening_view
-from model.pages.film import about_film, film_of, film_steps
-from model.pages.learning import evenly
+from model.pages.film import about_film, film_of, word_reading
 from model.pages.weights import Packed, pack
 
 MAX_MAP_BYTES = 25_000_000  # of the blocks of all steps
-MAX_STEPS = 100  # with maps: more than a person looks at, and packing each takes time
-MAX_CURVE_POINTS = 300
+MAX_STEPS = 100  # more than a person looks at
 
 
 def run_page(
@@ -69,14 +67,15 @@ def run_page(
         "errors": ERRORS,
         "colours": template.PALETTES,
         "learning": learning,
-        "experiments": None,
+        "notes": [],
         "run": None,
-        "film": None,
     }
     elements: list[str] = []
     held: list[int] = []  # the steps whose weights the page holds
-    effects: Sequence[Effect] = ()  # the experiments that hold at the last of these steps
-    model, notes = _packed(models, tokenizer, recording) if models and recording else (None, [])
+    effects: list[Effect] = []  # the experiments that hold at the last of these steps
+    model = None
+    if recording and models:
+        model, data["notes"] = _packed(models, tokenizer, recording)
     if model:
         held = model.manifest["steps"]
         recording = recording.with_losses([(step, gpt) for step, gpt in models if step in held], tokenizer.label)
@@ -85,45 +84,22 @@ def run_page(
         data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}
         data["text"] = opening_text(recording, tokenizer)
     if recording and recording.mapped:
-        recorded, elements, problems = _recorded(recording, held, effects)
-        data |= recorded
-        notes += problems
+        film = film_of(recording)
+        steps = shown_steps(recording, held)
+        data["run"] = _about(recording, film, steps, held)
+        data["film"] = film and about_film(recording, film)
+        for step in steps:
+            described = describe_heads(recording.at(step), effects if [step] == held[-1:] else ())
+            elements += [*_step_blocks(recording, step), _json_block(f"descriptions-{step}", described)]
+            if film:
+                elements += _reading_blocks("word", step, word_reading(recording, film, step))
+        if len(steps) < len(recording.mapped):
+            data["notes"].append(f"This page shows {len(steps)} of {len(recording.mapped)} recorded steps.")
+        data["notes"] += recording.problems.values()
     if model:  # after the maps: a file cut short in the weights still shows them
-        elements += _model_elements(model)
-    return template.fill(data | {"notes": notes}, elements)
-
-
-def _recorded(
-    recording: Recording,
-    held: Sequence[int],
-    effects: Sequence[Effect],
-) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Returns the page's data about a recording, its blocks, and notes. held, effects: see `run_page`."""
-    film = film_of(recording)
-    blocks, notes = pack_steps(recording, MAX_MAP_BYTES, held)
-    elements = _film_blocks(recording, film, blocks) if film else []
-    for step, blocks_of_step in blocks.items():
-        described = describe_heads(recording.at(step), effects if [step] == held[-1:] else ())
-        elements += [*blocks_of_step, _block(f"descriptions-{step}", template.to_json(described).encode())]
-    data = {"run": _about(recording, film, blocks, held), "film": film and about_film(recording, film)}
-    return data, elements, [*notes, *recording.problems.values()]
-
-
-def _model_elements(model: Packed) -> list[str]:
-    """The elements that hold the model: its manifest, and the weights of each of its snapshots."""
-    elements = [template.json_element("manifest", model.manifest)]
-    for number, weights in enumerate(model.blocks):
-        elements.append(template.text_element(f"weights-{number}", weights))
-    return elements
-
-
-def _film_blocks(recording: Recording, film: Film, steps: Collection[int]) -> list[str]:
-    """The blocks of the film: for each step the maps of its word, and its figures."""
-    blocks = []
-    for step, (maps, figures) in film_steps(recording, film, steps).items():
-        blocks.append(_block(f"word-{step}", _triangles(maps)))
-        blocks.append(_block(f"film-{step}", template.to_json(figures).encode()))
-    return blocks
+        elements.append(template.json_element("manifest", model.manifest))
+        elements += [template.text_element(f"weights-{i}", weights) for i, weights in enumerate(model.blocks)]
+    return template.fill(data, elements)
 
 
 def _packed(
@@ -141,49 +117,44 @@ def _packed(
     return None, [f"You cannot type to this model here: {reason}."]
 
 
-def pack_steps(
-    recording: Recording,
-    room: int,
-    wanted: Collection[int] = (),
-) -> tuple[dict[int, list[str]], list[str]]:
-    """Packs as many steps as fit into `room` bytes: their blocks by step, and a note if steps were left out.
+def shown_steps(recording: Recording, wanted: Collection[int] = ()) -> list[int]:
+    """Returns the steps that a page shows: not more than MAX_STEPS, and not more than fit into MAX_MAP_BYTES.
 
-    The steps that stay are evenly spaced, and always include the first, the last, and the `wanted` ones. Raises a
-    `Mistake` if even these do not fit.
+    If there are too many, every second one is left out, again and again; so a step that was left out once is never
+    packed again. The first, the last and the `wanted` ones stay. Raises a `Mistake` if not even two fit.
     """
     steps = recording.mapped
-    count = MAX_STEPS
-    while True:
-        kept = sorted({*evenly(steps, count), *wanted})
-        blocks = {step: _step_blocks(recording, step) for step in kept}
-        size = sum(len(block) for blocks_of_step in blocks.values() for block in blocks_of_step)
-        if size <= room:
-            break
-        count = count * room // size
-        if count < 2:
-            length = max(probe.length for probe in recording.probes.values())
-            raise Mistake(f"maps of {length} tokens do not fit into a page: use a shorter text, or a table of its maps")
+    size = sum(map(len, _step_blocks(recording, steps[-1])))
+    count = min(MAX_STEPS, MAX_MAP_BYTES // size)
+    if count < 2:
+        length = max(probe.length for probe in recording.probes.values())
+        raise Mistake(f"maps of {length} tokens do not fit into a page: use a shorter text, or a table of its maps")
+    kept = steps
+    while len(kept) > count:
+        kept = kept[::2]
+    kept = sorted({*kept, *wanted, steps[-1]})
     for snapshot in recording.snapshots:
-        if snapshot.step not in blocks:
+        if snapshot.step not in kept:
             snapshot.packed.clear()
-    if kept == steps:
-        return blocks, []
-    return blocks, [f"To stay small, this page shows {len(kept)} of {len(steps)} recorded steps."]
+    return kept
 
 
 def _step_blocks(recording: Recording, step: int) -> list[str]:
-    """The blocks of a step: the maps of each text, then the predictions and their causes.
-
-    Its snapshot keeps them, so that the next page of a run packs only the new steps.
-    """
-    snapshot = recording.at(step)
-    if not snapshot.packed:
-        details = {}
+    """The blocks of a step's readings. Its snapshot keeps them, so that the next page packs only the new steps."""
+    packed = recording.at(step).packed
+    if not packed:
         for kind, reading in recording.readings(step).items():
-            snapshot.packed.append(_block(f"{kind}-{step}", _triangles(reading.maps), level=4))
-            details[kind] = reading.figures
-        snapshot.packed.append(_block(f"details-{step}", template.to_json(details).encode()))
-    return snapshot.packed
+            packed += _reading_blocks(kind, step, reading)
+    return packed
+
+
+def _reading_blocks(
+    name: str,
+    step: int,
+    reading: RecordedReading,
+) -> list[str]:
+    maps = _block(f"{name}-{step}", _triangles(reading.maps), level=4)
+    return [maps, _json_block(f"{name}-figures-{step}", reading.figures)]
 
 
 def _triangles(maps: Tensor) -> bytes:
@@ -192,6 +163,10 @@ def _triangles(maps: Tensor) -> bytes:
     weights = maps.numpy()[:, :, rows, columns]
     values = 255 * np.sqrt(np.nan_to_num(weights).clip(0, 1))
     return np.rint(values).astype(np.uint8).tobytes()
+
+
+def _json_block(name: str, value: object) -> str:
+    return _block(name, template.to_json(value).encode())
 
 
 def _block(name: str, content: bytes, level: int = 6) -> str:
@@ -204,30 +179,24 @@ def _block(name: str, content: bytes, level: int = 6) -> str:
 def _about(
     recording: Recording,
     film: Film | None,
-    mapped: Collection[int],
+    steps: Sequence[int],
     held: Sequence[int],
 ) -> dict[str, Any]:
     """The page's data about a recording, apart from its blocks: texts, scores, and the steps at which heads formed.
 
-    mapped: the steps whose maps the page shows. held: the steps whose weights it holds.
+    steps: those that the page shows. held: those whose weights it holds.
     """
     layers, heads = recording.snapshots[0].shape
-    points = {*mapped, *evenly(recording.steps, MAX_CURVE_POINTS)}
     snapshots = []
-    for snapshot in recording.snapshots:
-        step = snapshot.step
-        if step in points:
-            stored = snapshot.to_json() | {"mapped": step in mapped}
-            # A model that is not repeatable passes no check: the other two would judge noise.
-            failed = snapshot.checks.problems.keys()
-            for check in ("repeatable", "causal", "faithful"):
-                stored[check] = not failed & {check, "repeatable"}
-            if step in held:
-                stored["weights"] = held.index(step)
-            snapshots.append(stored)
+    for step in steps:
+        snapshot = recording.at(step)
+        stored = snapshot.to_json() | {"problems": [*snapshot.checks.problems]}
+        if step in held:
+            stored["weights"] = held.index(step)
+        snapshots.append(stored)
     probes: list[dict[str, Any]] = []
     if film:
-        probes.append({"name": "word", "labels": recording.words.labels[film.word][:-1], "period": None})
+        probes.append({"name": "word", "labels": recording.words.labels[film.word][:-1]})
     for kind, probe in recording.probes.items():
         probes.append({"name": kind, "labels": probe.labels[0], "period": probe.period})
     uniform = recording.snapshots[-1].heads.uniform

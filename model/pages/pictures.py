@@ -13,12 +13,6 @@ SETTINGS = {
     "text.parse_math": False,  # a "$" in a token begins no formula
     "svg.fonttype": "none",  # keeps text as text, not as outlines
     "pdf.fonttype": 42,
-    "svg.hashsalt": "glassgpt",  # the same picture makes the same file
-}
-NO_DATE: dict[str, dict] = {
-    ".png": {},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
 }
 LONGEST = 100  # characters of a legend
 
@@ -28,7 +22,7 @@ def drawn(draw: Callable[[], Figure], kind: str) -> bytes:
     content = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         # bbox_inches makes room for titles, labels and legends, which lie outside the figure.
-        draw().savefig(content, format=kind[1:], metadata=NO_DATE[kind], bbox_inches="tight")
+        draw().savefig(content, format=kind[1:], bbox_inches="tight")
     return content.getvalue()
 
 

@@ -3,9 +3,6 @@
 The program browser/page.js and every module that it imports become data: URLs in an import map. So the modules are
 ordinary ES modules, and the document is still a single file.
 
-A worker does not see the import map of its page. The program starts a worker from a module that it names by
-import.meta.resolve("browser/..."): in the URL of that module, every import is replaced by the imported module's URL.
-
 In page.html, /* other.css */ stands for a style sheet. The browser never parses the data as markup.
 """
 
@@ -19,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-IMPORT = re.compile(r'^import (?:[^"]* from )?"(\S+)";$', re.MULTILINE)
+MODULE = re.compile(r'"(browser/\S+)"')
 STYLES = re.compile(r"/\* (\S+\.css) \*/")
-WORKER = re.compile(r'import\.meta\.resolve\("(\S+)"\)')
 
 # An older page of the same run loads this one into a frame (see watching.js), where it only says when it was written.
 TELLS_WHEN = """<script>
@@ -57,17 +53,15 @@ PALETTES = {
 def fill(data: Mapping[str, Any], elements: Iterable[str]) -> str:
     """Returns the document with its data, whose "title" becomes the document's title, and with further elements."""
     written = TELLS_WHEN % json.dumps(data["status"]["written"]) if data.get("status") else ""
-    document = _document().replace("<!-- written -->", written, 1)
-    document = document.replace(
-        "<title></title>",
-        f"<title>{html.escape(data['title'])}</title>",
-        1,
-    )
-    return document.replace(
-        "<!-- data -->",
-        "\n".join([json_element("data", data), *elements]),
-        1,
-    )
+    parts = {
+        "<!-- written -->": written,
+        "<title></title>": f"<title>{html.escape(data['title'])}</title>",
+        "<!-- data -->": "\n".join([json_element("data", data), *elements]),
+    }
+    document = _document()
+    for mark, text in parts.items():
+        document = document.replace(mark, text, 1)
+    return document
 
 
 def to_json(value: object) -> str:
@@ -96,29 +90,14 @@ def _read(name: str) -> str:
 
 
 def _program(entry: str) -> str:
-    """The import map of `entry`, of all modules that it imports and of its workers, and the script that starts it."""
-    urls, wanted, workers = {}, [entry], []
+    """The import map of `entry` and of all modules that it imports or resolves, and the script that starts it."""
+    urls, wanted = {}, [entry]
     while wanted:
         name = wanted.pop()
         if name not in urls:
             source = _read(name)
-            urls[name] = _url(source)
-            wanted += IMPORT.findall(source)
-            workers += WORKER.findall(source)
-    urls |= {name: _with_imports(name) for name in workers}
+            urls[name] = "data:text/javascript;base64," + base64.b64encode(source.encode()).decode()
+            wanted += MODULE.findall(source)
     import_map = json.dumps({"imports": urls})
     start = f'<script type="module" blocking="render">import "{entry}";</script>'
     return f'<script type="importmap">{import_map}</script>\n{start}'
-
-
-@cache
-def _with_imports(name: str) -> str:
-    """The URL of a module that needs no import map. A module that two of its modules import is in it twice."""
-    source = _read(name)
-    for imported in IMPORT.findall(source):
-        source = source.replace(f'"{imported}"', f'"{_with_imports(imported)}"')
-    return _url(source)
-
-
-def _url(source: str) -> str:
-    return "data:text/javascript;base64," + base64.b64encode(source.encode()).decode()

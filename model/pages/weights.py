@@ -9,8 +9,8 @@ same layout. The manifest's tensors say where in a block each weight begins and 
                 0.0005 bits per token (measured on 19,200 tokens of code)
     float32     tensors with one axis, such as biases
 
-After the weights come the mean of each part that can be switched off (see `part_means`), and the logits that PyTorch
-computes from the same rounded weights for a recorded text: with these the page checks its own arithmetic.
+After the weights come the mean of each part that can be switched off (see `part_means`), and the logits (V,) that
+PyTorch computes from the same rounded weights after a recorded text: with these the page checks its own arithmetic.
 
 Shapes: T tokens, V vocabulary.
 """
@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,7 +35,6 @@ from model.inspection.texts import Texts
 from model.mistakes import Mistake
 
 MAX_BYTES = 40_000_000  # of the weights in a page, all snapshots together
-MAX_REFERENCE = 2**13  # reference logits of a snapshot: 32 KiB
 MAX_DIFFERENCE = 1e-3  # of a logit; above it, the model's attention is not the one that the page computes
 EXACT_BYTES = 12_000_000  # up to which weights are stored in bfloat16
 
@@ -66,7 +64,7 @@ def pack(
     snapshots: Models,
     tokenizer: Any,
     probe: Texts,
-    windows: Texts | None = None,
+    windows: Texts,
 ) -> Packed:
     """Packs a model, or several snapshots of one.
 
@@ -75,28 +73,23 @@ def pack(
         tokenizer: one of `data.tokenizers`.
         probe: one text of T tokens, 2 or more. The page reads it to check itself, and the cost of rounding is measured
             on it. If it has document ids, the page's attention stays within a document.
-        windows: texts over which the outputs of parts are averaged; the probe if None.
+        windows: texts over which the outputs of parts are averaged.
 
     The manifest has:
         config, tokenizer, steps.
         parameters: how many each part has.
         kind: how matrices are stored. bytes: the size of a block.
         tensors, means: lists of {name, shape, kind, start}. reference: one such entry.
-        parity: the probe, the positions whose logits are the reference, and what rounding costs each snapshot, in bits
-            per token.
+        parity: the probe, and what rounding costs each snapshot, in bits per token.
 
-    Raises a Mistake if the snapshots have different configs, if one has diverged, if the model's attention or weights
-    are not those that the page computes with, or if even int8 takes more than MAX_BYTES.
+    Raises a Mistake if a snapshot has diverged, if the model's attention or weights are not those that the page
+    computes with, or if even int8 takes more than MAX_BYTES.
     """
     config = snapshots[0][1].config
-    if any(gpt.config != config for _, gpt in snapshots):
-        raise Mistake("the snapshots are of different models: their configs differ")
     for step, gpt in snapshots:
         if not gpt.is_finite():
             raise Mistake(f"the model at step {step} has diverged: some of its weights are not numbers")
     kind = _kind_that_fits(snapshots)
-    kept = min(probe.length, max(1, MAX_REFERENCE // snapshots[0][1].lm_head.out_features))
-    positions = np.linspace(probe.length - 1, 0, kept).astype(int)[::-1].tolist()  # evenly spread, with the last
     blocks, bits, models = [], [], []
     for _, gpt in snapshots:
         exact = copy.deepcopy(gpt).float().cpu().eval()
@@ -107,12 +100,12 @@ def pack(
             # A few tokens are enough for it; the difference of two losses would be mostly chance.
             log_rounded, log_exact = (one.double().log_softmax(-1) for one in (logits, expected))
             bits.append(F.kl_div(log_rounded, log_exact, reduction="batchmean", log_target=True).item() / math.log(2))
-            means = part_means(rounded, windows or probe)
+            means = part_means(rounded, windows)
         models.append((rounded, means))
         content = bytearray()
         tensors = [_append(content, name, *tensor) for name, tensor in stored.items()]
         averages = [_append(content, part, "float32", [mean]) for part, mean in means.items()]
-        reference = _append(content, "reference", "float32", [logits[positions]])
+        reference = _append(content, "reference", "float32", [logits[-1]])
         blocks.append(base64.b64encode(content).decode())
     _check_network_is_standard(exact, probe.tokens)
     # The token that begins a document, for a model whose attention stays within a document; else None.
@@ -127,7 +120,7 @@ def pack(
         "tensors": tensors,
         "means": averages,
         "reference": reference,
-        "parity": {"probe": probe.tokens[0].tolist(), "positions": positions, "bits": bits},
+        "parity": {"probe": probe.tokens[0].tolist(), "bits": bits},
     }
     return Packed(manifest, blocks, models)
 
@@ -164,18 +157,13 @@ def _append(
 
 def _kind_that_fits(snapshots: Models) -> str:
     """Chooses how matrices are stored, from their size alone, so that a model that is too large is never packed."""
-    gpt = snapshots[0][1]
-    numbers, rows = gpt.num_parameters(), sum(len(weight) for weight in gpt.parameters() if weight.ndim > 1)
-    in_base64 = len(snapshots) * 4 / 3
-    if 2 * numbers * in_base64 <= min(EXACT_BYTES, MAX_BYTES):
+    numbers = snapshots[0][1].num_parameters()
+    size = len(snapshots) * numbers * 4 / 3  # as int8, in base64
+    if 2 * size <= EXACT_BYTES:
         return "bfloat16"
-    size = (numbers + 4 * rows) * in_base64
     if size <= MAX_BYTES:
         return "int8"
-    raise Mistake(
-        f"a page with this model would take {size / 1e6:.0f} MB, and the limit is {MAX_BYTES / 1e6:.0f} MB: it has "
-        f"{numbers:,} weights in each of {len(snapshots)} snapshots"
-    )
+    raise Mistake(f"a page with this model would take {size / 1e6:.0f} MB, and the limit is {MAX_BYTES / 1e6:.0f} MB")
 
 
 def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor]]]]:
@@ -191,7 +179,7 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
             stored[name] = (kind, [weight.bfloat16().view(torch.int16)])
         else:
             scales = weight.abs().amax(1, keepdim=True) / 127
-            integers = (weight / scales.clamp(min=torch.finfo(scales.dtype).tiny)).round().to(torch.int8)
+            integers = (weight / scales.clamp(min=1e-30)).round().to(torch.int8)
             weight.copy_(integers * scales)
             stored[name] = (kind, [scales, integers])
     return rounded, stored

@@ -2,6 +2,14 @@
 
 import { createTokenizer } from "browser/tokenizer.js";
 
+const SCRIPT = "data:text/javascript;base64,"; // how the URL of a module begins, see template.py
+
+// The URL of a module that needs no import map, which a worker does not see: each import names a URL like this one.
+function urlOf(name) {
+  const source = atob(import.meta.resolve(name).slice(SCRIPT.length));
+  return SCRIPT + btoa(source.replace(/(?<=")browser\/[^"]+/g, urlOf));
+}
+
 // manifest: see weights.py. texts: the complete weights of each snapshot, in base64 as in the page. onWaiting(count) is
 // called with the number of open questions, onStop() if the worker fails later. Rejects if the browser has no such
 // workers; if the model cannot be run, the error's `answered` is true.
@@ -9,7 +17,7 @@ import { createTokenizer } from "browser/tokenizer.js";
 // The engine's ask(name, request, { onValue, signal }) calls a method of LiveModel and returns a promise of its result,
 // which is undefined if the AbortSignal withdraws the question first. onValue gets each value that the method yields.
 export async function startEngine(manifest, texts, { onWaiting = () => {}, onStop = () => {} } = {}) {
-  const worker = new Worker(import.meta.resolve("browser/worker.js"), { type: "module" });
+  const worker = new Worker(urlOf("browser/worker.js"), { type: "module" });
   const ask = connect(worker, onWaiting);
   const started = ask("start", { manifest, texts }); // resolves to the parity of the last snapshot
   const parities = { [texts.length - 1]: started };

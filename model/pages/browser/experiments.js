@@ -4,7 +4,7 @@
 import { $, button, element } from "browser/elements.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { data, headNumber, headPart, holdsWeights, mapped, PLAIN, state } from "browser/state.js";
+import { data, headNumber, headPart, holdsWeights, snapshots, PLAIN, state } from "browser/state.js";
 import { box, keepText, showInBox } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { percent, quote } from "browser/words.js";
@@ -12,7 +12,7 @@ import { stopWriting } from "browser/writing.js";
 
 const OPENING = $("experiment").textContent;
 const { effects, tried } = data.experiments ?? { effects: [], tried: {} };
-export const TRIED_AT = [...mapped.keys()].findLast(holdsWeights); // the step at which they were tried
+export const TRIED_AT = [...snapshots.keys()].findLast(holdsWeights); // the step at which they were tried
 let chosen = null; // { effect, before, after }: what the page measured before the change and after it, by step
 
 // The text and the parts that are off, before the change and after it.
@@ -53,7 +53,7 @@ const rightGets = ({ trial: { right, answer } }) =>
   right.length > 1
     ? `those of ${likeliestOnes()} tokens that begin with ${quote(answer)} together get`
     : `${quote(answer)} gets`;
-const whenTried = () => `at step ${mapped[TRIED_AT].step}`;
+const whenTried = () => `at step ${snapshots[TRIED_AT].step}`;
 const usually = ({ means, texts }) =>
   `${whenTried()} it got ${fromTo(means)} on average over all ${texts} texts that were tried (a token not among ` +
   `${likeliestOnes()} counts as 0%)`;

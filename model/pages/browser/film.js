@@ -7,9 +7,9 @@ import { $, button, closest, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { filmAt } from "browser/recorded.js";
+import { figuresOf } from "browser/recorded.js";
 import { probabilities } from "browser/sampling.js";
-import { ALL_HEADS, data, headPart, LAST, mapped, nearest, PLAIN, state, textNumber } from "browser/state.js";
+import { ALL_HEADS, data, headNumber, headPart, LAST, snapshots, nearest, PLAIN, state, textNumber } from "browser/state.js";
 import { box, keepText, showInBox } from "browser/text.js";
 import { decimal, listed, percent, quote } from "browser/words.js";
 import { stopWriting } from "browser/writing.js";
@@ -19,7 +19,8 @@ const LEAST = 0.5; // a head that raises the score by less has no arrow
 const WIDEST = 6; // pixels of an arrow
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches; // then a person goes from step to step
 const { film } = data;
-const { finder, writer, right, source } = film ?? {};
+const { right, source } = film ?? {};
+export const [finder, writer] = [film?.finder, film?.writer].map(headNumber); // undefined if there is no such head
 const capital = (head) => headPart(head).replace("h", "H");
 
 // By stop of the slider: the role of the head that begins to form there. If both do, the finder's question covers both.
@@ -78,7 +79,7 @@ function questionOf(role, { chance, raises }, weight) {
     const begins = `${capital(finder)} begins to look at what followed ${quote(film.labels.at(-1))} before.`;
     return [`${begins} How does it find it?`, `${found} So ${gives}.`];
   }
-  const score = decimal(mapped[shown.at].scores.previous_token.flat()[writer]);
+  const score = decimal(snapshots[shown.at].scores.previous_token.flat()[writer]);
   const begins = `${capital(writer)} begins to look one token back (score ${score}).`;
   const place = `${quote(film.labels[source])} in ${headPart(finder)}`;
   const helps = `it raises the score of ${place} by ${decimal(raises[writer], 1)}`;
@@ -121,14 +122,14 @@ addView(async function drawFilm() {
   $("film").hidden = !film || frame.other !== null;
   $("play").hidden = !film || LAST < 1;
   $("play").textContent = state.film ? "❚❚ pause" : "▶ film";
-  const figures = isShown ? await filmAt(frame.at) : null;
+  const figures = isShown ? await figuresOf("word", frame.at) : null;
   if (frame !== shown) return;
   drawArrows(figures && !frame.off?.length ? figures.raises : null);
   if (!isShown) return $("film-says").replaceChildren(
     button("the made-up word", () => showWord({ at: LAST })),
     " Or type any letters twice: its heads look for copies.");
   const [{ weights, labels }] = frame.sides;
-  const weight = finder === null ? 0 : weightAt(ofHead(weights, finder, labels.length), labels.length - 1, source);
+  const weight = finder === undefined ? 0 : weightAt(ofHead(weights, finder, labels.length), labels.length - 1, source);
   const role = roles.get(frame.at);
   const [question, found] = role && state.film ? questionOf(role, figures, weight) : [];
   const isLive = frame.typing && !film.missing && frame.token === labels.length - 1;
@@ -142,7 +143,7 @@ addView(async function drawFilm() {
 // An arrow from each head that raises the finder's score, as thick as it does so.
 function drawArrows(raises) {
   $("arrows").replaceChildren();
-  if (!raises || finder === null) return;
+  if (!raises) return;
   const middle = ({ offsetLeft, offsetTop, offsetWidth }) => [offsetLeft + offsetWidth / 2, offsetTop];
   $("arrows").setAttribute("width", $("grid").scrollWidth);
   const [x, y] = middle(thumbs[finder]);

@@ -5,7 +5,7 @@ import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import {
-  ALL_HEADS, formation, formedBetween, HEADS, headName, headPart, LAYERS, MARKED, RUN, SCORES, shortName, state,
+  ALL_HEADS, formation, formedBetween, HEADS, headName, headPart, LAYERS, MARKED, SCORES, shortName, snapshots, state,
 } from "browser/state.js";
 import { decimal } from "browser/words.js";
 
@@ -26,7 +26,7 @@ export const thumbs = ALL_HEADS.map((head) => {
 
 let inSight = null; // the part that was scrolled to last
 Object.assign(state, { part: null }); // the part that was chosen last, if it is not a head
-const PARTS = Object.keys(RUN.snapshots.find(({ ablation }) => ablation)?.ablation.text ?? {});
+const PARTS = Object.keys(snapshots.find(({ ablation }) => ablation)?.ablation.text ?? {});
 export const buttons = new Map(ALL_HEADS.map((head) => [headPart(head), thumbs[head]]));
 
 function buttonOf(part) {
@@ -51,13 +51,12 @@ const blocks = [...Array(LAYERS).keys()].map((layer) => {
 const flow = (...nodes) => element("span", {}, ...nodes);
 $("grid").append(flow(word("token"), "s →"), element("span", { className: "tables" }, ...tables.map(buttonOf)));
 $("grid").append(flow(word("stream"), " →"), ...blocks, flow("→ ", word("next token")));
-$("grid").style.setProperty("--blocks", LAYERS);
 $("grid").style.setProperty("--columns", HEADS <= 4 ? HEADS : Math.ceil(Math.sqrt(HEADS)));
 
 addView(function drawHeads() {
   const [side] = shown.sides;
   const scores = side.snapshot.scores[shown.score].flat();
-  const patternsOf = side.descriptions.flat().map(({ patterns }) => patterns);
+  const patternsOf = side.descriptions.map(({ patterns }) => patterns);
   const { label } = SCORES[shown.score];
   const length = shown.labels.length;
   const width = Math.max(1, thumbs[0].clientWidth * devicePixelRatio); // the width is 0 before the page is shown

@@ -7,24 +7,24 @@ import { $, closest, element } from "browser/elements.js";
 import { word } from "browser/heads.js";
 import { addPlainView, addView, change, shown } from "browser/render.js";
 import {
-  addOption, data, formedBetween, headName, headNumber, holdsWeights, mapped, nearest, RUN, SCORES, state, stepOf,
+  addOption, data, formedBetween, headName, headNumber, holdsWeights, snapshots, nearest, RUN, SCORES, state, stepOf,
 } from "browser/state.js";
 import { decimal } from "browser/words.js";
 
 const { story = "", facts = [], charts = [], samples = [], config = "" } = data.learning ?? {};
-const STOPS = mapped.map(({ step }, at) => ({ step, isMarked: holdsWeights(at) }));
+const STOPS = snapshots.map(({ step }, at) => ({ step, isMarked: holdsWeights(at) }));
 const LAST_STEP = Math.max(1, ...charts.flatMap(({ curves }) => curves).map(({ points }) => points.at(-1)[0]));
 const NEAR = LAST_STEP / 50; // a figure measured up to so many steps away stands for a step without one
 const SHARE = stepAxis(STOPS.map(({ step }) => step), LAST_STEP);
 const COLOURS = ["var(--first)", "var(--ink)"];
 // When the first head of each pattern formed, see describe.py. During a run, a pattern that began at the newest step is
 // left out, because it may be gone at the next one.
-const newest = data.status?.state === "running" ? RUN.snapshots.at(-1)?.step : null;
+const newest = data.status?.state === "running" ? snapshots.at(-1)?.step : null;
 const STAGES = RUN.stages.filter(({ step }) => step !== newest);
 const colourOf = (score) => `var(--${SCORES[score].colour})`;
 const flags = STAGES.map(({ score, head, step }) => {
   const patch = { score, head: headNumber(head), part: null, at: nearest(step) };
-  const reached = decimal(mapped[patch.at].scores[score].flat()[patch.head]);
+  const reached = decimal(snapshots[patch.at].scores[score].flat()[patch.head]);
   const begins = `head ${head} begins to form ${formedBetween(step)}`;
   const inWords = `${SCORES[score].label}: ${begins} (score there ${reached})`;
   const textContent = `${SCORES[score].letter} ${head}`;
@@ -38,7 +38,7 @@ let chart = null; // what is shown: { title, unit, curves: [{ name, points }] },
 export let curve = null; // { x, y }: functions from a step and a value to pixels
 let drawn = null; // all that the lines depend on, when they were drawn last
 
-addOption("curve", [...charts.map((_, i) => String(i)), ...(RUN.snapshots.length > 1 ? ["score"] : [])]);
+addOption("curve", [...charts.map((_, i) => String(i)), ...(snapshots.length > 1 ? ["score"] : [])]);
 
 function draw() {
   const { head, score, theme } = shown ?? state;
@@ -64,7 +64,7 @@ function draw() {
 }
 
 function scoreChart(score, head) {
-  const points = RUN.snapshots.map(({ step, scores }) => [step, scores[score].flat()[head]]);
+  const points = snapshots.map(({ step, scores }) => [step, scores[score].flat()[head]]);
   const guides = [{ value: RUN.uniform[score], dashes: "6 4" }];
   if (SCORES[score].is_pattern) guides.push({ value: RUN.threshold[score], dashes: "2 4" });
   const unit = "dashes: uniform attention; dots: what a head must exceed to form";
@@ -97,10 +97,10 @@ function showSample(step) {
 }
 
 svg.addEventListener("click", ({ offsetX }) =>
-  mapped.length && change({ at: closest([...mapped.keys()], (at) => Math.abs(curve.x(stepOf(at)) - offsetX)) }));
+  snapshots.length && change({ at: closest([...snapshots.keys()], (at) => Math.abs(curve.x(stepOf(at)) - offsetX)) }));
 
 $("curves").append(...charts.map(({ title }, i) => new Option(title, i)));
-if (RUN.snapshots.length > 1)
+if (snapshots.length > 1)
   $("curves").append(...Object.entries(SCORES).map(([score, { label }]) => new Option(`head: ${label}`, score)));
 $("curves").addEventListener("change", ({ target: { value } }) =>
   change(value in SCORES ? { score: value, curve: "score" } : { curve: value }));

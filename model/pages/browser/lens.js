@@ -2,7 +2,7 @@
 // row for each sub-layer, a column for each position, and the likeliest next token in each cell.
 
 import { createCells, element } from "browser/elements.js";
-import { isDark, rgb } from "browser/maps.js";
+import { inkOn, rgb } from "browser/maps.js";
 import { decimal, percent, quote, visible } from "browser/words.js";
 
 function lensCell({ lens, tokens, sublayers, labels }, row, token) {
@@ -55,7 +55,7 @@ export function createLens(parent, choose) {
         const colour = colours[Math.round(255 * Math.sqrt(probability ?? 0))];
         cell.classList.toggle("chosen", token === chosen);
         cell.textContent = text === null ? "–" : visible(text, 8) || "∅";
-        Object.assign(cell.style, { background: rgb(colour), color: isDark(colour) ? "#ffffff" : "#14181e" });
+        Object.assign(cell.style, { background: rgb(colour), color: inkOn(colour) });
       }
     readout.textContent = "Point at a cell to read it; click to choose its token.";
     if (moved && chosen !== null) box.scrollLeft = cells[0][chosen].offsetLeft - box.clientWidth / 2;

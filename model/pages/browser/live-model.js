@@ -30,14 +30,13 @@ export class LiveModel {
     });
   }
 
-  // The largest difference of the probe's logits from PyTorch's, and what rounding the weights costs in bits per token.
+  // The largest difference of the probe's last logits from PyTorch's, and what rounding costs in bits per token.
   *parity({ snapshot }) {
-    const { probe, positions, bits } = this.manifest.parity;
+    const { probe, bits } = this.manifest.parity;
     const { network, reference } = this.snapshot(snapshot);
     const reading = new Reading(network);
     yield* reading.read(probe, false);
-    const errors = positions.flatMap((position, i) =>
-      Array.from(reading.logits(position), (logit, id) => Math.abs(logit - reference[i * network.V + id])));
+    const errors = reading.logits(probe.length - 1).map((logit, id) => Math.abs(logit - reference[id]));
     return { error: errors.reduce((a, b) => Math.max(a, b)), bits: bits[snapshot] };
   }
 
@@ -52,11 +51,11 @@ export class LiveModel {
     return off.map((part) => ({ part, vector: this.snapshot(snapshot).means.get(part) }));
   }
 
-  *read({ snapshot, tokens, off, text, details = true }) {
+  *read({ snapshot, tokens, off, text, deep = true }) {
     const reading = this.reading(snapshot, off, text);
-    yield* reading.read(tokens, details);
+    yield* reading.read(tokens, deep);
     const { next } = reading.columns.at(-1);
-    return { block: reading.block(), details: reading.details(details), next };
+    return { weights: reading.block(), figures: reading.figures(deep), next };
   }
 
   // The exact logits (V,) of the next token after one token of a text.

@@ -1,12 +1,12 @@
 // Reads packed weights, and draws them as maps on a canvas. Nothing here depends on the step or head that is shown.
 
-import { clamp, css } from "browser/elements.js";
+import { css } from "browser/elements.js";
 import { triangle } from "browser/weights.js";
 import { visible } from "browser/words.js";
 
 const MAX_CELL = 56; // pixels
-const LABEL_PITCH = 10; // pixels from one label to the next: closer labels would touch; as in images.py
-const FONT = [8, 11]; // pixels: the smallest and the largest labels
+const LABEL_PITCH = 12; // pixels from one label to the next: closer labels would touch
+const FONT = "11px ui-monospace, 'DejaVu Sans Mono', monospace";
 export const PAD = 6; // pixels above a map: the first label may be taller than its row
 
 // Weights are lower triangles of bytes 255 sqrt(p), one head after another.
@@ -37,10 +37,10 @@ export function palette(stops) {
 const channelsOf = (colour) => [0, 8, 16].map((bits) => (colour >> bits) & 255);
 export const rgb = (colour) => `#${channelsOf(colour).map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
 
-// Whether text on a colour should be white: below this relative luminance, white has a contrast of at least 4.6.
-export function isDark(colour) {
+// White or black, for text on a colour: at this relative luminance, both have a contrast of 4.6.
+export function inkOn(colour) {
   const [r, g, b] = channelsOf(colour).map((byte) => (byte / 255) ** 2.2);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b < 0.18;
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b < 0.18 ? "#ffffff" : "#000000";
 }
 
 export function fitCanvas(canvas, width, height) {
@@ -53,10 +53,8 @@ export function fitCanvas(canvas, width, height) {
   return context;
 }
 
-const fontOf = (size) => `${size}px ui-monospace, 'DejaVu Sans Mono', monospace`;
-
 export function layout(context, width, height, labels) {
-  context.font = fontOf(FONT[1]);
+  context.font = FONT;
   const texts = labels.map((label) => visible(label, 8));
   const room = Math.min(Math.ceil(Math.max(...texts.map((text) => context.measureText(text).width))) + 6, width / 3);
   const fit = Math.min(MAX_CELL, Math.max(40, Math.min(width - room - 2, height - room - PAD)) / labels.length);
@@ -65,9 +63,7 @@ export function layout(context, width, height, labels) {
   const cell = whole > 0.85 * fit ? whole : fit;
   const side = cell * labels.length;
   const size = { side, wide: room + side + 1, high: PAD + side + room };
-  const stride = Math.ceil(LABEL_PITCH / cell);
-  const font = fontOf(Math.max(FONT[0], clamp(0.85 * stride * cell, FONT[1])));
-  return { texts, room, cell, ...size, stride, font, length: labels.length };
+  return { texts, room, cell, ...size, stride: Math.ceil(LABEL_PITCH / cell), length: labels.length };
 }
 
 // Draws a map into a canvas of the geometry's size, wide x high. colourOf: function of (query, key).
@@ -91,10 +87,10 @@ export function drawMap(context, geometry, colourOf) {
 
 // Draws a token's label beside its row, or turned below its column. A background, { back, ink }, makes it stand out and
 // hides what is behind it.
-export function drawLabel(context, { room, cell, side, font }, axis, index, text, background) {
+export function drawLabel(context, { room, cell, side }, axis, index, text, background) {
   const middle = (index + 0.5) * cell;
   context.save();
-  context.font = font;
+  context.font = FONT;
   context.textBaseline = "middle";
   context.textAlign = "right";
   context.translate(...(axis === "query" ? [room - 4, PAD + middle] : [room + middle, PAD + side + 4]));

@@ -2,15 +2,12 @@
 // it, and what each part adds to the logit of the next token. The parts add up to that logit, up to rounding: each adds
 // a vector to the stream, and the final norm divides all of them by the scale of the whole stream.
 //
-// measured: what `measuredOf` returns. Its column t reads token t and predicts token t + 1.
+// measured: the figures of a reading with the labels of its tokens. Column t reads token t and predicts token t + 1.
 
 import { decimal, percent, quote, scientific } from "browser/words.js";
 
 const FULL = 10; // bits with the full colour
 const LARGEST_ERROR = 1e-5; // of a sum of float32 numbers, relative to the largest logit if that is above 1
-
-// The details of one probe (see `Reading.figures` in reading.py), with what the probes share and the tokens' labels.
-export const measuredOf = (details, probe, labels) => ({ ...details, ...details.probes[probe], labels });
 
 // The loss in nats per token; NaN for a single token.
 export const lossOf = ({ bits }) =>

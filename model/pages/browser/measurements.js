@@ -4,7 +4,7 @@
 import { $, element } from "browser/elements.js";
 import { buttons } from "browser/heads.js";
 import { createLens } from "browser/lens.js";
-import { badge, expectation, measuredOf, nextInWords, partsOf, sum } from "browser/measured.js";
+import { badge, expectation, nextInWords, partsOf, sum } from "browser/measured.js";
 import { addChoices, addFollower, addView, change, pointer, shown } from "browser/render.js";
 import { partName } from "browser/scores.js";
 import { quote, signed } from "browser/words.js";
@@ -81,9 +81,9 @@ async function drawDeep() {
   const frame = shown;
   const waiting = frame.sides.filter(({ late }) => late);
   if (waiting.length) {
-    const details = await Promise.all(waiting.map(({ late }) => late()));
-    if (frame !== shown || !details.every(Boolean)) return;
-    const measured = details.map((ofSide) => measuredOf(ofSide, "text", shown.labels));
+    const figures = await Promise.all(waiting.map(({ late }) => late()));
+    if (frame !== shown || !figures.every(Boolean)) return;
+    const measured = figures.map((ofSide) => ({ ...ofSide, labels: frame.labels }));
     waiting.forEach((side, i) => Object.assign(side, { measured: measured[i], late: null }));
   }
   const isMeasured = shown.sides.every(({ measured }) => measured.lens); // of the film's word only while it is typed

@@ -20,7 +20,7 @@ import { $, element } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
 import { meaningOf } from "browser/heads.js";
 import { addView, render, shown, start } from "browser/render.js";
-import { data, mapped, state } from "browser/state.js";
+import { data, snapshots, state } from "browser/state.js";
 import { box } from "browser/text.js";
 import { engine, useEngine } from "browser/typed-text.js";
 import { watch } from "browser/watching.js";
@@ -49,17 +49,19 @@ function showBadge(id, isGood, verdict, figures) {
 
 addView(function drawBadges() {
   const { snapshot } = shown;
-  const { checks, repeatable } = snapshot;
+  const { checks, problems } = snapshot;
   for (const [error, check, good, bad] of BADGES) {
-    const verdict = snapshot[check] ? good : repeatable ? bad : "random in eval mode";
-    showBadge(error, snapshot[check], verdict, `${error} ${scientific(checks[error])} in ${checks.precision}`);
+    const isRandom = problems.includes("repeatable"); // then the other checks would judge noise
+    const isGood = !isRandom && !problems.includes(check);
+    const verdict = isGood ? good : isRandom ? "random in eval mode" : bad;
+    showBadge(error, isGood, verdict, `${error} ${scientific(checks[error])} in ${checks.precision}`);
   }
 });
 
 async function drawParity() {
   const frame = shown;
   if (!frame.typing) return;
-  const { error, bits } = await engine.parity(mapped[frame.at].weights);
+  const { error, bits } = await engine.parity(snapshots[frame.at].weights);
   if (frame !== shown) return;
   const good = error <= LARGEST_ERROR;
   const weights = engine.kind === "int8" ? ", with int8 weights" : "";
@@ -99,7 +101,7 @@ if (typeof DecompressionStream === "undefined") {
 } else {
   tell();
   addEventListener("unhandledrejection", ({ reason }) => tell(`This could not be shown: ${reason.message}.`));
-  $("main").hidden = $("model").hidden = !mapped.length;
+  $("main").hidden = $("model").hidden = !snapshots.length;
   box.value = data.text ?? "";
   state.typed = box.value; // the box has made all line breaks alike
   start();

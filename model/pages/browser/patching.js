@@ -5,7 +5,7 @@ import { $, createCells, element } from "browser/elements.js";
 import { fillRamp } from "browser/large-map.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { addField, ALL_HEADS, headPart, mapped, numberIn, shortName, state } from "browser/state.js";
+import { addField, ALL_HEADS, headPart, snapshots, numberIn, shortName, state } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { percent, quote, signed, visible } from "browser/words.js";
 
@@ -26,7 +26,7 @@ function currentPatch() {
   if (!shown.typing || !other) return null;
   const candidates = [...new Set([next, other.next].flatMap((list) => list.slice(0, CANDIDATES).map(([id]) => id)))];
   const target = candidates.includes(shown.target) ? shown.target : other.next[0][0];
-  const question = { snapshot: mapped[shown.at].weights, tokens: typed.tokens, other: other.typed.tokens, target };
+  const question = { snapshot: snapshots[shown.at].weights, tokens: typed.tokens, other: other.typed.tokens, target };
   return { candidates, question, key: JSON.stringify(question) };
 }
 

@@ -43,7 +43,7 @@ function plainly(out, x, weight, T, I, O, first = 0) {
     }
 }
 
-// ---- the same in WebAssembly: https://webassembly.github.io/spec/core/binary
+// ---- the same in WebAssembly: webassembly.github.io/spec/core/binary
 //
 // rows(out, x, weight, fours, T, width, stride) takes addresses and sizes in bytes: width is 4 I, and stride 4 O. Its
 // three loops are over groups of four rows of the matrix, over the vectors, and over groups of four columns.

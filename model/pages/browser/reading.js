@@ -96,28 +96,29 @@ export class Reading {
     return block;
   }
 
-  // The details, as a recording has them of its probe "text" (see `Reading.figures`), without the texts of tokens.
-  details(deep) {
+  // The figures, as a recording has them of its probe "text" (see `Reading.figures`), without the texts of tokens.
+  // deep: with lens and attribution.
+  figures(deep) {
     const { columns, network: { L, H } } = this;
     const rows = (count, pick) => Array.from({ length: count }, (_, i) => columns.map((column) => pick(column, i)));
-    const text = {
+    const sublayers = Array.from({ length: 2 * L }, (_, i) => `${i % 2 ? "feed-forward" : "attention"} ${i >> 1}`);
+    const figures = {
+      sublayers: ["embeddings", ...sublayers],
       bits: columns.map(({ nats }) => (nats === null ? null : nats / Math.LN2)),
       rank: columns.map(({ rank }) => rank),
       top: columns.map(({ next }) => next.slice(0, TOP).map(([id]) => id)),
       top_probability: columns.map(({ next }) => next.slice(0, TOP).map(([, probability]) => probability)),
     };
-    const sublayers = Array.from({ length: 2 * L }, (_, i) => `${i % 2 ? "feed-forward" : "attention"} ${i >> 1}`);
-    const details = { parts: [], sublayers: ["embeddings", ...sublayers], probes: { text } };
-    if (!deep) return details;
+    if (!deep) return figures;
     const ofStages = (name) => rows(2 * L + 1, (column, i) => column[name][i]);
-    details.parts = Object.keys(columns[0].parts);
-    text.lens = Object.fromEntries(["token", "probability", "divergence"].map((name) => [name, ofStages(name)]));
+    figures.parts = Object.keys(columns[0].parts);
+    figures.lens = Object.fromEntries(["token", "probability", "divergence"].map((name) => [name, ofStages(name)]));
     const known = columns.slice(0, -1);
-    text.attribution = details.parts.map((part) => [...known.map(({ parts }) => parts[part]), null]);
-    text.attribution_of_likeliest = details.parts.map((part) => columns.at(-1).parts[part]); // after the last token
+    figures.attribution = figures.parts.map((part) => [...known.map(({ parts }) => parts[part]), null]);
+    figures.attribution_of_likeliest = figures.parts.map((part) => columns.at(-1).parts[part]); // after the last token
     const largestLogit = Math.max(1, ...columns.map(({ logit }) => Math.abs(logit)));
-    text.attribution_error = Math.max(...columns.map(({ error }) => error)) / largestLogit;
-    return details;
+    figures.attribution_error = Math.max(...columns.map(({ error }) => error)) / largestLogit;
+    return figures;
   }
 }
 

@@ -1,5 +1,5 @@
-// Reads what was recorded from elements of the file. Each step has gzip blocks: the maps of each text, other
-// measurements, and the sentences about heads. A block is unpacked when it is first shown.
+// Reads what was recorded from elements of the file. Each step has gzip blocks: the maps of each text, its figures, and
+// the sentences about heads. A block is unpacked when it is first shown.
 
 import { $ } from "browser/elements.js";
 import { recent } from "browser/recent.js";
@@ -23,21 +23,16 @@ function unpacked(kind, at, form) {
 addEventListener("beforeunload", () => // six blocks: those of two steps
   keepInHistory({ blocks: [...blocks].filter(([, block]) => !(block instanceof Promise)).slice(-6) }));
 
-// The descriptions of all heads, [L][H]; see describe.py.
+// The descriptions of all heads; see describe.py.
 export const descriptionsOf = (at) => unpacked("descriptions", at, "json");
 
-// The figures of the film at a step; see film.py.
-export const filmAt = (at) => unpacked("film", at, "json");
+// The figures of a text at a step: see `Reading.figures`, and film.py for those of the word.
+export const figuresOf = (name, at) => unpacked(`${name}-figures`, at, "json");
 
 // Reads what `render` shows of a recorded text.
 export async function readRecorded({ textName }, at) {
   const { labels } = RUN.probes.find(({ name }) => name === textName);
-  const isWord = textName === "word";
-  const figures = isWord ? filmAt(at) : unpacked("details", at, "json");
-  const requests = [unpacked(textName, at, "arrayBuffer"), figures, descriptionsOf(at)];
-  const [maps, found, descriptions] = await Promise.all(requests);
-  const readings = isWord ? { word: found } : found;
-  const { parts, sublayers, tokens } = readings[textName];
-  const details = { parts, sublayers, tokens, probes: readings };
-  return { weights: new Uint8Array(maps), details, descriptions, labels };
+  const requests = [unpacked(textName, at, "arrayBuffer"), figuresOf(textName, at), descriptionsOf(at)];
+  const [maps, figures, descriptions] = await Promise.all(requests);
+  return { weights: new Uint8Array(maps), figures, descriptions, labels };
 }

@@ -5,9 +5,8 @@ import { $, button, element } from "browser/elements.js";
 import { palette } from "browser/maps.js";
 import { readRecorded } from "browser/recorded.js";
 import {
-  addOption, data, holdsWeights, keepView, mapped, nearest, restore, save, state, textNumber, TEXTS,
+  addOption, data, holdsWeights, keepView, snapshots, nearest, restore, save, state, textNumber, TEXTS,
 } from "browser/state.js";
-import { measuredOf } from "browser/measured.js";
 import { engine, readTyped } from "browser/typed-text.js";
 
 export function start() {
@@ -89,7 +88,7 @@ function textOf({ at, other, probe, typed }) {
 async function draw() {
   isRequested = false;
   document.documentElement.dataset.theme = state.theme;
-  if (!mapped.length) return plainViews.forEach((view) => view());
+  if (!snapshots.length) return plainViews.forEach((view) => view());
   const next = { ...state, ...textOf(state) };
   const first = await side("A", next, next.at);
   next.sides = [first];
@@ -119,9 +118,9 @@ async function draw() {
 }
 
 async function side(name, frame, at) {
-  const snapshot = mapped[at];
+  const snapshot = snapshots[at];
   const loaded = await (frame.typing ? readTyped : readRecorded)(frame, at);
-  const measured = measuredOf(loaded.details, frame.typing ? "text" : frame.textName, loaded.labels);
+  const measured = { ...loaded.figures, labels: loaded.labels };
   const label = frame.other === null ? "" : `${name}: `;
   const when = `step ${snapshot.step}`;
   return { ...loaded, name, label, when, title: label + when, at, snapshot, measured, head: frame.head };

@@ -5,7 +5,7 @@
 import { $, button, element, tableHead, track } from "browser/elements.js";
 import { buttons, markOf, meaningOf } from "browser/heads.js";
 import { addView, change, shown, stepButton } from "browser/render.js";
-import { choosing, data, formation, formedBetween, headName, headPart, mapped, RUN, SCORES } from "browser/state.js";
+import { choosing, data, formation, formedBetween, headName, headPart, snapshots, RUN, SCORES } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 
@@ -47,7 +47,7 @@ const inWords = ([change, error]) =>
 
 // Describes the part that is pointed at or was chosen last: what it is, its size, and the loss without it.
 function tellPart(part) {
-  const { step, ablation } = [...RUN.snapshots, shown.snapshot].findLast((snapshot) => snapshot.ablation) ?? {};
+  const { step, ablation } = [...snapshots, shown.snapshot].findLast((snapshot) => snapshot.ablation) ?? {};
   const losses = Object.entries(KINDS).filter(([kind]) => ablation?.[kind][part])
     .map(([kind, where]) => `${where} ${inWords(ablation[kind][part])}`);
   const size = engine?.parameters[part];
@@ -68,10 +68,10 @@ for (const [part, partButton] of buttons)
 // A table of all parts, the part whose loss rises most first. Of two steps, it shows the first.
 addView(function drawTable() {
   const { ablation } = shown.snapshot;
-  $("ablation").hidden = !RUN.snapshots.some((snapshot) => snapshot.ablation);
+  $("ablation").hidden = !snapshots.some((snapshot) => snapshot.ablation);
   $("ablations").hidden = !ablation;
-  const jumps = mapped.filter((snapshot) => snapshot.ablation).map(({ step }) => stepButton(step));
-  const [{ windows }] = RUN.snapshots;
+  const jumps = snapshots.filter((snapshot) => snapshot.ablation).map(({ step }) => stepButton(step));
+  const [{ windows }] = snapshots;
   const where = `Measured on ${windows.text[0]} windows of text and ${windows.repeated[0]} that repeat, at `;
   $("measured-at").replaceChildren(where, ...jumps, ablation ? "" : `, not at step ${shown.snapshot.step}`);
   if (!ablation) return;

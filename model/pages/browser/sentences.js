@@ -8,14 +8,12 @@ import { largestFirst, readsInWords } from "browser/words.js";
 
 addView(function drawSays() {
   const { head, sides } = shown;
-  const texts = sides.map(({ label, descriptions }) => ({ label, ...descriptions.flat()[head] }));
+  const texts = sides.map(({ label, descriptions }) => ({ label, ...descriptions[head] }));
   const name = headName(head).replace("l", "L");
   const isOff = shown.typing && shown.off.includes(headPart(head));
   const off = isOff ? "Switched off now: what it reads does not reach the model. " : "";
   $("sentences").replaceChildren(...texts.map(({ label, sentence }) =>
     element("p", {}, element("b", {}, `${label}${name}. `), off, sentence)));
-  $("evidence").replaceChildren(...texts.map(({ label, evidence }) =>
-    element("p", {}, evidence ? label + evidence : "")));
   drawReading();
 });
 

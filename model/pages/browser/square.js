@@ -4,7 +4,7 @@
 import { $, element, tableHead, track } from "browser/elements.js";
 import "browser/large-map.js"; // where a person chooses a square: drawn before this view
 import { addView, change, shown } from "browser/render.js";
-import { headName, mapped, placeOf } from "browser/state.js";
+import { headName, snapshots, placeOf } from "browser/state.js";
 import { ask, engine } from "browser/typed-text.js";
 import { decimal, largestFirst, listed, percent, quote, signed } from "browser/words.js";
 
@@ -22,7 +22,7 @@ addView(async function drawSquare() {
   if (opened !== square) $("square").replaceChildren();
   if (!isSeen) return;
   const [layer, head] = placeOf(number);
-  const request = { snapshot: mapped[at].weights, tokens: typed.tokens, off, layer, head, ...square };
+  const request = { snapshot: snapshots[at].weights, tokens: typed.tokens, off, layer, head, ...square };
   const answer = await ask("square", request);
   if (!answer || frame !== shown) return;
   $("square").replaceChildren(...contents(answer, square, frame));

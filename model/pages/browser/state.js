@@ -4,24 +4,28 @@ import { $, closest, systemTheme } from "browser/elements.js";
 
 export const data = JSON.parse($("data").textContent);
 export const SCORES = data.scores;
-const NOTHING = { layers: 0, heads: 0, probes: [], formation: {}, stages: [], snapshots: [], opening: { head: 0 } };
+const NOTHING = { layers: 0, heads: 0, probes: [], formation: {}, stages: [], snapshots: [], opening: {} };
 export const RUN = data.run ?? NOTHING; // the recording of the model
-export const { layers: LAYERS, heads: HEADS } = RUN;
+export const { layers: LAYERS, heads: HEADS, snapshots } = RUN; // a snapshot is a stop of the slider
 export const ALL_HEADS = [...Array(LAYERS * HEADS).keys()]; // numbered layer by layer
+
+export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
+export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
+export const shortName = (head) => placeOf(head).join(".");
+// A head's number from its short name, undefined if there is no such head.
+export const headNumber = (name) => ALL_HEADS.find((head) => shortName(head) === name);
 
 // The names of the scores' colours in theme.css, which has eight for patterns.
 for (const [i, score] of Object.values(SCORES).entries()) score.colour = score.is_pattern ? `mark-${i % 8}` : "accent";
 export const MARKED = Object.keys(SCORES).filter((score) => SCORES[score].is_pattern);
 
-// The steps with maps on this page: the stops of its slider. All snapshots have scores.
-export const mapped = RUN.snapshots.filter((snapshot) => snapshot.mapped);
-export const LAST = mapped.length - 1;
-export const stepOf = (at) => mapped[at].step;
+export const LAST = snapshots.length - 1;
+export const stepOf = (at) => snapshots[at].step;
 // Whether the page holds the weights of a step, so that a person can type there.
-export const holdsWeights = (at) => mapped[at].weights !== undefined;
+export const holdsWeights = (at) => snapshots[at].weights !== undefined;
 
 // The texts that can be shown: what a person types, if the page holds weights, and the recorded texts.
-const typed = mapped.some((_, at) => holdsWeights(at)) ? [{ name: "typed" }] : [];
+const typed = snapshots.some((_, at) => holdsWeights(at)) ? [{ name: "typed" }] : [];
 export const TEXTS = [...typed, ...RUN.probes];
 export const textNumber = (wanted) => [...TEXTS.keys()].find((i) => TEXTS[i].name === wanted);
 
@@ -29,16 +33,11 @@ export const textNumber = (wanted) => [...TEXTS.keys()].find((i) => TEXTS[i].nam
 // none. other: the step that is compared, by its place; null for none.
 const { opening } = RUN;
 export const state = {
-  at: LAST, head: opening.head, score: opening.score, probe: typed.length ? 0 : textNumber(opening.probe),
-  token: typed.length && opening.probe !== "text" ? undefined : opening.token, other: null, square: null,
+  at: LAST, head: headNumber(opening.head), score: opening.score, probe: typed.length ? 0 : textNumber(opening.probe),
+  token: undefined, other: null, square: null,
   film: null, // what the film does: "plays", "asks" or "answers"; null while it does not play
 };
 
-export const placeOf = (head) => [Math.floor(head / HEADS), head % HEADS];
-export const headName = (head) => `layer ${placeOf(head)[0]}, head ${placeOf(head)[1]}`;
-export const shortName = (head) => placeOf(head).join(".");
-// A head's number from its short name, undefined if there is no such head.
-export const headNumber = (name) => ALL_HEADS.find((head) => shortName(head) === name);
 export const headPart = (head) => `head ${shortName(head)}`; // a head's name as a part of the model
 // The change of state that chooses a part. If it is not a head, the map and the scores stay those of the last head.
 const headOf = (part) => ALL_HEADS.find((head) => headPart(head) === part);
@@ -48,13 +47,13 @@ export const formation = (score, head) => RUN.formation[score]?.[shortName(head)
 
 // When a head formed, in words: it did not follow the pattern yet at the recorded step before.
 export function formedBetween(step) {
-  const before = RUN.snapshots.findLast((snapshot) => snapshot.step < step);
+  const before = snapshots.findLast((snapshot) => snapshot.step < step);
   return before ? `between steps ${before.step} and ${step}` : `by step ${step}`;
 }
 
 // The place on the slider that is nearest to a step.
 export const nearest = (step) =>
-  closest([...mapped.keys()], (at) => Math.abs(Math.log1p(stepOf(at)) - Math.log1p(step)));
+  closest([...snapshots.keys()], (at) => Math.abs(Math.log1p(stepOf(at)) - Math.log1p(step)));
 
 // ---- the address keeps the state, so that a person can save and send a view
 
@@ -84,7 +83,7 @@ addOption("theme", [systemTheme, systemTheme === "dark" ? "light" : "dark"]);
 
 // Writes the state to the address. how: "pushState" adds an entry to the browser's history.
 export function save(how = "replaceState") {
-  if (!mapped.length) return;
+  if (!snapshots.length) return;
   const written = fields.map(({ name, write }) => [name, write()]).filter(([, value]) => value !== null);
   keepInHistory(null, `#${new URLSearchParams(written)}`, how);
 }
@@ -106,7 +105,7 @@ export function keepView() {
 
 // Takes the valid fields from the address, and leaves the rest of the state as it is.
 export function restore() {
-  if (!location.hash || !mapped.length) return;
+  if (!location.hash || !snapshots.length) return;
   const texts = new URLSearchParams(location.hash.slice(1));
   for (const { name, read } of fields) read(texts.get(name));
   state.square = null;

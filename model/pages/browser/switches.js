@@ -31,7 +31,7 @@ addView(function drawDamage() {
   $("all-on").hidden = off.length > 0;
   $("worse").hidden = $("loss-now").hidden = !off.length;
   if (!off.length) return;
-  const whole = intact.details.probes.text;
+  const whole = intact.figures;
   // bits[i] is the surprise at token i + 1.
   const [before, after] = [whole.bits, measured.bits];
   const rises = after.map((bits, place) => bits - before[place]);

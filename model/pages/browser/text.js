@@ -3,11 +3,11 @@
 
 import { $, clamp, element, onKeys, SIDEWAYS, tokenSpans } from "browser/elements.js";
 import { word } from "browser/heads.js";
-import { isDark, ofHead, rgb, weightAt } from "browser/maps.js";
+import { inkOn, ofHead, rgb, weightAt } from "browser/maps.js";
 import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown, stepButton,
 } from "browser/render.js";
-import { addField, holdsWeights, keepView, mapped, save, state, TEXTS } from "browser/state.js";
+import { addField, holdsWeights, keepView, snapshots, save, state, TEXTS } from "browser/state.js";
 import { depth, lossOf } from "browser/measured.js";
 import { engine, piecesOf, tokensOf } from "browser/typed-text.js";
 import { decimal, isOdd, visible } from "browser/words.js";
@@ -59,7 +59,7 @@ function layRecorded() {
 function shadeOf(weight) {
   if (weight < 0.001) return ["", ""];
   const colour = shown.palette.weights[Math.round(255 * Math.sqrt(weight))];
-  return [rgb(colour), `var(--${isDark(colour) === (shown.theme === "dark") ? "ink" : "panel"})`];
+  return [rgb(colour), inkOn(colour)];
 }
 
 function shade() {
@@ -108,7 +108,7 @@ function tell() {
   const bare = engine && sides.find(({ at }) => !holdsWeights(at));
   const why = bare
     ? [`the page has no weights of ${bare.when} to read your text with. Back to your text: `,
-      ...mapped.filter((_, at) => holdsWeights(at)).map(({ step }) => stepButton(step))]
+      ...snapshots.filter((_, at) => holdsWeights(at)).map(({ step }) => stepButton(step))]
     : ["the model in this page has not started. "];
   const isReplaced = !typing && !shown.isWord && TEXTS[state.probe].name === "typed";
   $("heads").hidden = TEXTS[0].name !== "typed";

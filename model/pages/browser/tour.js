@@ -4,10 +4,10 @@
 
 import { $, button, element, onKeys, SIDEWAYS } from "browser/elements.js";
 import { TRIED_AT } from "browser/experiments.js";
-import { showWord, word } from "browser/film.js";
+import { finder, showWord, word, writer } from "browser/film.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { data, headName, headPart, mapped, PLAIN, state } from "browser/state.js";
+import { data, headName, headPart, snapshots, PLAIN, state } from "browser/state.js";
 import { probabilities } from "browser/sampling.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { percent, quote } from "browser/words.js";
@@ -24,15 +24,15 @@ let toured = null; // the state that the present stop has set
 
 // What the film's word shows: how it goes on, the head that finds it, and the head on which that one builds.
 async function stopsOf(calm) {
-  const { text, right, finder, writer, source, missing } = data.film ?? {};
+  const { text, right, source, missing } = data.film ?? {};
   if (!shown.typing || !data.film || missing) return [];
   const { tokens, labels } = tokensOf(text);
   const last = tokens.length - 1;
-  const ask = (name, off, more) => engine.ask(name, { snapshot: mapped[calm.at].weights, tokens, off, ...more });
+  const ask = (name, off, more) => engine.ask(name, { snapshot: snapshots[calm.at].weights, tokens, off, ...more });
   const chanceWithout = async (...heads) =>
     percent(probabilities(await ask("logits", heads.map(headPart), { token: last }), PLAIN)[tokens[source]]);
-  const { block } = await ask("read", [], { details: false });
-  const weight = percent(weightAt(ofHead(block, finder, tokens.length), last, source));
+  const { weights } = await ask("read", [], { deep: false });
+  const weight = percent(weightAt(ofHead(weights, finder, tokens.length), last, source));
   const [whole, alone, without] = [await chanceWithout(), await chanceWithout(finder), await chanceWithout(writer)];
   const [found, first] = [`${headPart(finder)} (${headName(finder)}, both counted from 0)`, quote(labels[source])];
   const off = (head) => ({ ...calm, off: [headPart(head)] });
@@ -65,7 +65,7 @@ async function open() {
   const calm = { ...word, text: "attention", probe: 0, typed: data.film.text, off: [], at: TRIED_AT, ...PLAIN };
   showWord(calm);
   await rendered;
-  stops = await stopsOf({ ...calm, head: data.film.finder, part: null, film: null });
+  stops = await stopsOf({ ...calm, head: finder, part: null, film: null });
   $("tour").hidden = false;
   await visit(0);
 }

@@ -2,7 +2,7 @@
 
 import { recent } from "browser/recent.js";
 import { descriptionsOf } from "browser/recorded.js";
-import { mapped, state } from "browser/state.js";
+import { snapshots, state } from "browser/state.js";
 
 const KEPT = 24; // texts, and answers
 
@@ -55,26 +55,26 @@ let leaving = null; // the AbortController of the questions for that frame
 export const ask = (name, request) => engine.ask(name, request, { signal: leaving.signal });
 
 // at: a step that has weights, by its place on the slider. Answers are kept, so that going back costs nothing.
-async function reading(at, { tokens }, { off = [], text = "A", details = false } = {}) {
+async function reading(at, { tokens }, { off = [], text = "A", deep = false } = {}) {
   const entry = kept(at, tokens, off);
-  if (entry.answer && (entry.answer.deep || !details)) return entry.answer;
-  const answer = await ask("read", { snapshot: mapped[at].weights, tokens, off, text, details });
+  if (entry.answer && (entry.answer.deep || !deep)) return entry.answer;
+  const answer = await ask("read", { snapshot: snapshots[at].weights, tokens, off, text, deep });
   if (!answer) return undefined;
-  const { top, lens } = answer.details.probes.text;
+  const { top, lens } = answer.figures;
   const ids = new Set([...top, ...(lens?.token ?? [])].flat());
-  answer.details.tokens = Object.fromEntries([...ids].map((id) => [id, engine.tokenizer.label(id)]));
-  return (entry.answer = { ...answer, deep: details });
+  answer.figures.tokens = Object.fromEntries([...ids].map((id) => [id, engine.tokenizer.label(id)]));
+  return (entry.answer = { ...answer, deep });
 }
 
 // The logits (V,) of the token after a token.
 async function logitsAfter(at, { tokens }, off, token) {
   return (kept(at, tokens, off, token).answer ??=
-    await ask("logits", { snapshot: mapped[at].weights, tokens, off, token }));
+    await ask("logits", { snapshot: snapshots[at].weights, tokens, off, token }));
 }
 
 // What `render` shows of a typed text, as readRecorded returns it of a recorded one, and what the views of typed text
 // need: the reading with the parts that are off, and `intact`, the reading of the whole model. `late` asks for the
-// details that take longer, with lens and attribution; null if they are there already.
+// figures that take longer, with lens and attribution; null if they are there already.
 export async function readTyped(frame, at) {
   if (frame !== current) {
     leaving?.abort(); // the answers for the last frame are not wanted now
@@ -90,7 +90,6 @@ export async function readTyped(frame, at) {
   const logits = await logitsAfter(at, typed, off, token);
   const whole = off.length ? await logitsAfter(at, typed, [], token) : logits;
   const descriptions = await descriptionsOf(at); // recorded: they are not of this text
-  const late = asSwitched.deep ? null : async () => (await reading(at, typed, { off, details: true }))?.details;
-  const ofText = { typed, weights: asSwitched.block, labels: typed.labels };
-  return { ...asSwitched, ...ofText, intact, off, other, late, descriptions, logits, whole };
+  const late = asSwitched.deep ? null : async () => (await reading(at, typed, { off, deep: true }))?.figures;
+  return { ...asSwitched, typed, labels: typed.labels, intact, off, other, late, descriptions, logits, whole };
 }

@@ -2,7 +2,7 @@
 
 import { $ } from "browser/elements.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { addField, mapped, PLAIN, state } from "browser/state.js";
+import { addField, snapshots, PLAIN, state } from "browser/state.js";
 import { box, canUndo, keepText, readBox, showInBox, undo } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 
@@ -41,7 +41,7 @@ async function write() {
   press();
   follow(running, () => text);
   try {
-    const request = { snapshot: mapped[at].weights, tokens: tokensOf(text).tokens, ...options };
+    const request = { snapshot: snapshots[at].weights, tokens: tokensOf(text).tokens, ...options };
     await engine.ask("write", request, { onValue, signal: running.signal });
   } finally {
     running = null;

@@ -48,7 +48,7 @@ const answers = {
     return asks.map(([name, request]) => {
       work = 0;
       const answer = finished(model[name](request));
-      return Array.isArray(answer) ? answer : { ...answer, block: [...(answer.block ?? [])], work };
+      return Array.isArray(answer) ? answer : { ...answer, weights: [...(answer.weights ?? [])], work };
     });
   }),
   tokenizer: ({ stored, texts, ids }) => {

@@ -62,7 +62,7 @@ def questions(packed: weights.Packed) -> dict:
         ("parity", {}),
         ("read", {"tokens": tokens[:5]}),  # then the whole text, as if the user typed on
         ("read", {"tokens": tokens}),
-        *(("read", {"tokens": tokens, "off": off, "details": False}) for off in OFF),
+        *(("read", {"tokens": tokens, "off": off, "deep": False}) for off in OFF),
         ("write", {"tokens": tokens, "temperature": 0, "count": 30}),
         ("square", {"tokens": tokens, **SQUARE, "layer": layers - 1, "head": heads - 1}),
         ("patchAll", {"tokens": tokens, "other": other, "target": TARGET}),
@@ -108,7 +108,7 @@ def check(answers: list, gpt: GPT, name: str):
     for parity, _, answered, *others, write, square, patches in answers:
         assert parity["error"] < 1e-4, name
         for answer, expected in zip((answered, *others), (logits, *changed), strict=True):
-            nats = [bits * math.log(2) for bits in answer["details"]["probes"]["text"]["bits"][:-1]]
+            nats = [bits * math.log(2) for bits in answer["figures"]["bits"][:-1]]
             loss = F.cross_entropy(expected[:-1], TOKENS[1:]).item()
             assert np.mean(nats) == pytest.approx(loss, abs=1e-4), name
             likeliest = expected[-1].softmax(-1).topk(20)
@@ -117,7 +117,7 @@ def check(answers: list, gpt: GPT, name: str):
             np.testing.assert_allclose(shares, likeliest.values, atol=1e-5, err_msg=name)
         check_details(answered, taken)
         likeliest, cap = logits[-1].max().item(), gpt.config.logit_soft_cap  # the parts add up to the uncapped logit
-        added = sum(answered["details"]["probes"]["text"]["attribution_of_likeliest"])
+        added = sum(answered["figures"]["attribution_of_likeliest"])
         assert added == pytest.approx(cap * math.atanh(likeliest / cap) if cap else likeliest, abs=1e-3), name
         assert write == written, name
         check_square(square, gpt, name)
@@ -130,10 +130,9 @@ def check_details(answered: dict, expected: Reading):
     """Asserts that maps and details are those of a reading."""
     rows, columns = np.tril_indices(len(TOKENS))
     maps = expected.maps.numpy()[:, :, rows, columns]
-    np.testing.assert_allclose(np.array(answered["block"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
-    details, measured = answered["details"], dict(expected.figures)
-    assert all(details[name] == measured.pop(name) for name in ("parts", "sublayers"))
-    found = details["probes"]["text"]
+    np.testing.assert_allclose(np.array(answered["weights"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
+    found, measured = answered["figures"], dict(expected.figures)
+    assert all(found[name] == measured.pop(name) for name in ("parts", "sublayers"))
     for name, numbers in {**measured, **measured["lens"]}.items():
         if name not in ("lens", "attribution_error", "tokens"):  # None where there is no number
             told = np.array((found | found["lens"])[name], float)

@@ -22,11 +22,11 @@ def test_a_page_has_the_word_its_two_heads_and_their_figures_at_each_step():
     assert film["formed"] == {"finder": 8, "writer": 8}
     assert film["labels"][SOURCE] == film["right"] and "".join(film["labels"]) == film["text"]
     opening = page.data["run"]["opening"]
-    assert (opening["head"], opening["probe"], opening["token"]) == (6, "word", len(film["labels"]) - 1)
+    assert (opening["head"], opening["probe"], opening["score"]) == (6, "word", "induction")
     chances = []
     for step in gpts:
         frame = recording.frame(step)
-        figures = json.loads(page.block("film", step))
+        figures = json.loads(page.block("word-figures", step))
         word = next(i for i, labels in enumerate(recording.words.labels) if labels[:-1] == film["labels"])
         np.testing.assert_allclose(figures["chance"], frame.chance[word], rtol=1e-3, atol=1e-6)
         np.testing.assert_allclose(figures["raises"], frame.raises[word, 1, 2].flatten(), rtol=1e-3, atol=1e-3)
@@ -38,4 +38,4 @@ def test_a_page_has_the_word_its_two_heads_and_their_figures_at_each_step():
 def test_a_recording_without_words_or_maps_has_no_film():
     recording = recording_of(*LETTERS).with_losses([(0, induction_gpt())])
     assert Page(run_page("a title", recording)).data["film"] is None
-    assert Page(run_page("a title", replace(recording, snapshots=[]))).data["film"] is None
+    assert "film" not in Page(run_page("a title", replace(recording, snapshots=[]))).data

@@ -54,5 +54,5 @@ TOLD = [  # a config, and names and figures of its story
 def test_the_story_says_which_model_was_trained_on_which_text_and_for_how_long():
     for config, names in TOLD:
         found = story(ROWS, {"model": {"gpt": {}}, "data": {}} | config)
-        assert tells(found, f"{names} 4k 40 7"), found
+        assert tells(found, f"{names} 4k 40 0:00:07"), found
     assert not tells(story(ROWS, {"model": {"gpt": {}}, "data": {}, "trainer": {"max_steps": -1}}), "-1")

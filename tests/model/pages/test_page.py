@@ -12,7 +12,7 @@ from model.inspection.heads import SCORES
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
 from model.pages.describe import describe_heads, opening_view
-from model.pages.page import pack_steps, run_page
+from model.pages.page import run_page, shown_steps
 from tests.command_lines import tells
 from tests.html_pages import HOSTILE, Page
 from tests.measurements import learned_recording, write_recording
@@ -28,7 +28,7 @@ def check_maps(page: Page, history: Recording):
     """Asserts that the page's maps are those of the history, to within 0.004."""
     about = page.data["run"]
     for i, shown in enumerate(about["snapshots"]):
-        for number, probe in enumerate(about["probes"] if shown["mapped"] else ()):
+        for number, probe in enumerate(about["probes"]):
             expected = history.maps(shown["step"])[probe["name"]].astype(float)
             np.testing.assert_allclose(page.maps(i, number), expected, atol=0.004)
 
@@ -38,7 +38,7 @@ def test_the_page_has_maps_scores_checks_and_details_of_every_step_and_opens_wit
     history = HISTORY if is_good else learned_recording(seed=1, fidelity=2e-5, causality=0.1)
     page = read(history)
     run = page.data["run"]
-    assert sum(shown["mapped"] for shown in run["snapshots"]) == 5
+    assert len(run["snapshots"]) == 5
     check_maps(page, history)
     assert run["uniform"] == pytest.approx(history.snapshots[-1].heads.uniform)
     assert run["formation"] == history.formation and history.formation["previous_token"]
@@ -47,8 +47,8 @@ def test_the_page_has_maps_scores_checks_and_details_of_every_step_and_opens_wit
         for name, score in snapshot.scores.items():
             np.testing.assert_allclose(shown["scores"][name], score, atol=5.1e-4)
         assert shown["faithful"] == shown["causal"] == is_good
-        readings = {kind: one.figures for kind, one in history.readings(shown["step"]).items()}
-        assert json.loads(page.block("details", shown["step"])) == readings
+        for kind, reading in history.readings(shown["step"]).items():
+            assert json.loads(page.block(f"{kind}-figures", shown["step"])) == reading.figures
         described = json.loads(json.dumps(describe_heads(history.at(shown["step"]))))
         assert json.loads(page.block("descriptions", shown["step"])) == described
 
@@ -97,15 +97,15 @@ def test_the_page_loads_nothing_and_holds_every_module_that_it_imports():
     assert imported | {"browser/page.js"} == set(sources)
 
 
-def test_a_page_that_would_be_too_large_leaves_steps_out_evenly_with_a_note():
+def test_a_page_that_would_be_too_large_leaves_out_every_second_step_and_never_packs_one_again(monkeypatch):
     history = learned_recording(2, 3, 40, steps=range(0, 1000, 50))
-    of_all, notes = pack_steps(history, 10**9)
-    assert len(of_all) == 20 and not notes
-    room = int(0.6 * sum(len(text) for texts in of_all.values() for text in texts))
-    blocks, (note,) = pack_steps(history, room, wanted=[150])
-    assert sum(len(text) for texts in blocks.values() for text in texts) <= room
-    assert 8 <= len(blocks) <= 12 and {0, 150, 950} <= blocks.keys() and max(np.diff([*blocks])) <= 150
-    assert tells(note, f"{len(blocks)} 20")
+    assert shown_steps(history, 10**9) == history.steps
+    room = 12 * sum(map(len, history.snapshots[-1].packed))
+    assert shown_steps(history, room, wanted=[150]) == [0, 100, 150, *range(200, 950, 100), 950]
+    monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", room)
+    page = read(history)
+    assert [shown["step"] for shown in page.data["run"]["snapshots"]] == [*range(0, 950, 100), 950]
+    assert tells(page.data["notes"][0], "11 20")
 
 
 def test_a_size_limit_that_no_step_fits_is_refused(monkeypatch):
@@ -114,7 +114,7 @@ def test_a_size_limit_that_no_step_fits_is_refused(monkeypatch):
         read()
 
 
-def test_steps_without_maps_keep_their_scores(tmp_path):
+def test_steps_whose_maps_are_gone_are_left_out(tmp_path):
     write_recording(HISTORY, tmp_path).path(2).unlink()
     shown = read(Recording.open(tmp_path, "demo")).data["run"]["snapshots"]
-    assert [one["mapped"] for one in shown] == [True, True, False, True, True]
+    assert [one["step"] for one in shown] == [0, 1, 4, 8]

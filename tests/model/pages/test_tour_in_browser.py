@@ -13,6 +13,7 @@ from tests.model.pages.model_pages import LETTERS, page_of
 pytestmark = pytest.mark.slow
 
 GPT_ = induction_gpt()
+UNTRAINED = GPT(GPT_.config).eval()
 STORAGE = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError') } })"
 
 
@@ -34,7 +35,7 @@ def told(page) -> tuple[str, str, str]:
 
 
 def test_the_tour_shows_the_circuit_of_the_model_and_restores_the_page(first_visit):
-    page = first_visit(GPT(GPT_.config).eval(), GPT_)
+    page = first_visit(UNTRAINED, GPT_)
     right = in_page(page, "state", "data.film.right")
     expected = [
         ("film", f"“{right}” 100%"),
@@ -66,7 +67,7 @@ def test_the_tour_shows_the_circuit_of_the_model_and_restores_the_page(first_vis
 def test_a_link_opens_its_view_and_only_offers_the_tour(open_page):
     """An earlier version began the tour, and replaced the text in the page and its address."""
     link = "#typed=abcabc&off=head+0.1&step=8"
-    page = open_page(page_of(GPT(GPT_.config).eval(), GPT_, texts=LETTERS, has_film=True), script="", hash_=link)
+    page = open_page(page_of(UNTRAINED, GPT_, texts=LETTERS, has_film=True), script="", hash_=link)
     for _ in range(2):
         assert page.is_hidden("#tour") and page.is_visible("#tour-start")
         assert page.input_value("#box") == "abcabc" and page.url.endswith(link)
@@ -92,7 +93,7 @@ def test_a_model_without_such_heads_has_no_tour_and_a_film_that_says_what_is_mis
 
 
 def test_the_film_plays_every_step_asks_where_heads_form_and_ends_with_the_live_model(open_page):
-    gpts = [GPT(GPT_.config).eval(), GPT_, GPT_]
+    gpts = [UNTRAINED, GPT_, GPT_]
     page = open_page(page_of(*gpts, texts=LETTERS, has_film=True), width=1366, height=768)
     film = in_page(page, "state", "data.film")
     assert (film["writer"], film["finder"], film["formed"]) == (1, 6, {"writer": 8, "finder": 8})
@@ -117,7 +118,7 @@ def test_the_film_plays_every_step_asks_where_heads_form_and_ends_with_the_live_
 
 
 def test_with_reduced_motion_the_film_goes_on_when_asked(open_page):
-    gpts = [GPT(GPT_.config).eval(), GPT(GPT_.config).eval(), GPT_]
+    gpts = [UNTRAINED, GPT_, GPT_]
     reduced = f"{NO_TOUR}; matchMedia = (query) => ({{ matches: query.includes('reduce') }})"
     page = open_page(page_of(*gpts, texts=LETTERS, has_film=True), script=reduced)
     click(page, "#play")
@@ -128,7 +129,7 @@ def test_with_reduced_motion_the_film_goes_on_when_asked(open_page):
 
 
 def test_without_storage_the_tour_begins_only_from_its_button(first_visit):
-    page = first_visit(GPT_, script=STORAGE, width=400)
+    page = first_visit(UNTRAINED, GPT_, script=STORAGE, width=400)
     assert page.is_hidden("#tour")
     click(page, "#tour-start")
     assert told(page)[0] == "1 of 5"
