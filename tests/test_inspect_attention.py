@@ -88,7 +88,7 @@ def test_the_film_of_a_run_is_an_animated_picture_of_each_step(capsys):
     assert main(["--film", "film.gif"]) == 0 and "film.gif" in capsys.readouterr().out
     milliseconds = [frame.info["duration"] for frame in ImageSequence.Iterator(Image.open("film.gif"))]
     assert len(milliseconds) == len(Recording.open(RUN / "attention").mapped)
-    assert sum(milliseconds) == pytest.approx(12_000, rel=0.1)
+    assert milliseconds[-1] > milliseconds[0]  # it stands still at the end
 
 
 @pytest.mark.parametrize("opens", [True, False])

@@ -34,7 +34,7 @@ BEGINS = {"writer": "to look one token back", "finder": "to look at what followe
 
 
 def draw_film(recording: Recording, path: Path) -> None:
-    """Writes the film of a recording, some twelve seconds long. Raises a `Mistake` if it has none."""
+    """Writes the film of a recording. Raises a `Mistake` if it has none."""
     film = film_of(recording)
     if film is None:
         raise Mistake(f"{recording.name} has no film: no made-up word could be recorded")

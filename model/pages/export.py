@@ -68,6 +68,11 @@ def write_csv(
         "key_token": tokens[key],
         "weight": maps[number, query, key],
     }
-    # A run folder's name may be invalid Unicode.
     with atomic_file(path) as file:
-        pd.DataFrame(table).to_csv(file, index=False, float_format=DIGITS, errors="backslashreplace")
+        pd.DataFrame(table).to_csv(
+            file,
+            index=False,
+            float_format=DIGITS,
+            lineterminator="\r\n",  # so that tokens with either of these are quoted
+            errors="backslashreplace",  # a run folder's name may be invalid Unicode
+        )

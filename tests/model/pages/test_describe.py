@@ -1,7 +1,6 @@
 """Sentences about heads: patterns get their names, noise gets none, and the figures are those of the maps."""
 
 import math
-from itertools import chain
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from tests.measurements import causal_softmax, heads_of, noise, probes_of, snaps
 
 LABELS = ["def", " f", "(", "x", "):", "\n    ", "return", " x", " of", " y", "\n", "print", " the", " f", "(", "1"] * 4
 PROBES = probes_of(LABELS, period=12)
-ONE = text_of([0], ["a"])
 
 
 def noise_maps(temperature: float) -> dict[str, torch.Tensor]:
@@ -41,8 +39,8 @@ def opening_view(maps, probes):
     return describe.opening_view(recording)
 
 
-def names(described) -> list[list[str | None]]:
-    return [[head["name"] for head in layer] for layer in described]
+def patterns(described) -> list[list[str]]:
+    return [head["patterns"] for head in described]
 
 
 PATTERNS = [name for name, score in heads.SCORES.items() if score.keys is not None]
@@ -52,16 +50,12 @@ PATTERNS = [name for name, score in heads.SCORES.items() if score.keys is not No
 def test_a_head_that_follows_a_pattern_gets_its_name_and_the_page_opens_with_it(pattern):
     maps = following(pattern)
     described = describe_heads(maps, PROBES)
-    assert names(described) == [[None] * 3, [None, None, pattern]]
-    assert [head["patterns"] for head in chain(*described)] == [[]] * 5 + [[pattern]]
-    found = heads_of(maps, PROBES)
-    evidence = described[1][2]["evidence"]
-    assert f"{found.scores[pattern][1, 2]:.2f} of its weight" in evidence
-    assert f"uniform attention: {found.uniform[pattern]:.2f}" in evidence
-    score, opening = heads.SCORES[pattern], opening_view(maps, PROBES)
+    assert patterns(described) == [[]] * 5 + [[pattern]]
+    score, sentence = heads.SCORES[pattern], described[5]["sentence"]
+    assert f"({heads_of(maps, PROBES).scores[pattern][1, 2]:.2f} of its weight)" in sentence
     start = "where the text repeats itself, it " if score.probe == "repeated" else ""
-    assert described[1][2]["sentence"].lower().startswith(start + score.meaning)
-    assert (opening["head"], opening["probe"], opening["score"]) == (5, score.probe, pattern)
+    assert sentence.lower().startswith(start + score.meaning)
+    assert opening_view(maps, PROBES) == {"head": "1.2", "probe": score.probe, "score": pattern}
 
 
 def test_a_previous_token_head_is_not_also_described_as_recent():
@@ -69,19 +63,18 @@ def test_a_previous_token_head_is_not_also_described_as_recent():
     maps = {name: of.clone() for name, of in following("recent", 9.0).items()}
     before = heads.SCORES["previous_token"].keys(PROBES["text"]).float()
     maps["text"][1, 2, 1:] = (maps["text"][1, 2, 1:] + before[1:]) / 2
-    described = describe_heads(maps, PROBES)[1][2]
-    assert (described["name"], described["patterns"]) == ("previous_token", ["previous_token"])
+    assert patterns(describe_heads(maps, PROBES))[5] == ["previous_token"]
 
 
 def test_uniform_attention_and_noise_get_no_name_but_the_number_of_tokens_they_spread_over():
     described = describe_heads(noise_maps(0), PROBES)
-    assert names(described) == [[None] * 3] * 2
+    assert patterns(described) == [[]] * 6
     perplexity = sum(range(2, 65)) / 63  # a query that sees n tokens spreads over n of them
-    assert all(f" {perplexity:.0f} tokens" in head["sentence"] for head in described[0])
+    assert all(f" {perplexity:.1f} tokens" in head["sentence"] for head in described[:3])
     seen = torch.ones(64, 64).tril()  # now 60 heads in which each query looks at one random key
     keys = torch.multinomial(seen, 60, replacement=True, generator=torch.Generator().manual_seed(0))  # (T, N)
     maps = {"text": torch.nn.functional.one_hot(keys.T, 64).float()[None], "repeated": torch.ones(1, 60, 1, 1)}
-    assert names(describe_heads(maps, PROBES | {"repeated": text_of([0], ["a"], "repeated")})) == [[None] * 60]
+    assert patterns(describe_heads(maps, PROBES | {"repeated": text_of([0], ["a"], "repeated")})) == [[]] * 60
 
 
 def test_a_head_is_described_with_what_experiments_found():
@@ -92,8 +85,8 @@ def test_a_head_is_described_with_what_experiments_found():
         for head, weight, finding in found
     ]
     described = describe_heads(following("sink"), PROBES, effects=effects)
-    assert "finds the open quote, with 61% of its weight" in described[1][2]["sentence"]
-    assert sum("A quote" in head["sentence"] for head in chain(*described)) == 1
+    assert "finds the open quote, with 61% of its weight" in described[5]["sentence"]
+    assert sum("A quote" in head["sentence"] for head in described) == 1
 
 
 def test_a_pattern_is_dated_by_its_first_head_or_the_strongest_of_several():
@@ -114,15 +107,12 @@ def test_a_pattern_is_dated_by_its_first_head_or_the_strongest_of_several():
     assert "induction" not in {stage["score"] for stage in first_formed(recording)}
 
 
-@pytest.mark.parametrize("probe, weight, reason", [(ONE, 1, "a single token"), (PROBES["text"], math.nan, "diverged")])
-def test_for_one_token_and_for_nan_the_sentence_says_why_there_is_no_pattern(probe, weight, reason):
-    probes, T = PROBES | {"text": probe}, probe.length
-    maps = following("sink") | {"text": torch.full((2, 3, T, T), weight)}
-    for head in chain(*describe_heads(maps, probes)):
-        assert head["name"] is None and reason in head["sentence"] and head["evidence"] == ""
-    opening_view(maps, probes)
-    maps = following("sink") | {"repeated": torch.full_like(maps["repeated"], math.nan)}
-    assert names(describe_heads(maps, PROBES))[1][2] == "sink"  # this pattern shows on the other probe
+def test_for_nan_the_sentence_says_why_there_is_no_pattern():
+    maps = following("sink")
+    diverged = {kind: torch.full_like(of, math.nan) for kind, of in maps.items()}
+    for head in describe_heads(maps | {"text": diverged["text"]}, PROBES):
+        assert head["patterns"] == [] and "diverged" in head["sentence"]
+    assert patterns(describe_heads(maps | {"repeated": diverged["repeated"]}, PROBES))[5] == ["sink"]
 
 
 def test_labels_are_shortened_and_show_spaces_and_invisible_characters():
@@ -134,7 +124,6 @@ def test_labels_are_shortened_and_show_spaces_and_invisible_characters():
 @pytest.mark.parametrize("resting", ["sink", "current_token"])
 def test_the_page_does_not_open_with_a_head_at_rest_if_another_has_a_name(resting):
     maps = following("delimiter", strength=3.0)
-    assert names(describe_heads(maps, PROBES))[1][2] == "delimiter"
     (keys,) = heads.SCORES[resting].keys(PROBES["text"]).expand(1, -1, -1)
     maps["text"][0, 0] = causal_softmax(9.0 * keys.float())
-    assert opening_view(maps, PROBES)["head"] == 5
+    assert opening_view(maps, PROBES)["head"] == "1.2"

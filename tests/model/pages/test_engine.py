@@ -51,7 +51,7 @@ OFF = [["head 0.0"], ["feed-forward 0", "head 0.0", "token embedding"]]
 
 def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER) -> weights.Packed:
     """The page's data for these GPTs at steps 0, 50 and so on."""
-    return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer, PROBE)
+    return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer, PROBE, PROBE)
 
 
 def questions(packed: weights.Packed) -> dict:
@@ -188,7 +188,8 @@ def test_documents_are_read_apart_where_training_read_them_apart():
     gpts = [random_gpt(replace(CONFIGS[name], vocab_size=257), std=0.15) for name in ("tables", "window", "gpt2")]
     models = []
     for gpt in gpts:
-        packed = weights.pack([(0, gpt)], TOKENIZER, Texts.of(tokens, document_ids=ids))
+        texts = Texts.of(tokens, document_ids=ids)
+        packed = weights.pack([(0, gpt)], TOKENIZER, texts, texts)
         models.append({"manifest": packed.manifest, "texts": packed.blocks, "asks": [("parity", {"snapshot": 0})]})
         together = gpt(tokens[None]) - gpt(tokens[None], document_ids=ids)
         assert together.abs().max() > 0.01

@@ -14,7 +14,7 @@ from tests.measurements import learned_recording
 def test_labels_are_those_of_the_page_and_differ_for_different_characters():
     for token in ("\n", " a\t", "", "\x00", "\\", "a" * 30):
         assert images.legible(token) == visible(token, images.MAX_LABEL)
-    characters = [" ", "·", "\n", "\\n", "\\", "n", "\x00", "😀", "界", "\u0301", "\u202e"]
+    characters = [" ", "·", "\n", "\\n", "\\", "n", "\x00", "😀", "界", "\u202e"]
     labels = {char: images.legible(char) for char in characters}
     assert labels[" "] == labels.pop("·")  # the only exception
     assert len(set(labels.values())) == len(labels)
@@ -22,7 +22,7 @@ def test_labels_are_those_of_the_page_and_differ_for_different_characters():
 
 def test_hostile_text_is_drawn_without_a_warning(recwarn, tmp_path):
     recording = replace(learned_recording(1, 2, HOSTILE, (0,), induction=False), name="$\\bad{$ </script>")
-    images.draw_maps(recording, tmp_path / "picture.png")
+    images.draw_maps(recording, tmp_path / "picture.png", 0, [[(0, 0), (0, 1)]])
     assert imread(tmp_path / "picture.png").size
     assert not recwarn.list
 

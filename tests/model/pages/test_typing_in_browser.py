@@ -299,7 +299,7 @@ def test_a_step_without_weights_shows_the_recorded_text_and_its_button_as_presse
     assert page.inner_text("#coming-title").endswith("…b”")
 
 
-PANELS = """#tokens #sentences #reading #evidence #next #cost #damage #worse #changed
+PANELS = """#tokens #sentences #reading #next #cost #damage #worse #changed
     #lenses #parts #attribution-what #attribution-badge #patch-matrix #parity #notes"""
 SHOWN = """(panels) => Object.fromEntries([
   ...panels.map((panel) => [panel, document.querySelector(panel)])
