@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "model/__init__.py": "model.* model.inspection model.runs",
     "model/glass.py": "model.* model.exchange model.inspection model.pages model.runs data numpy torch",
     "model/inspection/": "model.* model.inspection torch numpy",
-    "model/pages/": "model.* model.inspection model.pages torch numpy matplotlib",
+    "model/pages/": "model.* model.inspection model.pages torch numpy pandas matplotlib PIL",
     "model/exchange/modeling_glassgpt.py": "model.* torch transformers",  # runs inside transformers
     "model/exchange/": "model.* model.exchange torch",
     "model/training/": "model.* model.training torch lightning",
