@@ -4,7 +4,7 @@
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addView, change, shown } from "browser/render.js";
-import { data, holdsWeights, LAST, snapshots, PLAIN, SCORES, state, TEXTS } from "browser/state.js";
+import { data, holdsWeights, LAST, PLAIN, SCORES, snapshots, state, TEXTS } from "browser/state.js";
 import { listed, visible } from "browser/words.js";
 
 const openManual = () => $("manual").showModal();

@@ -4,7 +4,7 @@
 import { $, button, element } from "browser/elements.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { data, headNumber, headPart, holdsWeights, snapshots, PLAIN, state } from "browser/state.js";
+import { data, headNumber, headPart, holdsWeights, PLAIN, snapshots, state } from "browser/state.js";
 import { box, keepText, showInBox } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { percent, quote } from "browser/words.js";

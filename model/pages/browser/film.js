@@ -9,7 +9,9 @@ import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { figuresOf } from "browser/recorded.js";
 import { probabilities } from "browser/sampling.js";
-import { ALL_HEADS, data, headNumber, headPart, LAST, snapshots, nearest, PLAIN, state, textNumber } from "browser/state.js";
+import {
+  ALL_HEADS, data, headNumber, headPart, LAST, nearest, PLAIN, snapshots, state, textNumber,
+} from "browser/state.js";
 import { box, keepText, showInBox } from "browser/text.js";
 import { decimal, listed, percent, quote } from "browser/words.js";
 import { stopWriting } from "browser/writing.js";

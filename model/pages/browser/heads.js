@@ -5,7 +5,7 @@ import { $, element } from "browser/elements.js";
 import { ofHead, shrink } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import {
-  ALL_HEADS, formation, formedBetween, HEADS, headName, headPart, LAYERS, MARKED, SCORES, shortName, snapshots, state,
+  ALL_HEADS, formation, formedBetween, headName, headPart, HEADS, LAYERS, MARKED, SCORES, shortName, snapshots, state,
 } from "browser/state.js";
 import { decimal } from "browser/words.js";
 

@@ -7,7 +7,7 @@ import { $, closest, element } from "browser/elements.js";
 import { word } from "browser/heads.js";
 import { addPlainView, addView, change, shown } from "browser/render.js";
 import {
-  addOption, data, formedBetween, headName, headNumber, holdsWeights, snapshots, nearest, RUN, SCORES, state, stepOf,
+  addOption, data, formedBetween, headName, headNumber, holdsWeights, nearest, RUN, SCORES, snapshots, state, stepOf,
 } from "browser/state.js";
 import { decimal } from "browser/words.js";
 

@@ -5,7 +5,7 @@ import { $, createCells, element } from "browser/elements.js";
 import { fillRamp } from "browser/large-map.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { addField, ALL_HEADS, headPart, snapshots, numberIn, shortName, state } from "browser/state.js";
+import { addField, ALL_HEADS, headPart, numberIn, shortName, snapshots, state } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { percent, quote, signed, visible } from "browser/words.js";
 

@@ -5,7 +5,7 @@ import { $, button, element } from "browser/elements.js";
 import { palette } from "browser/maps.js";
 import { readRecorded } from "browser/recorded.js";
 import {
-  addOption, data, holdsWeights, keepView, snapshots, nearest, restore, save, state, textNumber, TEXTS,
+  addOption, data, holdsWeights, keepView, nearest, restore, save, snapshots, state, textNumber, TEXTS,
 } from "browser/state.js";
 import { engine, readTyped } from "browser/typed-text.js";
 

@@ -5,7 +5,7 @@
 import { $, button, element, tableHead, track } from "browser/elements.js";
 import { buttons, markOf, meaningOf } from "browser/heads.js";
 import { addView, change, shown, stepButton } from "browser/render.js";
-import { choosing, data, formation, formedBetween, headName, headPart, snapshots, RUN, SCORES } from "browser/state.js";
+import { choosing, data, formation, formedBetween, headName, headPart, RUN, SCORES, snapshots } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 

@@ -4,7 +4,7 @@
 import { $, element, tableHead, track } from "browser/elements.js";
 import "browser/large-map.js"; // where a person chooses a square: drawn before this view
 import { addView, change, shown } from "browser/render.js";
-import { headName, snapshots, placeOf } from "browser/state.js";
+import { headName, placeOf, snapshots } from "browser/state.js";
 import { ask, engine } from "browser/typed-text.js";
 import { decimal, largestFirst, listed, percent, quote, signed } from "browser/words.js";
 

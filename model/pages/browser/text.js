@@ -7,7 +7,7 @@ import { inkOn, ofHead, rgb, weightAt } from "browser/maps.js";
 import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown, stepButton,
 } from "browser/render.js";
-import { addField, holdsWeights, keepView, snapshots, save, state, TEXTS } from "browser/state.js";
+import { addField, holdsWeights, keepView, save, snapshots, state, TEXTS } from "browser/state.js";
 import { depth, lossOf } from "browser/measured.js";
 import { engine, piecesOf, tokensOf } from "browser/typed-text.js";
 import { decimal, isOdd, visible } from "browser/words.js";

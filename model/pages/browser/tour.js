@@ -7,7 +7,7 @@ import { TRIED_AT } from "browser/experiments.js";
 import { finder, showWord, word, writer } from "browser/film.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { data, headName, headPart, snapshots, PLAIN, state } from "browser/state.js";
+import { data, headName, headPart, PLAIN, snapshots, state } from "browser/state.js";
 import { probabilities } from "browser/sampling.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { percent, quote } from "browser/words.js";

@@ -2,7 +2,7 @@
 
 import { $ } from "browser/elements.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { addField, snapshots, PLAIN, state } from "browser/state.js";
+import { addField, PLAIN, snapshots, state } from "browser/state.js";
 import { box, canUndo, keepText, readBox, showInBox, undo } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 
