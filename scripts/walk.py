@@ -7,12 +7,12 @@ numbers, five of its numbers, and why the model needs it.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,11 +23,10 @@ from model.runs.terminal import exit_status, say
 from scripts.parser import Parser, prompt_text
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from data.tokenizers import Tokenizer
     from model.glass import Glass
-    from model.gpt import GPT
+    from model.gpt import GPTConfig
     from model.inspection.reading import Reading
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,22 +36,21 @@ NORMS = {
     "rmsnorm": "divided by its root mean square",
     "layernorm": "shifted to mean 0, divided by its standard deviation and scaled by learned weights",
 }
-ACTIVATION_NAMES = {"relu2": "the square of ReLU", "gelu": "GELU", "gelu_exact": "GELU", "swiglu": "SiLU"}
 
-# Why the model needs the value of each stop. The words in braces are those of `words_of`.
+# Why the model needs the value of each stop. `words_of` gives the words in braces.
 WHY = {
     "ids": """
         The tokenizer cuts the text into tokens, pieces that are in its vocabulary, and replaces each by its number, the
-        id. The network sees nothing else of the text. Here: {pieces}
+        id. The network sees nothing else of the text. It begins with: {pieces}
         """,
     "token embedding": """
         Each id selects its row of a learned table with {config.vocab_size:,} rows: a token becomes a vector of
         {config.embed_dim} numbers.
         """,
     "n-gram embedding": """
-        Further tables add a vector for the last {sizes} tokens, taken together, so that the model knows common
-        sequences before any attention. All sequences of one length share {config.ngram_buckets:,} rows: a hash of the
-        sequence selects its row.
+        Further tables add a vector for the last n tokens, taken together, for each n in {config.ngram_sizes}, so that
+        the model knows common sequences before any attention. All sequences of one length share
+        {config.ngram_buckets:,} rows: a hash of the sequence selects its row.
         """,
     "position embedding": """
         Attention alone cannot tell the order of its keys, so each position adds a learned vector of its own.
@@ -73,12 +71,7 @@ WHY = {
         query says what a token looks for, a key how other tokens find it, a value what it hands on to them.
         """,
     "queries": """
-        What each token looks for, in each of {config.num_heads} heads.
-        """,
-    "queries, normalised": """
-        What each token looks for, in each of {config.num_heads} heads. Queries and keys are divided by their root mean
-        square (QK-norm). The dot product of a query and a key then never exceeds K = {config.head_dim}, which keeps
-        training stable.
+        What each token looks for, in each of {config.num_heads} heads.{qk_norm}
         """,
     "queries, turned": """
         Rotary positions: in queries and keys, each pair of channels is turned by an angle that grows with the position.
@@ -86,7 +79,8 @@ WHY = {
         are not turned.
         """,
     "keys": """
-        What other tokens can find each token by, computed in the same way as the queries.{shared}
+        What other tokens can find each token by, computed in the same way as the queries. The {config.num_heads} heads
+        of queries use {config.num_kv_heads} heads of keys and values.
         """,
     "value embedding": """
         A further table has a vector for each token, which is added to the token's values. So attention can hand on
@@ -96,18 +90,18 @@ WHY = {
         What each token hands on to the tokens that attend to it.
         """,
     "scores": """
-        How well each query (row) fits each key (column): their dot product, divided by sqrt({config.head_dim}) =
-        {root:.3g}. Without the division, the sum of {config.head_dim} products would be so large that the softmax would
-        be too sharp.
+        How well each query (row) fits each key (column): their dot product, divided by sqrt({config.head_dim}). Without
+        the division, the sum of {config.head_dim} products would be so large that the softmax would be too sharp.
         """,
     "mask": """
-        True where a query may attend: to {reach}, never to a later token. The model learns to predict all next tokens
-        of the text at once, and no position may see its own answer.
+        True where a query may attend: to itself and {reach}, never to a later token. The model learns to predict all
+        next tokens of the text at once, and no position may see its own answer. Softmax turns the visible scores of
+        each row into shares that add up to 1; hidden keys get 0.
         """,
     "weights": """
-        The attention map: how much of each key's value (column) each query (row) takes. {rule} Fast kernels never store
-        the map, so it is measured: it is what the layer's own `attend` returns when the values are the identity matrix.
-        It differs from softmax(query @ key^T / sqrt(K)) by at most {difference:.2g}.
+        The attention map: how much of each key's value (column) each query (row) takes. Fast kernels never store the
+        map, so it is measured: it is what the layer's own `attend` returns when the values are the identity matrix. It
+        differs from softmax(query @ key^T / sqrt(K)) by at most {difference:.2g}.
         """,
     "mixed values": """
         What `attend` returns for each query. If the map tells the truth, this is the mean of the values, weighted by
@@ -125,8 +119,8 @@ WHY = {
         Each token's vector is {norm}, as before attention.
         """,
     "hidden units": """
-        Each unit asks one question about a token: it multiplies the token's vector by a vector of its own, and
-        {nonlinearity}. Without this nonlinear step, two matrices in a row could do no more than one.
+        Each unit asks one question about a token: it multiplies the token's vector by a vector of its own, and applies
+        a nonlinear function, {config.activation}{gated}. Without it, two matrices in a row could do no more than one.
         """,
     "feed-forward output": """
         Another matrix turns the units into what the feed-forward adds to the stream.
@@ -141,19 +135,18 @@ WHY = {
         """,
     "logits": """
         One number for each token of the vocabulary: the larger it is, the likelier this token comes next. It is the dot
-        product of the vector above and the token's row of {matrix}{capped}. Likeliest after {here}: {likeliest}. The
-        prompt goes on with {following}, {probability:.1%}.
+        product of the vector above and the token's row of lm_head{capped}. Likeliest: {likeliest}.
         """,
     "surprise": """
         -ln p of the token that really comes next, in nats: 0 for certainty, ln {config.vocab_size:,} = {log_V:.3f} for
-        a blind guess. Nothing comes after the last token, so it does not count.
+        a blind guess. Nothing comes after the last token, so it has none.
         """,
     "loss": """
-        The mean surprise of the {others} tokens that count. Each training step changes the weights a little, in the
+        The mean surprise of all tokens but the last. Each training step changes the weights a little, in the
         direction that makes the loss smaller.
         """,
 }
-SOFTMAX = "Softmax turns the visible scores of each row into shares that add up to 1; hidden keys get 0."
+QK_NORM = " They and the keys are divided by their root mean square, which bounds the scores (QK-norm)."
 
 
 class Stop(NamedTuple):
@@ -169,16 +162,14 @@ class Stop(NamedTuple):
 @exit_status("walk.py")
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="walk.py", description=__doc__)
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument(
+    add = parser.add_argument
+    add(
         "--checkpoint",
         type=Path,
         metavar="PATH",
-        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/; "
-        "--fresh if there is none)",
+        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/; if there "
+        "is none, a small untrained model that reads bytes)",
     )
-    model.add_argument("--fresh", action="store_true", help="use a small untrained model that reads bytes")
-    add = parser.add_argument
     add(
         "--prompt",
         default="for i in range(10):",
@@ -189,25 +180,24 @@ def main(argv: list[str] | None = None) -> None:
     add("--head", type=int, default=0, metavar="N", help="head whose values to show, counted from 0 (default: 0)")
     options = parser.parse_args(argv)
     prompt = prompt_text(options.prompt)
-    glass = open_model(options.checkpoint, options.fresh)
+    glass = open_model(options.checkpoint)
     lines = walk(glass, prompt, options.layer, options.head)
     say("\n".join([str(glass), *lines]))
 
 
-def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
-    """Opens the checkpoint, or else the newest run. If `fresh`, or without a run, makes a small untrained model."""
+def open_model(checkpoint: Path | None) -> Glass:
+    """Opens the checkpoint, or else the newest run. If there is none, makes a small untrained model."""
     import torch
 
     from data.tokenizers import byte_level
     from model.glass import Glass, open_run
     from model.gpt import GPT, GPTConfig
 
-    if not fresh:
-        try:
-            return open_run(checkpoint)
-        except Missing:
-            if checkpoint is not None:
-                raise
+    try:
+        return open_run(checkpoint)
+    except Missing:
+        if checkpoint is not None:
+            raise
     torch.manual_seed(0)
     tokenizer = byte_level()
     # GPT.init_weights fills these matrices with zeros.
@@ -217,29 +207,25 @@ def open_model(checkpoint: Path | None, fresh: bool) -> Glass:
 
 def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
     """Returns the walk as lines of text. Raises Mistake for a prompt, layer or head that the model does not accept."""
-    ids, config = glass.encode(prompt).tolist(), glass.gpt.config
-    if len(ids) < 2:
+    config, reading = glass.gpt.config, glass.read(prompt)
+    T, H, H_kv = len(reading.ids), config.num_heads, config.num_kv_heads
+    if T < 2:
         raise Mistake("--prompt must be at least 2 tokens long, so that there is a next token; this one is 1")
     check_range("--layer", layer, 0, config.num_layers - 1)
-    check_range("--head", head, 0, config.num_heads - 1)
-    token = min(2, len(ids) - 2)  # it has a next token, and sees three keys if the prompt is long enough
-    H, H_kv = config.num_heads, config.num_kv_heads
+    check_range("--head", head, 0, H - 1)
+    token = min(2, T - 2)  # it has a next token, and sees three keys if the prompt is long enough
     introduction = (
-        f"Shapes are written in letters: B = 1 text, T = S = {len(ids)} tokens (T as queries, S as keys), D = "
+        f"Shapes are written in letters: B = 1 text, T = S = {T} tokens (T as queries, S as keys), D = "
         f"{config.embed_dim} numbers in a token's vector, H = {H} heads of width K = {config.head_dim} (H_kv = {H_kv} "
         f"for keys and values), F = {config.feed_forward_dim} hidden units, V = {config.vocab_size:,} tokens in the "
-        f"vocabulary. The values shown belong to token {token}, {quoted(glass.tokenizer, ids[token])}, counted from 0, "
-        f"and to head {head} wherever each head has values of its own."
+        f"vocabulary. The values shown belong to token {token}, {quoted(reading.tokens[token])}, counted from 0, and "
+        f"to head {head} wherever each head has values of its own."
     )
     lines = textwrap.wrap(introduction, WIDTH)
     indices = {"B": 0, "T": token, "H": head, "H_kv": head * H_kv // H}
-    number = 0
-    for stop in lesson(glass.gpt, glass.tokenizer, ids, layer, token):
-        if isinstance(stop, str):
-            lines += ["", stop.upper()]
-        else:
-            number += 1
-            lines += ["", *show(number, stop, indices)]
+    number = itertools.count(1)
+    for stop in lesson(glass, reading, layer, token):
+        lines += ["", stop.upper()] if isinstance(stop, str) else ["", *show(next(number), stop, indices)]
     return [line.replace(KEPT_SPACE, " ") for line in lines]
 
 
@@ -266,62 +252,49 @@ def source_of(function: Callable) -> str:
     return f"{function.__qualname__}, {os.path.relpath(inspect.getfile(function), ROOT)}:{line}"
 
 
-def outputs_of(gpt: GPT, tokens: Tensor, shown_input: nn.Module) -> dict[nn.Module | None, Tensor]:
-    """Runs the model on tokens (1, T). Returns what each module returned; of `shown_input`, what it was given."""
-    import torch
-
-    from model.inspection.passes import hooked, undisturbed
-
-    outputs: dict[nn.Module | None, Tensor] = {}
-    others = [module for module in gpt.modules() if module is not shown_input]
-    with torch.no_grad(), undisturbed(gpt), hooked([shown_input], others, outputs.__setitem__):
-        gpt(tokens)
-    return outputs
-
-
-def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: int) -> Iterator[Stop | str]:
+def lesson(glass: Glass, reading: Reading, layer: int, token: int) -> Iterator[Stop | str]:
     """Yields the stops of one forward pass, and headings as str. There are no stops for parts that the model lacks.
 
     The weights are what the layer's own `attend` returns if the values are the identity matrix. Scores and mask are
     shown only if the usual formula computes the same weights from them.
     """
     import torch
-    from torch.nn import functional as F
 
     from model.attention import CausalSelfAttention
     from model.gpt import GPT, Block, FeedForward, NgramEmbedding
     from model.inspection.maps import EXACT
-    from model.inspection.reading import read
-    from model.inspection.texts import Texts
+    from model.inspection.parts import hooked
     from model.losses import next_token_loss
-    from model.masks import causal_mask, sliding_window_mask
+    from model.masks import sliding_window_mask
     from model.multihead import scaled_dot_product_attention
     from model.rotary import apply_rotary
 
+    gpt, tokens = glass.gpt, reading.ids[None]
     config, block = gpt.config, gpt.blocks[layer]
     attention, feed_forward = block.attention, block.feed_forward
-    label, tokens = partial(quoted, tokenizer), torch.tensor([ids])
-    reading = read(gpt, Texts.of(ids, label), label=label)
-    outputs = outputs_of(gpt, tokens, feed_forward.down_proj)  # its input, the hidden units, is shown
-    with torch.no_grad():
+    outputs: dict = {}  # what each module returns; of the last matrix, what it is given
+    hidden_units = feed_forward.down_proj
+    others = [module for module in gpt.modules() if module is not hidden_units]
+    with torch.no_grad(), hooked([hidden_units], others, outputs.__setitem__):
+        gpt(tokens)
         queries, _, _ = attention.project(outputs[block.attention_norm])  # not yet turned by rotary positions
-        surprise = F.pad(reading.surprise * math.log(2), (0, 1))  # nothing comes after the last token
+    surprise = reading.surprise * math.log(2)  # in nats
     q, k, v, weights, mixed = (
         of_layers[layer][None] for of_layers in (reading.q, reading.k, reading.v, reading.maps, reading.heads)
     )
     group = config.num_heads // config.num_kv_heads  # heads that share keys and values
     streams = reading.residual[:, None]  # after the embeddings, attention 0, feed-forward 0, attention 1, ...
-    scores, mask = q @ k.mT / math.sqrt(config.head_dim), sliding_window_mask(len(ids), config.window)
+    scores, mask = q @ k.mT / math.sqrt(config.head_dim), sliding_window_mask(len(reading.ids), config.window)
     _, formula = scaled_dot_product_attention(q, k, v, mask, need_weights=True)
     difference = (weights - formula).abs().max().item()
     is_formula = not difference > EXACT  # a diverged model gives NaN, which counts as equal
     value_embedding = dict(gpt.value_embeddings.items()).get(str(layer))
-    project, masked_by = CausalSelfAttention.project, sliding_window_mask if config.window else causal_mask
+    project = CausalSelfAttention.project
 
     # Name, letters of the shape, the function that computes the value, and the value: None if the model lacks the part.
     rows = [
         "From text to vectors",
-        ("ids", "(B, T)", tokenizer.encode, tokens),
+        ("ids", "(B, T)", glass.tokenizer.encode, tokens),
         ("token embedding", "(B, T, D)", GPT.features, outputs[gpt.token_embedding]),
         ("n-gram embedding", "(B, T, D)", NgramEmbedding.rows, outputs.get(gpt.ngram_embedding)),
         ("position embedding", "(T, D)", GPT.features, outputs.get(gpt.position_embedding)),
@@ -330,31 +303,29 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
         ("stream into the block", "(B, T, D)", GPT.features, streams[2 * layer] if layer else None),
         ("attention norm", "(B, T, D)", Block.forward, outputs[block.attention_norm]),
         ("queries, keys, values", "(B, T, (H+2*H_kv)*K)", project, outputs[attention.qkv_proj]),
-        ("queries", "(B, H, T, K)", project, None if config.qk_norm else queries),
-        ("queries, normalised", "(B, H, T, K)", project, queries if config.qk_norm else None),
+        ("queries", "(B, H, T, K)", project, queries),
         ("queries, turned", "(B, H, T, K)", apply_rotary, q if config.position == "rotary" else None),
         ("keys", "(B, H_kv, T, K)", project, k[:, ::group]),
         ("value embedding", "(B, T, H_kv*K)", project, outputs.get(value_embedding)),
         ("values", "(B, H_kv, T, K)", project, v[:, ::group]),
         ("scores", "(B, H, T, S)", scaled_dot_product_attention, scores if is_formula else None),
-        ("mask", "(T, S)", masked_by, mask if is_formula else None),
+        ("mask", "(T, S)", sliding_window_mask, mask if is_formula else None),
         ("weights", "(B, H, T, S)", attention.attend, weights),
         ("mixed values", "(B, H, T, K)", attention.attend, mixed),
         ("output projection", "(B, T, D)", CausalSelfAttention.forward, outputs[attention.output_proj]),
         ("stream after attention", "(B, T, D)", Block.forward, streams[2 * layer + 1]),
         f"Block {layer}, feed-forward: each token by itself",
         ("feed-forward norm", "(B, T, D)", Block.forward, outputs[block.feed_forward_norm]),
-        ("hidden units", "(B, T, F)", FeedForward.forward, outputs[feed_forward.down_proj]),
+        ("hidden units", "(B, T, F)", FeedForward.forward, outputs[hidden_units]),
         ("feed-forward output", "(B, T, D)", FeedForward.forward, outputs[feed_forward]),
         ("stream after the block", "(B, T, D)", Block.forward, streams[2 * layer + 2]),
         "From vectors to the loss",
         ("final norm", "(B, T, D)", GPT.features, outputs[gpt.final_norm]),
         ("logits", "(B, T, V)", GPT.unembed, reading.logits[None]),
-        ("surprise", "(B*T)", next_token_loss, surprise),
-        ("loss", "()", next_token_loss, surprise[:-1].mean()),
+        ("surprise", "(T-1)", next_token_loss, surprise),
+        ("loss", "()", next_token_loss, surprise.mean()),
     ]
-    words = words_of(gpt, reading, layer, token) | {"difference": difference}
-    words["rule"] = SOFTMAX if is_formula else "This layer computes the map by a rule of its own."
+    words = words_of(config, reading, layer, token) | {"difference": difference}
     for row in rows:
         if isinstance(row, str):
             yield row
@@ -362,50 +333,29 @@ def lesson(gpt: GPT, tokenizer: Tokenizer, ids: list[int], layer: int, token: in
             yield Stop(*row, WHY[row[0]].format(**words))
 
 
-def words_of(gpt: GPT, reading: Reading, layer: int, token: int) -> dict[str, Any]:
+def words_of(config: GPTConfig, reading: Reading, layer: int, token: int) -> dict[str, Any]:
     """Returns what the texts of WHY say about this model and this text."""
-    from model.mistakes import listed
-
-    config = gpt.config
     norm, window, cap = NORMS[config.norm], config.window, config.logit_soft_cap
-    group = config.num_heads // config.num_kv_heads
-    activation = ACTIVATION_NAMES.get(config.activation, config.activation)
-    near = f"the nearest {window}, itself included (each further layer reaches further back)"
-    gate = f"multiplies the product by a gate, which is {activation} of a second product of this kind"
-    has_gate = gpt.blocks[layer].feed_forward.gate_proj is not None
-    here, following = reading.tokens[token : token + 2]
     return {
         "config": config,
-        "others": len(reading.tokens) - 1,
         "layer": layer,
         "norm": norm,
-        "pieces": " ".join(reading.tokens[:50]) + " ..." * (len(reading.tokens) > 50),
-        "sizes": listed([str(size) for size in config.ngram_sizes]),
+        "pieces": " ".join(map(quoted, reading.tokens[:50])),
         "normed": f", each vector {norm}" if config.embedding_norm else "",
-        "shared": f" Every {group} neighbouring heads share the same keys and values." if group > 1 else "",
-        "root": math.sqrt(config.head_dim),
-        "reach": near if window else "itself and the tokens before it",
+        "qk_norm": QK_NORM if config.qk_norm else "",
+        "reach": f"the {window - 1} tokens before it" if window else "all tokens before it",
         "error": reading.checks.by_layer["fidelity"][layer],
         "problems": "".join(f" Warning: {problem}." for problem in reading.checks.problems.values()),
-        "nonlinearity": gate if has_gate else f"passes the product through {activation}",
+        "gated": ", which is a gate for another such product" if config.activation == "swiglu" else "",
         "capped": f", squeezed to stay between -{cap:g} and {cap:g}" if cap else "",
-        "matrix": "the token embedding, which is also lm_head" if config.tie_embeddings else "lm_head, the last matrix",
-        "likeliest": ", ".join(f"{text} {probability:.1%}" for text, probability in reading.top(token, 3)),
-        "here": here,
-        "following": following,
-        "probability": 2 ** -reading.surprise[token].item(),
+        "likeliest": ", ".join(f"{quoted(text)} {probability:.1%}" for text, probability in reading.top(token, 3)),
         "log_V": math.log(config.vocab_size),
     }
 
 
-def quoted(tokenizer: Tokenizer, id: int) -> str:
-    """Returns a token as a Python literal: 'text', or b'bytes' if it is not UTF-8, with KEPT_SPACE for spaces."""
-    content = tokenizer.token_bytes(id, unused=f"<{id}>")
-    try:
-        text = repr(content.decode())
-    except UnicodeDecodeError:
-        text = repr(content)
-    return text.replace(" ", KEPT_SPACE)
+def quoted(text: str) -> str:
+    """Returns a token's text as a Python literal, with KEPT_SPACE for spaces."""
+    return repr(text).replace(" ", KEPT_SPACE)
 
 
 if __name__ == "__main__":

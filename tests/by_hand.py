@@ -58,7 +58,7 @@ class ByHand:
         self.stops["final norm"] = self.norm(x, "final_norm")
         self.stops["logits"] = logits = self.read(x)
         surprise = logits.logsumexp(-1)[:-1] - logits[range(T - 1), ids[1:]]
-        self.stops |= {"surprise": torch.cat((surprise, torch.zeros(1))), "loss": surprise.mean()}
+        self.stops |= {"surprise": surprise, "loss": surprise.mean()}
 
     def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0)
@@ -115,7 +115,7 @@ class ByHand:
         q, k, v = (torch.stack(one.split(K, dim=-1)) for one in (q, k, v))  # (H or H_kv, T, K)
         if config.qk_norm:
             q, k = normalised(q), normalised(k)
-        seen["queries, normalised" if config.qk_norm else "queries"] = q
+        seen["queries"] = q
         if config.position == "rotary":
             seen["queries, turned"] = q = turned(q)
             k = turned(k)

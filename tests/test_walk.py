@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level
+from data.tokenizers import byte_level
 from model.attention import CausalSelfAttention
-from scripts.walk import Stop, lesson, main, quoted
+from model.glass import Glass
+from scripts.walk import Stop, lesson, main
 from tests.attentions import ALIBI, LEAK
 from tests.by_hand import ByHand
 from tests.command_lines import call, check_mistakes, tells
@@ -35,7 +36,8 @@ def by_hand(gpt, layer):
 
 
 def stops_of(gpt, layer, prompt=PROMPT):
-    walked = lesson(gpt, byte_level(), list(prompt.encode()), layer, token=2)
+    glass = Glass(gpt, byte_level(), "a model")
+    walked = lesson(glass, glass.read(prompt), layer, token=2)
     return [stop for stop in walked if isinstance(stop, Stop)]
 
 
@@ -122,18 +124,9 @@ def test_without_a_run_a_fresh_model_is_walked(tmp_path, here, runs, capsys):
     status, out, _ = call(main, capsys, "--prompt", "héllo")
     assert status == 0 and out.startswith("a fresh model")
     assert f"() = ()   {math.log(257):.4g}\n" in out  # every token is equally likely
-    assert r"'h' b'\xc3' b'\xa9' 'l' 'l' 'o'" in unwrapped(out)
+    assert r"'h' '\\xc3' '\\xa9' 'l' 'l' 'o'" in unwrapped(out)
     save_checkpoint(tmp_path / "runs" / "first" / "checkpoints" / "best.ckpt", model("gpt2"))
     assert tells(call(main, capsys)[1].splitlines()[0], "runs/first/checkpoints/best.ckpt 7 cpu")
-    assert call(main, capsys, "--fresh")[1].startswith("a fresh model")
-
-
-def test_no_two_tokens_are_quoted_alike():
-    """Not even a token whose text equals another's escape, nor an unused id."""
-    ranks = byte_level().ranks | {text.encode(): 257 + i for i, text in enumerate(["\\n", "\\xc3", "<259>", "é"])}
-    tokenizer = Tokenizer("words", r"[\s\S]+", ranks, {END_OF_TEXT: 256})
-    quotes = [quoted(tokenizer, token) for token in range(tokenizer.vocab_size)]
-    assert len(set(quotes)) == tokenizer.vocab_size and not any(" " in text for text in quotes)
 
 
 def test_spaces_of_tokens_are_kept_and_the_end_of_a_long_prompt_is_walked(runs, capsys, caplog):
@@ -156,7 +149,6 @@ MISTAKES = {
     "--prompt a": "--prompt 2 1",
     "--layer 3": "--layer 2 3",
     "--head -1": "--head 0 -1",
-    "--fresh": "--fresh --checkpoint",
 }
 
 
