@@ -40,9 +40,8 @@ def main(argv: list[str] | None = None) -> None:
     check_range("--num_samples", options.num_samples, 1)
     if "" in options.stop:
         raise Mistake("--stop is empty: write the text before which to stop")
-    prompt = prompt_text(options.prompt, options.prompt_file)
     try:
-        generate(options, prompt)
+        generate(options, prompt_text(options.prompt))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -54,15 +53,13 @@ def main(argv: list[str] | None = None) -> None:
 def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="generate.py", description=__doc__)
     add_model_options(parser)
-    prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument(
+    add = parser.add_argument
+    add(
         "--prompt",
         default="\n",
         metavar="TEXT",
         help="text to continue; - reads standard input; an empty text starts a new document (default: a line break)",
     )
-    prompt.add_argument("--prompt_file", type=Path, metavar="PATH", help="UTF-8 file with the text to continue")
-    add = parser.add_argument
     add("--max_new_tokens", type=int, default=200, metavar="N", help="most tokens to write in a text (default: 200)")
     add(
         "--stop",
@@ -71,21 +68,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="stop before this text; may be repeated. A text also ends where the model ends its document",
     )
-    temperature = parser.add_mutually_exclusive_group()
-    temperature.add_argument(
+    add(
         "--temperature",
         type=float,
         default=0.8,
         metavar="X",
         help="divides the logits: a larger X makes the text more random, 0 always takes the likeliest token "
         "(default: 0.8)",
-    )
-    temperature.add_argument(
-        "--greedy",
-        dest="temperature",
-        action="store_const",
-        const=0.0,
-        help="always take the likeliest token: the same as --temperature 0",
     )
     for name, (kind, letter, help) in SAMPLING.items():
         add(f"--{name}", type=kind, metavar=letter, help=help)
@@ -141,9 +130,8 @@ class Continuation:
         if self.has_ended:
             return self.text
         text = self.text.rstrip("\N{REPLACEMENT CHARACTER}")
-        beginnings = [stop[:size] for stop in self.stops for size in range(1, len(stop))]
-        num_uncertain = max([len(beginning) for beginning in beginnings if text.endswith(beginning)], default=0)
-        return text[: len(text) - num_uncertain]
+        sizes = [size for stop in self.stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
+        return text[: len(text) - max(sizes, default=0)]
 
 
 def generate(options: argparse.Namespace, prompt: str) -> None:
@@ -180,9 +168,6 @@ def generate(options: argparse.Namespace, prompt: str) -> None:
     num_tokens = sum(text.num_tokens for text in texts)
     seconds = time.perf_counter() - started
     say(f"{num_tokens:,} tokens in {seconds:.2f} s: {num_tokens / seconds:,.0f} tokens/s", sys.stderr)
-    num_unfinished = sum(not text.has_ended for text in texts)
-    if options.stop and num_unfinished:
-        say(f"no --stop text appeared in {num_unfinished} of {num_texts} texts", sys.stderr)
 
 
 def write_text(text: str) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model.mistakes import Mistake, file_errors
+from model.mistakes import Mistake
 from model.runs.terminal import with_hint
 
 if TYPE_CHECKING:
@@ -60,17 +60,10 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def prompt_text(prompt: str, file: Path | None = None) -> str:
-    """Returns the text of `file` if one is given, else `prompt`; for the prompt -, returns what standard input holds.
-
-    Raises Mistake unless the text is UTF-8.
-    """
+def prompt_text(prompt: str) -> str:
+    """Returns the prompt; for the prompt -, returns what standard input holds. Raises Mistake unless it is UTF-8."""
     source, content = "--prompt", os.fsencode(prompt)
-    if file is not None:
-        source = str(file)
-        with file_errors(file):
-            content = file.read_bytes()
-    elif prompt == "-":
+    if prompt == "-":
         source = "standard input"
         if sys.stdin is None:
             raise Mistake("--prompt - reads standard input, which is closed")
