@@ -71,31 +71,24 @@ class TokenizedCorpus:
     validation: TokenStore
 
 
+@dataclass
 class CorpusCache:
-    """Opens or creates the cached tokens of one corpus and one tokenizer.
+    """Opens or creates the cached tokens of one corpus and one tokenizer."""
 
-    Args:
-        tokenizer: None trains one of `vocab_size` tokens on the training split, by byte-pair encoding.
-        max_tokens: for each split; None: no limit.
-        cache_dir: None is $GLASSGPT_CACHE, or else DEFAULT_FOLDER.
-    """
+    corpus: Corpus
+    tokenizer: Tokenizer | None  # None: one of `vocab_size` tokens, trained on the training split
+    vocab_size: int
+    max_tokens: dict[str, int | None]  # for each split; None: no limit
+    cache_dir: str | None = None  # None: $GLASSGPT_CACHE, or else DEFAULT_FOLDER
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        tokenizer: Tokenizer | None,
-        vocab_size: int,
-        max_tokens: dict[str, int | None],
-        cache_dir: str | None = None,
-    ):
-        self.corpus, self.tokenizer, self.vocab_size, self.max_tokens = corpus, tokenizer, vocab_size, max_tokens
-        name, recipe = "bpe", [vocab_size, SPLIT_PATTERN, TRAINING_BYTES]
-        if tokenizer:
-            name, recipe = tokenizer.name, [tokenizer.fingerprint]
-        key = json.dumps([FORMAT, corpus.identity, recipe, max_tokens], sort_keys=True)
+    def __post_init__(self):
+        name, recipe = "bpe", [self.vocab_size, SPLIT_PATTERN, TRAINING_BYTES]
+        if self.tokenizer:
+            name, recipe = self.tokenizer.name, [self.tokenizer.fingerprint]
+        key = json.dumps([FORMAT, self.corpus.identity, recipe, self.max_tokens], sort_keys=True)
         digest = hashlib.sha256(key.encode()).hexdigest()
-        parent = Path(cache_dir or os.environ.get("GLASSGPT_CACHE") or DEFAULT_FOLDER).expanduser().absolute()
-        self.folder = parent / re.sub(r"[^\w.-]+", "_", f"{corpus.name}-{name}-{digest[:16]}")
+        parent = Path(self.cache_dir or os.environ.get("GLASSGPT_CACHE") or DEFAULT_FOLDER).expanduser().absolute()
+        self.folder = parent / re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{name}-{digest[:16]}")
         self.paths = {split: self.folder / f"{split}.bin" for split in SPLITS}
 
     def open(self) -> TokenizedCorpus | None:
@@ -123,7 +116,8 @@ class CorpusCache:
     def _make(self, num_threads: int) -> TokenizedCorpus:
         path, splits = self.folder / INDEX, {}
         try:
-            tokenizer = self.tokenizer or self._trained_tokenizer()
+            training_text = (passage.text for passage in self.corpus.passages("train"))
+            tokenizer = self.tokenizer or train_bpe(training_text, self.vocab_size)
             index = {"tokenizer": tokenizer.to_dict()}
             for split, limit in self.max_tokens.items():
                 tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
@@ -136,10 +130,6 @@ class CorpusCache:
                 incomplete.unlink(missing_ok=True)
             raise
         return TokenizedCorpus(tokenizer, **splits)
-
-    def _trained_tokenizer(self) -> Tokenizer:
-        _log.info("training a bpe tokenizer of %s tokens on %s", f"{self.vocab_size:,}", self.corpus.name)
-        return train_bpe((passage.text for passage in self.corpus.passages("train")), self.vocab_size)
 
 
 def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, total: int | None = None) -> TokenStore:

@@ -5,7 +5,6 @@ import sysconfig
 from pathlib import Path
 
 from data.corpora.files import FileCorpus, split_by_name
-from model.mistakes import Mistake
 
 # Tests are long and repetitive. Installed packages and compiled files differ from machine to machine.
 _SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -20,7 +19,5 @@ def stdlib_corpus(validation_fraction: float) -> FileCorpus:
         subfolders[:] = [name for name in set(subfolders) - _SKIPPED_FOLDERS if not name.startswith("config-")]
         names = [name for name in names if name.endswith(".py") and not name.startswith("_sysconfigdata")]
         paths += [Path(folder, name) for name in names]
-    if not paths:
-        raise Mistake(f"{root} holds no source files of the standard library: train on your own with --data.files")
     paths.sort(key=lambda path: path.relative_to(root).as_posix())
     return FileCorpus("stdlib", *split_by_name(paths, root, validation_fraction))
