@@ -1,25 +1,20 @@
 """Reading files of every format: every byte of the text is read once, in pieces of bounded size."""
 
-import bz2
 import csv
 import gzip
-import io
 import itertools
 import json
-import lzma
 from functools import cache
 from pathlib import Path
 
-import pyarrow
-import pyarrow.csv
-import pyarrow.parquet
+import pandas
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import data.text
 from data import tokenizers
-from data.tables import table_ending, table_texts
+from data.tables import SEPARATORS, table_ending, table_texts
 from data.text import WHOLE, passages_of, row_passages, text_passages, uniform_hash
 from model.mistakes import Mistake
 
@@ -39,10 +34,6 @@ def documents(passages) -> list[str]:
     return found
 
 
-def table_passages(name: str, column: str = "text", share=WHOLE):
-    return row_passages(table_texts(Path(name), column), share)
-
-
 def pieces_of(text: str, size: int) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
@@ -56,11 +47,6 @@ def test_a_long_document_is_cut_without_changing_its_tokens(text, size):
         assert [t for p in passages for t in tokenizer.encode(p.text)] == tokenizer.encode(text)
 
 
-def test_a_long_text_is_never_held_whole():
-    pieces = ["some words\n" * 1000 for _ in range(20)]
-    assert max(len(passage.text) for passage in passages_of(iter(pieces))) <= 2 * len(pieces[0])
-
-
 @cache
 def merging(pattern: str) -> tokenizers.Tokenizer:
     """A tokenizer that merges all that the pattern does not split, so that a wrong cut changes the tokens."""
@@ -71,14 +57,13 @@ def merging(pattern: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer("merging", pattern, ranks, {tokenizers.END_OF_TEXT: len(ranks)})
 
 
-def test_a_file_or_a_cell_without_line_ends_is_read_in_pieces_too(here, monkeypatch):
-    monkeypatch.setattr(data.text, "BLOCK", 64)
-    line = "a" * 10_000
-    for name, content in (("a.txt", line), ("a.csv", f"text\n{line}\n"), ("a.jsonl", json.dumps({"text": line}))):
-        Path(name).write_text(content)
-    for found in (text_passages(Path("a.txt"), WHOLE), table_passages("a.csv"), table_passages("a.jsonl")):
-        assert documents(passages := list(found)) == [line]
-        assert max(len(passage.text) for passage in passages) <= 2 * 64
+def test_text_without_a_place_to_cut_is_read_in_pieces_too(here, small_blocks):
+    lines = ["a" * 10_000, "some words\n" * 1000]
+    for line in lines:
+        Path("a.txt").write_text(line)
+        for passages in (list(text_passages(Path("a.txt"), WHOLE)), list(row_passages([line], WHOLE))):
+            assert documents(passages) == [line]
+            assert max(len(passage.text) for passage in passages) <= 2 * 16
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -110,88 +95,79 @@ def test_bytes_that_are_not_text_are_named_with_their_offset(here, content, offs
         list(text_passages(path, WHOLE))
 
 
-def write_packed(name: str, content: bytes):
-    """Writes a file, compressed if its name ends so."""
-    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
-    ending = Path(name).suffix.lower()
-    if ending == ".zst":  # as a stream, without the size of its content
-        with pyarrow.output_stream(name, compression="zstd") as stream:
-            stream.write(content)
-    else:
-        Path(name).write_bytes(pack.get(ending, bytes)(content))
-
-
 ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in range(600)]
 
 
 def write_table(path: Path, rows: list[dict] = ROWS):
-    table = pyarrow.Table.from_pylist(rows, None if rows else pyarrow.schema({"text": pyarrow.string()}))
-    if path.suffix in (".jsonl", ".ndjson", ".jsonlines"):
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif path.suffix in (".csv", ".tsv"):
-        pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ","))
-    elif path.suffix == ".parquet":
-        pyarrow.parquet.write_table(table, path)
+    """Writes a table, compressed if its name ends so."""
+    frame, ending = pandas.DataFrame(rows, columns=list(ROWS[0])), table_ending(path)
+    if ending in SEPARATORS:
+        frame.to_csv(path, sep=SEPARATORS[ending], index=False)
+    elif ending == ".parquet":
+        frame.to_parquet(path)
+    elif ending == ".arrow":
+        frame.to_feather(path)
     else:
-        with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
-            stream.write_table(table)
+        frame.to_json(path, orient="records", lines=True)
+
+
+COMPRESSED = ["rows.jsonl.gz", "rows.jsonl.zst", "rows.jsonl.xz", "rows.csv.gz", "rows.csv.zst", "rows.csv.bz2"]
+TABLES = [
+    "rows.jsonl",
+    "rows.ndjson",
+    "rows.jsonlines",
+    "rows.csv",
+    "rows.tsv",
+    "rows.parquet",
+    "rows.arrow",
+    *COMPRESSED,
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "table, compression",
-    [
-        *itertools.product(["rows.jsonl", "rows.csv", "rows.tsv"], ["", ".gz", ".zst"]),
-        *[("rows.ndjson", ""), ("rows.jsonlines", ".bz2"), ("rows.jsonl", ".xz")],
-        *itertools.product(["rows.parquet", "rows.arrow"], [""]),  # these formats compress by themselves
-    ],
-)
-def test_each_row_of_a_table_is_a_document_and_reading_opens_no_connection(here, monkeypatch, table, compression):
-    name, asked = table + compression, []
+@pytest.mark.parametrize("name", TABLES)
+def test_each_row_of_a_table_is_a_document_and_reading_opens_no_connection(here, monkeypatch, name):
+    asked, path = [], Path(name)
     monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host) or [])
-    write_table(Path(table))
-    write_packed(name, Path(table).read_bytes())
-    whole = [row["text"] for row in ROWS]
-    assert documents(table_passages(name)) == whole and not asked
-    tail = documents(table_passages(name, share=(0.0, 0.1)))
-    assert sorted(tail + documents(table_passages(name, share=(0.1, 1.0)))) == sorted(whole)
-    assert 30 < len(tail) < 90
+    write_table(path)
+    assert list(table_texts(path, "text")) == [row["text"] for row in ROWS] and not asked
     with pytest.raises(Mistake, match=rf"{name} .*'body'.* text, author, year"):
-        list(table_passages(name, "body"))
-    if ".csv" in name or ".tsv" in name:  # in these formats everything is text
-        assert documents(table_passages(name, "year")) == [str(row["year"]) for row in ROWS]
+        list(table_texts(path, "body"))
+    if table_ending(path) in SEPARATORS:  # in these formats everything is text
+        assert list(table_texts(path, "year")) == [str(row["year"]) for row in ROWS]
     else:
         with pytest.raises(Mistake, match=r"'year' .*int.* row 0"):
-            list(table_passages(name, "year"))
+            list(table_texts(path, "year"))
+
+
+def test_the_rows_of_a_table_are_split_in_shares():
+    whole = [row["text"] for row in ROWS]
+    head, tail = (documents(row_passages(whole, share)) for share in ((0.0, 0.1), (0.1, 1.0)))
+    assert sorted(head + tail) == sorted(whole) and 30 < len(head) < 90
 
 
 @pytest.mark.parametrize("name, delimiter", [("a.TSV", "\t"), ("a.tsv.csv", ","), ("a.CSV.gz", ",")])
 def test_the_last_ending_of_a_tables_name_decides_its_delimiter(here, name, delimiter):
     other = {",": "\t", "\t": ","}[delimiter]
     texts = [f"one{other} two", "NA", "", "12", 'a "quoted" word', "two\nlines"]
-    content = io.StringIO(newline="")
-    csv.writer(content, delimiter=delimiter).writerows([("number", "text"), *enumerate(texts)])
-    write_packed(name, content.getvalue().encode())
-    assert documents(table_passages(name)) == [text for text in texts if text]
+    with (gzip.open if name.endswith("gz") else open)(name, "wt", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file, delimiter=delimiter).writerows([("text", "number"), *zip(texts, range(6), strict=True)])
+    assert list(table_texts(Path(name), "text")) == texts
 
 
-@pytest.mark.parametrize("name", ["rows.txt", "rows.csv", "rows.csv.gz"])
-def test_a_byte_order_mark_is_not_read_as_text(here, name):
-    write_packed(name, "text\nwords\n".encode("utf-8-sig"))
-    found = table_passages(name) if ".csv" in name else text_passages(Path(name), WHOLE)
-    assert documents(found) == ["words" if ".csv" in name else "text\nwords\n"]
+def test_a_byte_order_mark_is_not_read_as_text(here):
+    Path("a.txt").write_text("words", encoding="utf-8-sig")
+    assert documents(text_passages(Path("a.txt"), WHOLE)) == ["words"]
 
 
 DAMAGED = [
     ("rows.csv", b"text\none, two\nthree\n"),
-    ("rows.csv", b"text\none\ntwo, three\n"),
     ("rows.csv", b"text\n" + b"one\n" * 1000 + b"two, three\n"),
     ("rows.csv", b'text\n"one\n\ntwo'),
     ("rows.csv", b"text\ncaf\xe9\n"),
     ("rows.jsonl", b'{"text": "a"}\n{"text": oops\n'),
     ("rows.jsonl", b'{"text": "caf\xe9"}\n'),
-    *((f"rows.{kind}", None) for kind in ("jsonl", "jsonl.gz", "jsonl.zst", "csv.gz", "csv.zst", "parquet", "arrow")),
-    *((f"rows.{kind}", None) for kind in ("jsonl.xz", "csv.bz2")),
+    *((name, None) for name in ("rows.jsonl", "rows.parquet", "rows.arrow", *COMPRESSED)),
 ]
 
 
@@ -199,12 +175,10 @@ DAMAGED = [
 def test_a_table_that_is_damaged_cut_short_or_would_lose_text_is_named(here, name, content):
     path = Path(name)
     if content is None:
-        plain = path if table_ending(path) == path.suffix else path.with_suffix("")
-        write_table(plain)
-        write_packed(name, plain.read_bytes())
+        write_table(path)
     path.write_bytes(content or path.read_bytes()[:-20])
     with pytest.raises(Mistake, match=name):
-        list(table_passages(name))
+        list(table_texts(path, "text"))
 
 
 OTHERS = {"int": 2024, "float": 0.5, "bool": True, "list": ["a"], "dict": {"type": "text", "text": "a"}}
@@ -228,8 +202,8 @@ def test_a_row_of_another_type_is_refused_and_the_rows_before_it_are_read_unchan
 def test_other_columns_may_have_mixed_types_or_no_name_and_a_missing_text_is_empty(here):
     lines = [f"{number},{number if number < 500 else 'x'},text {number}" for number in range(1000)]
     Path("rows.csv").write_text("\n".join([",code,text", *lines]))
-    assert documents(table_passages("rows.csv")) == [f"text {number}" for number in range(1000)]
-    assert documents(table_passages("rows.csv", "code"))[499:501] == ["499", "x"]
+    assert list(table_texts(Path("rows.csv"), "text")) == [f"text {number}" for number in range(1000)]
+    assert list(table_texts(Path("rows.csv"), "code"))[499:501] == ["499", "x"]
     rows = [{"text": "é", "meta": {"a": 1}, "parts": "x"}, {"text": None, "meta": 3, "parts": [{"text": "y"}]}]
     Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert list(table_texts(Path("rows.jsonl"), "text")) == ["é", ""]
@@ -246,26 +220,27 @@ def test_quote_marks_can_be_read_as_text_and_a_quoted_field_of_many_rows_warns(h
     assert list(table_texts(Path(name), "text", quotes=False)) == texts
     assert not caplog.messages
     if name == "rows.tsv":  # in TSV quote marks are usually text
-        assert len(list(table_passages(name))) < 300
+        assert len(list(table_texts(Path(name), "text"))) < 300
         assert len(caplog.messages) == 1 and "--data.quotes false" in caplog.messages[0]
 
 
 def test_a_column_whose_name_has_a_space_is_shown_with_it(here):
     Path("rows.csv").write_text("number, text\n1, a\n")
     with pytest.raises(Mistake, match=r"'text'.* --data.text_column .*number, ' text'"):
-        list(table_passages("rows.csv"))
+        list(table_texts(Path("rows.csv"), "text"))
 
 
-EMPTY = {"rows.csv": b"text,number\n", "rows.jsonl": b"\n\n", "rows.json": b"[]", "rows.tsv": b"text\tnumber\n"}
+EMPTY = {"rows.csv": b"text,number\n", "rows.jsonl": b"\n\n", "rows.json": b"[]"}
 
 
 @pytest.mark.parametrize("name", [*EMPTY, "rows.parquet", "rows.arrow"])
 def test_a_table_without_rows_has_no_text(here, name):
+    path = Path(name)
     if name in EMPTY:
-        Path(name).write_bytes(EMPTY[name])
+        path.write_bytes(EMPTY[name])
     else:
-        write_table(Path(name), [])
-    assert list(table_passages(name)) == []
+        write_table(path, [])
+    assert list(table_texts(path, "text")) == []
 
 
 def test_the_hash_that_splits_files_never_changes():
