@@ -3,15 +3,13 @@
 Files for Hugging Face's libraries encode alike there and come back too.
 """
 
-import io
 import json
 import os
 import random
 from pathlib import Path
 
 import pytest
-import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data import tokenizers
@@ -26,6 +24,7 @@ def bpe() -> Tokenizer:
     return tokenizers.train_bpe([CODE], 280)
 
 
+@settings(max_examples=40)
 @given(text=st.text(alphabet=st.characters(codec="utf-8")))
 @example(END_OF_TEXT)
 def test_no_text_is_lost_and_none_becomes_a_special_token(bpe, text):
@@ -37,10 +36,6 @@ def test_no_text_is_lost_and_none_becomes_a_special_token(bpe, text):
         assert b"".join(map(tokenizer.token_bytes, tokens)) == text.encode()
         assert tokenizer.encode_array(text).tolist() == tokens
         assert tokenizer.decode(tokens) == text
-
-
-def test_a_surrogate_pair_is_one_character_and_a_lone_surrogate_is_replaced(bpe):
-    assert bpe.decode(bpe.encode("a\ud800b \ud83d\ude00")) == "a\ufffdb \U0001f600"
 
 
 def test_bpe_merges_a_newline_with_its_indentation(bpe):
@@ -59,6 +54,7 @@ def test_bpe_reads_no_more_text_than_it_needs(monkeypatch):
 
 def test_incomplete_characters_and_unused_ids_are_replaced_in_text_and_escaped_in_labels(bpe):
     """A model's vocabulary may be rounded up to a size that multiplies faster, so a model may sample an unused id."""
+    assert bpe.decode(bpe.encode("a\ud800b \ud83d\ude00")) == "a\ufffdb \U0001f600"  # a lone surrogate, and a pair
     tokenizer = tokenizers.byte_level()
     assert tokenizer.decode("é".encode()[:1]) == "\ufffd" and tokenizer.decode([97, 300, 98]) == "a\ufffdb"
     assert [tokenizer.label(token) for token in "aé".encode()] == ["a", "\\xc3", "\\xa9"]
@@ -67,14 +63,11 @@ def test_incomplete_characters_and_unused_ids_are_replaced_in_text_and_escaped_i
     assert "".join(map(bpe.label, bpe.encode("def width"))) == "def width"
 
 
-def test_a_tokenizer_is_stored_in_a_checkpoint_as_data(bpe):
+def test_a_tokenizer_is_stored_as_data(bpe):
     """Also with end-of-text between the ids of the merges, as in p50k_base."""
     gap = Tokenizer("gap", r"\w+|\W+", tokenizers.byte_level().ranks | {b"ar": 257}, {END_OF_TEXT: 256})
     for tokenizer in (bpe, tokenizers.byte_level(), gap):
-        buffer = io.BytesIO()
-        torch.save({"tokenizer": tokenizer.to_dict()}, buffer)
-        buffer.seek(0)
-        restored = Tokenizer.from_dict(torch.load(buffer, weights_only=True)["tokenizer"])
+        restored = Tokenizer.from_dict(json.loads(json.dumps(tokenizer.to_dict())))
         assert restored.encode(CODE) == tokenizer.encode(CODE)
         assert restored.fingerprint == tokenizer.fingerprint
         assert (restored.name, restored.vocab_size) == (tokenizer.name, tokenizer.vocab_size)
@@ -84,7 +77,6 @@ def test_the_fingerprint_differs_for_each_tokenizer_and_never_changes(bpe):
     """Cached tokens and the maps of a run are recognised by it, also after an update."""
     others = [tokenizers.byte_level(), tokenizers.train_bpe([CODE], 279), tokenizers.train_bpe([CODE[::-1]], 280)]
     assert len({tokenizer.fingerprint for tokenizer in [bpe, *others]}) == 4
-    assert tokenizers.train_bpe([CODE], 280).fingerprint == bpe.fingerprint
     ranks = tokenizers.byte_level().ranks | {b"the": 257, b"th": 256}
     tokenizer = Tokenizer("any", r"\w+|\W", ranks, {END_OF_TEXT: 258})
     assert tokenizer.fingerprint == "e395baa192f42232fd476986a00a4d2f2ff2838b3e2398a50dfbf7352bab2d23"
