@@ -1,7 +1,5 @@
 """The GPT's attention layer against figures worked out by hand and against PyTorch's; all paths use its `attend`."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -13,22 +11,6 @@ from model.inspection.texts import Texts
 from model.masks import document_mask, padding_mask, sliding_window_mask
 from tests.attentions import UNIFORM, random, values_and_gradients
 from tests.gpts import CONFIGS, loss_of, random_gpt
-
-LN2 = math.log(2)
-
-
-def test_two_heads_of_the_gpts_layer_as_worked_out_by_hand():
-    """D = 2, so each of two heads is one number wide, and the scores are plain products. There is no batch.
-
-    x = (1, 1), (1, 2), (1, 3). The queries of head 0 are ln 2 times the first number, its keys are the second: a key
-    counts twice as much as the one before it. The queries of head 1 are 0: it takes the mean of what it sees.
-    """
-    layer, x = CausalSelfAttention(2, 2), torch.tensor([[1.0, 1], [1, 2], [1, 3]])
-    with torch.no_grad():
-        layer.qkv_proj.weight.copy_(torch.tensor([[LN2, 0], [0, 0], [0, 1], [0, 1], [0, 21], [0, 1]]))
-        layer.output_proj.weight.copy_(torch.tensor([[0.0, 1], [1, 0]]))  # exchanges the heads
-    # Head 0: 21, 1/3 of 21 and 2/3 of 42, 1/7 of 21 and 2/7 of 42 and 4/7 of 63. Head 1: the means 1, 3/2 and 2.
-    torch.testing.assert_close(layer(x), torch.tensor([[1, 21], [1.5, 35], [2, 51]]))
 
 
 @pytest.mark.parametrize("bias", [False, True])

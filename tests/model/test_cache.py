@@ -16,16 +16,6 @@ from model.generation import new_cache
 from tests.gpts import CONFIGS, random_gpt
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 8])
-def test_attention_reads_only_keys_within_a_window(window, monkeypatch):
-    """Two queries at the end of six tokens: they see one key more than one query does."""
-    layer, cache, keys = CausalSelfAttention(12, 3, window=window), KVCache(torch.empty(1, 2, 2, 3, 8, 4)), []
-    monkeypatch.setattr(layer, "attend", lambda q, k, v, mask: keys.append(k.shape[2]) or q)
-    for length in (4, 2):
-        layer(torch.randn(2, length, 12), cache=cache.append(torch.zeros(2, length))[0])
-    assert keys == [4, min(6, (window or 6) + 1)]
-
-
 def test_tokens_that_do_not_fit_are_refused_and_change_nothing():
     cache, tokens = KVCache(torch.empty(1, 2, 2, 3, 8, 4)), torch.randint(31, (2, 6))
     cache.append(tokens)

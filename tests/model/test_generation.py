@@ -78,15 +78,6 @@ def test_a_stop_token_ends_each_text_and_generation_ends_with_the_last():
     assert min(ends) <= 4 and stopped.shape[1] == min(30, max(ends) + 1)
 
 
-def test_generation_switches_dropout_off_and_restores_the_mode():
-    gpt, tokens = random_gpt(replace(MODERN, dropout=0.5)), torch.randint(50, (1, 4))
-    expected = generate(gpt, tokens, 8, temperature=0)
-    assert not gpt.training
-    gpt.train()
-    assert generate(gpt, tokens, 8, temperature=0).equal(expected)
-    assert gpt.training
-
-
 def test_texts_written_in_turns_or_in_threads_are_those_written_alone(monkeypatch):
     """Between two tokens the model is as it was, even if a text is never finished."""
     monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: True)
@@ -136,17 +127,6 @@ def test_a_kept_cache_continues_a_text_and_reads_only_new_tokens(config):
         assert text == whole[0].tolist()
 
 
-def test_a_kept_cache_keeps_half_of_the_context_when_new_tokens_do_not_fit():
-    gpt = random_gpt(MODERN)
-    cache = new_cache(gpt, 1, 10)
-    first = generate(gpt, torch.tensor([[1, 2, 3, 4]]), 4, temperature=0, cache=cache)
-    turn = torch.cat((first[:, -1:], torch.tensor([[5, 6, 7]])), dim=1)
-    # There are 11 tokens; the last half of the context, 5 tokens, is read again.
-    new = generate(gpt, turn, 3, temperature=0, cache=cache)[:, 4:]
-    expected = generate(gpt, torch.cat((first, turn[:, 1:]), dim=1)[:, -5:], 3, temperature=0)[:, 5:]
-    assert new.tolist() == expected.tolist()
-
-
 def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
     """The distribution that the options describe, computed by hand in float64."""
     p = (logits.double() / temperature).softmax(0)
@@ -163,9 +143,8 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
     return result
 
 
-DRAWS = [{}, {"temperature": 0.5}, {"temperature": 2.0}, {"top_k": 3}, {"top_k": 100}, {"top_p": 0.7}, {"top_p": 1.0}]
-DRAWS += [{"min_p": 0.1}, {"min_p": 0.0}, {"min_p": 0.05, "temperature": 1.5}]
-DRAWS += [{"temperature": 1.5, "top_k": 6, "top_p": 0.8}, {"min_p": 0.2, "temperature": 2.0, "top_k": 6, "top_p": 0.9}]
+DRAWS = [{}, {"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.1}]
+DRAWS += [{"temperature": 1.5, "top_k": 6, "top_p": 0.8, "min_p": 0.2}]
 
 
 @pytest.mark.parametrize("options", DRAWS, ids=str)
@@ -199,14 +178,11 @@ def test_temperature_zero_and_its_limit_take_the_likeliest():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"max_new_tokens": 0}, "max_new_tokens .*0"),
         ({"temperature": -0.5}, r"temperature .*-0\.5"),
         ({"top_k": 0}, "top_k .*0"),
         ({"top_p": 0.0}, r"top_p .*0\.0"),
-        ({"min_p": 1.5}, r"min_p .*1\.5"),
         ({"tokens": torch.tensor([[1, 50]])}, r"49.* 1\.\.50"),
         ({"tokens": torch.zeros(1, 0, dtype=torch.long)}, r"\(1, 0\)"),
-        ({"tokens": torch.tensor([1, 2])}, r"\(2,\)"),
         ({"tokens": torch.zeros(1, 2)}, "float32"),
         ({"stop_token": 50}, "stop_token .*49.* 50"),
     ],

@@ -9,32 +9,10 @@ from torch import nn
 
 from model import attention, kernels
 from model.attention import CausalSelfAttention
-from model.generation import generate
 from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, linear_by_slices, products_by_slices, short_causal_attention
 from model.multihead import scaled_dot_product_attention
 from tests.attentions import values_and_gradients
-from tests.gpts import CONFIGS, loss_of, random_gpt
 from tests.measurements import causal_softmax
-
-
-@pytest.mark.parametrize("name", ["grouped heads", "tables of all heads"])
-def test_losses_gradients_and_texts_are_the_same_without_the_kernels(name, monkeypatch):
-    monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: True)
-    gpt, tokens = random_gpt(CONFIGS[name]), torch.randint(50, (2, 12))
-
-    def everything():
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = loss_of(gpt, tokens[:, :-1], tokens[:, 1:])
-        (gradient,) = torch.autograd.grad(loss, gpt.blocks[0].attention.qkv_proj.weight)
-        return loss.detach(), gradient / gradient.norm(), generate(gpt, tokens, 9, temperature=0)
-
-    with_kernels = everything()
-    monkeypatch.setattr(kernels, "has_slow_vector_products", lambda: False)
-    monkeypatch.setattr(attention, "MAX_SHORT_LENGTH", 0)
-    without = everything()
-    torch.testing.assert_close(with_kernels[0], without[0], atol=0.02, rtol=0.02)  # bfloat16 rounds to within 0.4%
-    torch.testing.assert_close(with_kernels[1], without[1], atol=0.02, rtol=0)
-    assert torch.equal(with_kernels[2], without[2])
 
 
 def formula(q, k, v):
@@ -80,7 +58,6 @@ def test_scores_are_not_rounded_even_under_autocast(attend, autocast):
     [
         ({}, 24, None, False, False),
         ({"dropout": 0.5}, 24, None, True, False),
-        ({"num_kv_heads": 2}, 24, None, True, False),
         ({"window": 5}, 24, None, True, True),
         ({}, 24, torch.ones(24, 24, dtype=torch.bool), True, True),
         ({}, 1, None, True, False),
@@ -106,7 +83,7 @@ def test_a_mask_of_numbers_is_added_to_the_scores_in_bfloat16_too(dtype):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("out_features", [1, 12, 13, 64])
+@pytest.mark.parametrize("out_features", [12, 13])
 @pytest.mark.parametrize(
     "shape", [(), (0,), (1,), (1, 1), (FEW_ROWS, 1), (1, FEW_ROWS), (2, 2), (FEW_ROWS + 1, 1), (3, 2, 2)]
 )

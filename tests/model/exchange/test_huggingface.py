@@ -12,9 +12,9 @@ import torch
 from data.tokenizers import Tokenizer, byte_level, train_bpe
 from model.exchange.huggingface import GPT2_ACTIVATIONS, config_of, from_huggingface, to_huggingface
 from model.generation import generate
-from model.gpt import ACTIVATIONS, GPT, GPTConfig
+from model.gpt import ACTIVATIONS
 from model.mistakes import Mistake
-from tests import gpts, programs
+from tests import programs
 from tests.gpts import CONFIGS, loss_of, random_gpt
 from tests.strangers import Calls
 
@@ -230,16 +230,6 @@ def test_half_precision_and_the_names_and_masks_of_published_files_are_read(tmp_
     published |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(3)}
     safetensors.save_file(published, tmp_path / "model/model.safetensors")
     assert same_weights(from_huggingface(tmp_path / "model"), gpt.float())
-
-
-def test_a_published_size_has_its_published_number_of_parameters():
-    """GPT-2 XL has; tests/test_train.py checks the smallest GPT-2, configs/gpt2_124m.yaml."""
-    config = config_of(GPT2_OPTIONS | {"n_layer": 48, "n_head": 25, "n_embd": 1600})
-    with torch.device("meta"):
-        gpt = GPT(config)
-    assert gpt.num_parameters() == 1_557_611_200
-    sizes = {"vocab_size": 50257, "context_length": 1024, "num_layers": 48, "num_heads": 25, "embed_dim": 1600}
-    assert config == GPTConfig(**sizes, dropout=0.1, **gpts.GPT2)
 
 
 def test_options_that_a_config_leaves_out_have_transformers_defaults():

@@ -2,18 +2,14 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
-from model.training.optimizer import POLAR_EXPRESS, MuonAdamW, OptimizerConfig, build_optimizer, orthogonalize
+from model.training.optimizer import MuonAdamW, OptimizerConfig, build_optimizer, orthogonalize
 from tests.gpts import loss_of
 
 SMALL = GPTConfig(vocab_size=32, context_length=8, num_layers=2, num_heads=2, embed_dim=8)
-DRESSED = replace(SMALL, norm="layernorm", bias=True, position="learned", value_embeddings=True)
 BOTH = pytest.mark.parametrize("algorithm", ["muon", "adamw"])
 
 
@@ -26,22 +22,6 @@ def test_orthogonalize_gives_the_polar_factor_of_any_scale(shape):
         result = orthogonalize(((u * values) @ vh).float() * scale)
         torch.testing.assert_close(result, (u @ vh).float(), atol=0.03, rtol=0)
     assert orthogonalize(torch.zeros(1, 4, 8)).abs().max() == 0
-
-
-def test_polar_express_coefficients_are_the_minimax_polynomials():
-    """They are computed here from the interval, by the Remez algorithm in float64."""
-    low, high = 0.003, 1.0
-    for index, coefficients in enumerate(POLAR_EXPRESS):
-        inner = [(3 * low + high) / 4, (low + 3 * high) / 4]
-        for _ in range(100):
-            points = [(low, 1), (inner[0], -1), (inner[1], 1), (high, -1)]
-            *polynomial, error = np.linalg.solve([[x, x**3, x**5, sign] for x, sign in points], np.ones(4))
-            a, b, c = polynomial
-            inner = np.sqrt(np.sort(np.roots([5 * c, 3 * b, a]).real))
-        margin = 1.01 if index < len(POLAR_EXPRESS) - 1 else 1.0
-        expected = (a / margin, b / margin**3, c / margin**5)
-        np.testing.assert_allclose(coefficients, expected, atol=2e-5)
-        low, high = 1 - error, 1 + error
 
 
 MUON = {"lr": 0.1, "momentum": 0.9, "rule": "muon"}
@@ -124,17 +104,6 @@ def test_tables_move_by_adagrad_with_one_rate_a_row_and_unread_rows_do_not_move(
     assert torch.equal(weight[[0, 3, 5, 6]], start[[0, 3, 5, 6]])
 
 
-class Sink(CausalSelfAttention):
-    """An attention to which a user has added bare parameters with one, two and three axes."""
-
-    def __init__(self, *sizes, **options):
-        super().__init__(*sizes, **options)
-        self.sink = nn.Parameter(torch.zeros(self.num_heads))
-        self.slope = nn.Parameter(torch.zeros(self.num_heads, 1))
-        self.gate = nn.Parameter(torch.ones(self.num_heads, 1, self.head_dim))
-
-
-@BOTH
 def updated(config, algorithm):
     """A GPT and its optimizer after one update."""
     gpt = GPT(config)
