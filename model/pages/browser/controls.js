@@ -1,11 +1,11 @@
-// The header, the sliders of the steps, the keys, and a line that says what is switched off, patched or compared, with
-// one button that ends all of this.
+// The header, the sliders of the steps, the keys, and a line that says what is switched off or compared, with one
+// button that ends this.
 
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addView, change, shown } from "browser/render.js";
 import { data, holdsWeights, LAST, PLAIN, SCORES, snapshots, state, TEXTS } from "browser/state.js";
-import { listed, visible } from "browser/words.js";
+import { listed } from "browser/words.js";
 
 const openManual = () => $("manual").showModal();
 
@@ -27,10 +27,9 @@ addView(function drawSteps() {
 });
 
 addView(function drawChanged() {
-  const { typing, off, otherText, other, sides, panel } = shown;
+  const { typing, off, other, sides } = shown;
   const parts = [
     typing && off.length && `Switched off: ${listed(off)} (gives its mean instead, the same at every token).`,
-    typing && otherText && panel === "patching" && `Text B to patch from: “${visible(otherText, 30)}”.`,
     other !== null && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
   ].filter(Boolean);
   $("changed").hidden = !parts.length;
@@ -39,8 +38,7 @@ addView(function drawChanged() {
 });
 
 function endChanges() {
-  $("other-text").value = "";
-  change({ off: [], otherText: "", other: null, target: null, ...PLAIN });
+  change({ off: [], other: null, ...PLAIN });
 }
 
 // Compares with the first step, or while a person types with the first that can read what they type.

@@ -16,7 +16,7 @@ function urlOf(name) {
 //
 // The engine's ask(name, request, { onValue, signal }) calls a method of LiveModel and returns a promise of its result,
 // which is undefined if the AbortSignal withdraws the question first. onValue gets each value that the method yields.
-export async function startEngine(manifest, texts, { onWaiting = () => {}, onStop = () => {} } = {}) {
+export async function startEngine(manifest, texts, onWaiting, onStop) {
   const worker = new Worker(urlOf("browser/worker.js"), { type: "module" });
   const ask = connect(worker, onWaiting);
   const started = ask("start", { manifest, texts }); // resolves to the parity of the last snapshot

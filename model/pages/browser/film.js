@@ -18,6 +18,7 @@ import { stopWriting } from "browser/writing.js";
 
 const SECONDS = 10; // from the first step to the last, without the questions
 const LEAST = 0.5; // a head that raises the score by less has no arrow
+const LEAST_WEIGHT = 0.25; // of the finder, where it is of use
 const WIDEST = 6; // pixels of an arrow
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches; // then a person goes from step to step
 const { film } = data;
@@ -85,7 +86,7 @@ function questionOf(role, { chance, raises }, weight) {
   const begins = `${capital(writer)} begins to look one token back (score ${score}).`;
   const place = `${quote(film.labels[source])} in ${headPart(finder)}`;
   const helps = `it raises the score of ${place} by ${decimal(raises[writer], 1)}`;
-  return weight < 0.25
+  return weight < LEAST_WEIGHT
     ? [`${begins} Why does that not help yet?`, `Nothing uses it: ${helps}; ${gives}.`]
     : [`${begins} What does that add?`, `Now ${helps}; ${gives}.`];
 }
@@ -106,7 +107,7 @@ function experiment() {
   const told = off.length
     ? `Without ${listed(off)} ${quote(right)} gets ${chance(logits)} instead of ${chance(whole)}.`
     : `These letters are random: only their first copy tells that ${quote(right)} comes next (${chance(whole)}). ` +
-      `${capital(finder)} looks there, and the arrows are the heads that tell it where. Switch one off:`;
+      `${capital(finder)} looks there; arrows show which heads tell it where. Switch one off:`;
   const toggle = (head) => {
     const isOff = off.includes(headPart(head));
     const rest = off.filter((part) => part !== headPart(head));

@@ -37,9 +37,6 @@ function buttonOf(part) {
   return button;
 }
 
-// The help leaves out parts that this model does not have.
-for (const term of $("words").querySelectorAll("[data-part]"))
-  term.hidden = term.nextElementSibling.hidden = !PARTS.some((part) => kindOf(part) === term.textContent);
 const tables = PARTS.filter((part) => !/\d$/.test(part));
 const blocks = [...Array(LAYERS).keys()].map((layer) => {
   const heads = element("span", { className: "heads" }, ...thumbs.slice(layer * HEADS, (layer + 1) * HEADS));

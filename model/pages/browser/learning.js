@@ -17,16 +17,11 @@ const LAST_STEP = Math.max(1, ...charts.flatMap(({ curves }) => curves).map(({ p
 const NEAR = LAST_STEP / 50; // a figure measured up to so many steps away stands for a step without one
 const SHARE = stepAxis(STOPS.map(({ step }) => step), LAST_STEP);
 const COLOURS = ["var(--first)", "var(--ink)"];
-// When the first head of each pattern formed, see describe.py. During a run, a pattern that began at the newest step is
-// left out, because it may be gone at the next one.
-const newest = data.status?.state === "running" ? snapshots.at(-1)?.step : null;
-const STAGES = RUN.stages.filter(({ step }) => step !== newest);
+const STAGES = RUN.stages; // when the first head of each pattern formed, see describe.py
 const colourOf = (score) => `var(--${SCORES[score].colour})`;
 const flags = STAGES.map(({ score, head, step }) => {
   const patch = { score, head: headNumber(head), part: null, at: nearest(step) };
-  const reached = decimal(snapshots[patch.at].scores[score].flat()[patch.head]);
-  const begins = `head ${head} begins to form ${formedBetween(step)}`;
-  const inWords = `${SCORES[score].label}: ${begins} (score there ${reached})`;
+  const inWords = `${SCORES[score].label}: head ${head} begins to form ${formedBetween(step)}`;
   const textContent = `${SCORES[score].letter} ${head}`;
   return element("button", {
     textContent, title: inWords, ariaLabel: inWords, style: { color: colourOf(score) }, onclick: () => change(patch),

@@ -88,7 +88,7 @@ async function startModel() {
   if (!model) return tell("This file has been cut short: copy or download it again.");
   const onWaiting = (count) => ($("main").ariaBusy = count > 0);
   onWaiting(1);
-  useEngine(await startEngine(model.manifest, model.texts, { onWaiting, onStop: () => tell(STOPPED) }));
+  useEngine(await startEngine(model.manifest, model.texts, onWaiting, () => tell(STOPPED)));
   state.off = state.off.filter((part) => engine.parts.includes(part));
   const [all, last] = ["model", "next token"].map((part) => engine.parameters[part].toLocaleString("en"));
   addFact(["parameters", all, `of which ${last} in “→ next token”`]);

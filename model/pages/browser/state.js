@@ -68,9 +68,8 @@ export function addOption(name, values) {
     (text) => (state[name] = values.includes(text) ? text : values[0]));
 }
 
-// A text of the address as a number; undefined if it is not one, or not below `count`.
-export const numberIn = (text, count = Infinity) =>
-  /^\d+$/.test(text ?? "") && Number(text) < count ? Number(text) : undefined;
+// A text of the address as a number; undefined if it is not one.
+export const numberIn = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : undefined);
 const placeIn = (text) => (numberIn(text) === undefined ? null : nearest(Number(text)));
 
 addField("step", () => stepOf(state.at), (text) => (state.at = placeIn(text) ?? state.at));

@@ -37,12 +37,9 @@ async function stopsOf(calm) {
   const [found, first] = [`${headPart(finder)} (${headName(finder)}, both counted from 0)`, quote(labels[source])];
   const off = (head) => ({ ...calm, off: [headPart(head)] });
   return [{
-    thing: "film", patch: calm,
-    sentence: `The model has never seen these random letters. They begin again, and ${quote(right)} gets ${whole}.`,
-  }, {
     thing: "stage", patch: calm,
-    sentence: `How does it know? In the last row, ${found} gives ${weight} of its attention to the first ${first}, ` +
-      `which followed ${quote(labels[last])} before. Such a head is called an induction head.`,
+    sentence: `How does the model continue letters that it has never seen? In the last row, ${found} gives ${weight} ` +
+      `of its attention to the first ${first}, which followed ${quote(labels[last])} before: an induction head.`,
   }, {
     thing: "coming", patch: off(finder),
     sentence: `With ${headPart(finder)} switched off, ${quote(right)} gets ${alone} (the bar) instead of ` +
@@ -93,7 +90,7 @@ function highlight(thing) {
   document.querySelector(".toured")?.classList.remove("toured");
   if (!thing) return;
   $(thing).classList.add("toured");
-  (thing === "square" ? $("square").querySelector("li:nth-child(2)") : $(thing)).scrollIntoView({ block: "nearest" });
+  $(thing).scrollIntoView({ block: "nearest" });
 }
 
 function close() {

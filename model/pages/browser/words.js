@@ -39,7 +39,6 @@ export function percent(share) {
 const list = new Intl.ListFormat("en-GB"); // "a, b and c"
 export const listed = (items) => list.format(items);
 
-const breaksLine = (label) => label.includes("\n") && !label.trim();
 const away = (count) => `${count} ${count === 1 ? "token" : "tokens"}`;
 
 // Names a key from the point of view of the query that gives it this weight.
@@ -47,8 +46,6 @@ function keyInWords(labels, query, key, weight) {
   const name = quote(labels[key]);
   if (key === query) return "itself";
   if (key === query - 1) return `the token before it, ${name}`;
-  if (breaksLine(labels[key]))
-    return labels.slice(key + 1, query).some(breaksLine) ? "an earlier line break" : "the last line break";
   if (key === 0) return `the first token, ${name}`;
   const named = weight >= INDUCTION ? ": induction" : "";
   if (labels[key - 1] === labels[query]) return `${name}, which followed ${quote(labels[query])} before${named}`;

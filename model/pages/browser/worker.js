@@ -6,13 +6,13 @@
 
 import { LiveModel } from "browser/live-model.js";
 
-const SHARE = 0.1; // while the model writes, other questions get this share of the time that writing takes
+const EVERY = 11; // while the model writes, other questions get one turn of so many
 
 const { port1, port2 } = new MessageChannel();
-// By id: { id, name, request, job, spare }. spare: if this question writes, the milliseconds that others may take now.
-const queue = new Map();
+const queue = new Map(); // by id: { id, name, request, job }
 let model = null;
 let working = false;
+let turn = 0;
 
 function* start({ manifest, texts }) {
   model = new LiveModel(manifest, texts);
@@ -21,7 +21,7 @@ function* start({ manifest, texts }) {
 
 onmessage = ({ data: { drop, ...question } }) => {
   if (drop) queue.delete(question.id);
-  else queue.set(question.id, { ...question, spare: 0 });
+  else queue.set(question.id, question);
   if (!working) work();
 };
 
@@ -32,10 +32,7 @@ async function work() {
     const writing = questions.find(({ name }) => name === "write");
     const others = questions.filter((question) => question !== writing);
     const other = others.find(({ name }) => name !== "patchAll") ?? others[0];
-    const chosen = !writing || (other && writing.spare > 0) ? other : writing;
-    const begun = performance.now();
-    workOn(chosen);
-    if (writing) writing.spare += (performance.now() - begun) * (chosen === writing ? SHARE : -1);
+    workOn(!writing || (other && ++turn % EVERY === 0) ? other : writing);
     // Lets the worker handle messages that have arrived meanwhile. A timer would wait at least four milliseconds.
     const handled = new Promise((resolve) => (port1.onmessage = resolve));
     port2.postMessage(null);

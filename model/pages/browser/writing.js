@@ -2,7 +2,7 @@
 
 import { $ } from "browser/elements.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { addField, PLAIN, snapshots, state } from "browser/state.js";
+import { PLAIN, snapshots, state } from "browser/state.js";
 import { box, canUndo, keepText, readBox, showInBox, undo } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 
@@ -101,12 +101,4 @@ $("write").addEventListener("click", () => {
 });
 $("temperature").addEventListener("input", ({ target }) => change({ temperature: Number(target.value) }));
 $("top-k").addEventListener("change", ({ target }) => change({ topK: Number(target.value) || null }));
-addField("temperature", () => (state.temperature === PLAIN.temperature ? null : state.temperature), (text) => {
-  const wanted = Number(text ?? NaN);
-  state.temperature = wanted >= 0 && wanted <= Number($("temperature").max) ? wanted : PLAIN.temperature;
-});
-addField("top_k", () => state.topK, (text) => {
-  $("top-k").value = text; // takes only one of its options
-  state.topK = Number($("top-k").value) || null;
-});
 press();

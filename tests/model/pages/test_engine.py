@@ -5,6 +5,7 @@ import math
 import os
 import random
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -87,12 +88,12 @@ def packed() -> dict[str, weights.Packed]:
 
 
 def test_node_computes_what_pytorch_computes(packed, monkeypatch):
-    """With and without WebAssembly's SIMD."""
+    """Two of the models also without WebAssembly's SIMD."""
     monkeypatch.setattr(reading, "DIGITS", ".9g")
     models = [questions(one) for one in packed.values()]
-    with_simd = in_node([("models", models), ("models", [one | {"simd": False} for one in models])])
-    for name, answers in zip(packed, zip(*with_simd, strict=True), strict=True):
-        check(answers, packed[name].models[0][0], name)
+    answered, plainly = in_node([("models", models), ("models", [one | {"simd": False} for one in models[:2]])])
+    for name, *answers in zip_longest(packed, answered, plainly):
+        check(list(filter(None, answers)), packed[name].models[0][0], name)
 
 
 @torch.no_grad()
@@ -246,7 +247,7 @@ def test_tokens_are_drawn_with_their_probabilities():
 
 DROPPED = """async ([{ manifest, texts }, tokens]) => {
   const { startEngine } = await import("browser/engine.js");
-  const engine = await startEngine(manifest, texts);
+  const engine = await startEngine(manifest, texts, () => {}, () => {});
   const [written, rows] = [[], []];
   const enough = new AbortController();
   const onValue = (id) => written.push(id) > 20 && enough.abort();

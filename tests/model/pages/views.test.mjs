@@ -44,7 +44,7 @@ test("the weights of a token are described in a sentence", () => {
   const plain = (told) => told.replace(/[\u2068\u2069]/g, "");
   const reads = (query, weights) => plain(words.readsInWords("Head 1.0", ["x", "y", "\n", "a", "b"], query, weights));
   const starts = (weights, end) => assert.equal(reads(4, weights), `Head 1.0, reading “b”, ${end}`);
-  starts([0, 0, 0.98, 0.01, 0.01], "looks at the last line break (98%).");
+  starts([0, 0, 0.98, 0.01, 0.01], "looks at ↵, 2 tokens back (98%).");
   starts([0, 0, 0, 0.7, 0.3], "looks at the token before it, “a” (70%) and itself (30%).");
   starts([0.6, 0.4, 0, 0, 0], "looks at the first token, “x” (60%) and “y”, 3 tokens back (40%).");
   starts([0.09, 0.09, 0.09, 0.09, 0.09], "spreads its attention: no token gets more than 9.0%.");
