@@ -313,21 +313,12 @@ class GPT(nn.Module):
                 bound = math.sqrt(3 / fan_in)  # uniform in -bound..bound has standard deviation 1 / sqrt(fan_in)
                 nn.init.uniform_(module.weight, -bound, bound)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        *,
-        cache: KVCache | None = None,
-        document_ids: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, **options: Any) -> Tensor:
         """Returns, at each position, the logits of the next token: (B, T) -> (B, T, V), float32.
 
-        Args:
-            tokens: ids (B, T).
-            cache: tokens of earlier calls with their keys and values. `tokens` follow them and are appended.
-            document_ids: (B, T); a token then attends only to tokens with its own id. Not together with a cache.
+        options: those of `features`.
         """
-        return self.unembed(self.features(tokens, cache=cache, document_ids=document_ids))
+        return self.unembed(self.features(tokens, **options))
 
     def features(
         self,
@@ -336,7 +327,13 @@ class GPT(nn.Module):
         cache: KVCache | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """(B, T) -> (B, T, D): the residual stream after the last block and final norm. Arguments as in `forward`."""
+        """(B, T) -> (B, T, D): the residual stream after the last block and final norm.
+
+        Args:
+            tokens: ids (B, T).
+            cache: tokens of earlier calls with their keys and values. `tokens` follow them and are appended.
+            document_ids: (B, T); a token then attends only to tokens with its own id. Not together with a cache.
+        """
         T = tokens.shape[1]
         start = 0 if cache is None else cache.length
         if start + T > self.config.context_length:

