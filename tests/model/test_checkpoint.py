@@ -11,6 +11,7 @@ from data.tokenizers import byte_level
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPT, GPTConfig
 from tests.gpts import GPT2, change_checkpoint, random_gpt, save_checkpoint
+from tests.small_runs import assert_same
 from tests.strangers import Calls, doubled, limited_memory
 
 read_on_disk = functools.partial(read_checkpoint, on_disk=True)
@@ -32,11 +33,10 @@ def gpt():
 def test_a_gpt_comes_back_unchanged_from_a_file_and_from_a_run(tmp_path, options):
     gpt = random_gpt(GPTConfig(**SIZES, **options))
     path = save(tmp_path / "run" / "checkpoints" / "last.ckpt", gpt)
-    tokens = torch.randint(20, (2, 8))
     for source in (path, str(tmp_path / "run")):
         loaded, info = load_gpt(source)
-        assert torch.equal(loaded(tokens), gpt(tokens)) and not loaded.training
-        assert info == {"tokenizer": byte_level().to_dict(), "global_step": 7}
+        assert_same(loaded.state_dict(), gpt.state_dict())
+        assert not loaded.training and info == {"tokenizer": byte_level().to_dict(), "global_step": 7}
         assert (loaded.lm_head.weight is loaded.token_embedding.weight) == gpt.config.tie_embeddings
     save(path.with_name("best.ckpt"), gpt, global_step=5)
     assert load_gpt(tmp_path / "run")[1]["global_step"] == 5
@@ -51,15 +51,15 @@ def test_half_precision_weights_come_back_in_float32_and_integers_are_refused(tm
         load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict={"gpt.lm_head.weight": torch.ones(2).long()}))
 
 
-@pytest.mark.parametrize("content", [{"weights": torch.zeros(2)}, [1, 2], 3, *map(slice, (0, 1, 1000, -1))])
+@pytest.mark.parametrize("content", [{"weights": torch.zeros(2)}, [1, 2], 3])
 def test_parts_of_a_checkpoint_and_other_content_are_refused(tmp_path, gpt, content):
-    path = save(tmp_path / "x.ckpt", gpt)
-    if isinstance(content, slice):
-        path.write_bytes(path.read_bytes()[content])
-    else:
-        torch.save(content, path)
-    with pytest.raises(ValueError, match=r"x\.ckpt is damaged"):
-        load_gpt(path)
+    path = tmp_path / "x.ckpt"
+    torch.save(content, path)
+    other, whole = path.read_bytes(), save(path, gpt).read_bytes()
+    for damaged in (other, b"", whole[:1000], whole[:-1]):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"x\.ckpt is damaged"):
+            load_gpt(path)
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,11 @@ from model.attention import CausalSelfAttention
 from model.glass import open_run
 from model.gpt import GPT, GPTConfig
 from model.runs import code
-from model.runs.code import changes_since, code_hash, git, in_words, own_sources, read_code, sources_at
+from model.runs.code import changes_since, code_hash, in_words, own_sources, read_code
 from model.runs.results import write_report
 from tests.attentions import ALIBI
 from tests.command_lines import tells
 from tests.gpts import random_gpt, save_checkpoint
-from tests.html_pages import Page
 
 SIZES = {"vocab_size": 257, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
 SOURCE = '"""A module."""\n\n\ndef double(x):\n    """Doubles."""\n    return 2 * x  # twice\n'
@@ -91,18 +90,17 @@ def test_changes_are_counted_in_edited_new_and_removed_files_also_after_a_commit
 
 def test_without_git_without_commits_and_inside_another_repository_no_commit_is_told(checkout, monkeypatch):
     first = entry()
+    (checkout / "train.py").write_text("a = 1\n")
     with monkeypatch.context() as without_git:
         without_git.setenv("PATH", "")
-        assert not git("rev-parse", "HEAD") and not sources_at(first["commit"], ["train.py"])
-        (checkout / "train.py").write_text("a = 1\n")
-        assert changes_since(first) == {"train.py": "changed"}
-    monkeypatch.setattr(code, "ROOT", checkout / "model")  # as a package that is installed inside a repository
-    assert not sources_at(first["commit"], ["gpt.py"]) and entry()["commit"] is None
-    monkeypatch.setattr(code, "ROOT", checkout)
+        assert changes_since(first) == {"train.py": "changed"} and entry()["commit"] is None
+    with monkeypatch.context() as installed:  # as a package inside a repository
+        installed.setattr(code, "ROOT", checkout / "model")
+        assert entry()["commit"] is None
     shutil.rmtree(checkout / ".git")
     call_git("init")
     call_git("add", ".")
-    assert not sources_at(first["commit"], ["train.py"]) and entry()["commit"] is None
+    assert changes_since(first) == {"train.py": "changed"} and entry()["commit"] is None
 
 
 PLAIN = {"step": 0, "commit": None, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": {}}
@@ -162,21 +160,20 @@ def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, mon
     save_checkpoint(run / "checkpoints/best.ckpt", random_gpt(GPTConfig(**SIZES)))
     entries = [PLAIN | entry(), PLAIN | {"step": 7}]  # the checkpoint is of step 7, so the second trained only later
     (run / "code.json").write_text(json.dumps(entries))
+    (checkout / "model/gpt.py").write_text(SOURCE + "x = 1\n")
     open_run(run)
     assert not caplog.records
     use_alibi(monkeypatch)
-    (checkout / "model/gpt.py").write_text(SOURCE + "x = 1\n")
     open_run(run)
-    assert len(caplog.records) == 1 and "model/gpt.py changed: +1 -0" in caplog.text
     (run / "code.json").write_text("damaged")
     open_run(run)
-    assert len(caplog.records) == 2 and "gpt.py" not in caplog.records[1].getMessage()
+    first, second = caplog.messages
+    assert "model/gpt.py changed: +1 -0" in first and "gpt.py" not in second
 
 
-def test_the_page_names_the_files_that_changed_and_holds_no_line_of_them(finished_run):
+def test_the_page_names_the_files_that_changed_and_holds_no_line_of_them(tmp_path):
     change = {"since": {"model/attention.py": "changed: +9 -2"}, "difference": "+secret"}
-    (finished_run / "code.json").write_text(json.dumps([PLAIN | change]))
-    write_report(finished_run, "running")
-    page = Page(finished_run / "report.html")
-    assert "model/attention.py changed: +9 -2" in page.data["learning"]["story"]
-    assert "+secret" not in (finished_run / "report.html").read_text()
+    (tmp_path / "code.json").write_text(json.dumps([PLAIN | change]))
+    write_report(tmp_path, "running")
+    page = (tmp_path / "report.html").read_text()
+    assert "model/attention.py changed: +9 -2" in page and "+secret" not in page

@@ -65,24 +65,22 @@ def test_a_callback_may_log_tensors_but_nothing_that_makes_the_file_unreadable(t
 def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_factory, has_extra, data):
     """A kill may cut the file at any byte after the row of the step from which the run is resumed."""
 
-    def log_steps(path, steps, rewind_to=None):
-        path.parent.mkdir(exist_ok=True)
-        logger = csv_logger(path.parent)
-        if rewind_to is not None:
-            rewind(path.parent, path.parent / "checkpoints/last.ckpt", rewind_to)
+    run = tmp_path_factory.mktemp("metrics")
+    path = run / "metrics.csv"
+
+    def rows_after(steps):
+        logger = csv_logger(run)
         for step in steps:
             log(logger, step, **{"train/loss": step / 7} | ({"extra": step} if has_extra[step] else {}))
         logger.finalize("success")
+        return csv_rows(path)
 
-    folder = tmp_path_factory.mktemp("metrics")
-    log_steps(folder / "whole/metrics.csv", range(len(has_extra)))
+    rows, whole = rows_after(range(len(has_extra))), path.read_bytes()
     resumed = data.draw(st.integers(0, len(has_extra) - 1))
-    whole = (folder / "whole/metrics.csv").read_bytes()
     end_of_row = len(b"".join(whole.splitlines(keepends=True)[: resumed + 2]))
-    (folder / "cut").mkdir()
-    (folder / "cut/metrics.csv").write_bytes(whole[: data.draw(st.integers(end_of_row, len(whole)))])
-    log_steps(folder / "cut/metrics.csv", range(resumed + 1, len(has_extra)), rewind_to=resumed)
-    assert csv_rows(folder / "cut/metrics.csv") == csv_rows(folder / "whole/metrics.csv")
+    path.write_bytes(whole[: data.draw(st.integers(end_of_row, len(whole)))])
+    rewind(run, run / "checkpoints/last.ckpt", resumed)
+    assert rows_after(range(resumed + 1, len(has_extra))) == rows
 
 
 def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens():
@@ -104,18 +102,19 @@ def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens():
 
 
 def test_the_clock_waits_for_the_device(monkeypatch):
-    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: clock.now, now=10)
 
     class Queued:
         """A loss that a GPU still has to compute, which takes two seconds."""
 
         def __float__(self) -> float:
-            now.append(now[-1] + 2)
+            clock.now += 2
             return 1.0
 
-    monkeypatch.setattr("model.runs.metrics.time", SimpleNamespace(perf_counter=lambda: now[-1]))
+    monkeypatch.setattr("model.runs.metrics.time", clock)
     measured = TrainingMetrics()
-    measured.clock_started, measured.loss_sum = 0.0, Queued()
+    measured.start_clock()
+    measured.loss_sum = Queued()
     measured.stop_clock()
     assert measured.seconds == 2
 

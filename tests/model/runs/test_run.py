@@ -30,32 +30,25 @@ def test_the_newest_run_and_its_best_checkpoint_are_found():
         write(f"runs/{name}", age)
     Path("runs/empty").mkdir()
     assert Run.open().checkpoint == Path("runs/new/checkpoints/best.ckpt")
-    for path in ("runs/old", "runs/old/checkpoints"):
-        assert Run.open(Path(path)).checkpoint == Path("runs/old/checkpoints/best.ckpt")
+    assert Run.open(Path("runs/old/checkpoints")).checkpoint == Path("runs/old/checkpoints/best.ckpt")
     assert Run.open(Path("runs/new/checkpoints/last.ckpt")).checkpoint.name == "last.ckpt"
     Path("runs/new/checkpoints/best.ckpt").unlink()
     assert Run.open(Path("runs/new")).checkpoint.name == "last.ckpt"
 
 
-def test_a_run_is_found_by_any_path_in_it_or_as_the_newest(monkeypatch):
+def test_a_run_is_found_by_any_path_in_it_or_as_the_newest_and_nowhere_else(monkeypatch):
     write("runs/new/metrics.csv", age=1)
     write("runs/old/metrics.csv", age=2)
     write("runs/old/attention/probe.json")
-    write("runs/without/config.yaml")
+    for other in ("runs/without/config.yaml", "metrics.csv", "runs/metrics.csv"):
+        write(other)
     assert Run.open(None, METRICS).folder == Path("runs/new")
     for path in ("runs/old", "runs/old/metrics.csv", "runs/old/attention", "runs/old/attention/probe.json"):
         assert Run.open(Path(path), METRICS).folder == Path("runs/old")
+    with pytest.raises(FileNotFoundError, match="runs/without"):
+        Run.open(Path("runs/without"), METRICS)
     monkeypatch.chdir("runs/old/attention")
     assert Run.open(Path("probe.json"), METRICS).folder == Path.cwd().parent
-
-
-def test_files_outside_the_given_folder_are_never_used():
-    for name in ("checkpoints/best.ckpt", "config.yaml", "runs/config.yaml"):
-        write(name)
-    Path("runs/empty").mkdir()
-    for needed in ([], [CONFIG]):
-        with pytest.raises(FileNotFoundError, match="runs/empty"):
-            Run.open(Path("runs/empty"), *needed)
 
 
 def resume_point(path: Path) -> tuple[Path, Path]:

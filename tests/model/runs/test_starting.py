@@ -14,27 +14,24 @@ from tests.command_lines import tells
 
 def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_existing_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda _: "now")
-    options = {
-        "config": ["other.yaml", "configs/own.yaml"],
-        "trainer": Namespace(default_root_dir=str(tmp_path)),
-        "resume_or_start": False,
-    }
-    default = Namespace(**options, name=None)
-    run_dir, *others = [new_run_dir(default) for _ in range(3)]
-    assert run_dir == tmp_path / "own-now" and others == [tmp_path / "own-now-2", tmp_path / "own-now-3"]
-    remove_unused(others[0])
-    assert run_dir.exists() and new_run_dir(default) == others[0]
+
+    def created(name: str | None = None) -> str:
+        """The name of the new folder."""
+        trainer, files = Namespace(default_root_dir=str(tmp_path)), ["other.yaml", "configs/own.yaml"]
+        folder = new_run_dir(Namespace(config=files, trainer=trainer, resume_or_start=False, name=name))
+        assert folder.parent == tmp_path
+        return folder.name
+
+    assert [created() for _ in range(3)] == ["own-now", "own-now-2", "own-now-3"]
+    remove_unused(tmp_path / "own-now-2")
+    assert created() == "own-now-2"
     with monkeypatch.context() as other_device:  # its process starts later, when the folder may exist
         other_device.setenv("LOCAL_RANK", "1")
-        other_device.setattr("time.strftime", lambda _: "later")
-        assert new_run_dir(default) == others[0]
-    named = Namespace(**options, name="own-now")
-    with pytest.raises(ValueError, match=f"{tmp_path / 'own-now'} exists"):
-        new_run_dir(named)
-    assert new_run_dir(Namespace(**options, name="a")) == tmp_path / "a"
-    for name in ("checkpoints", "attention", "../x", "..", "", "/tmp/x", "a/b"):
+        assert created() == "own-now-2"
+    assert created("a") == "a"
+    for name in ("own-now", "checkpoints", "attention", "../x", "..", "", "/tmp/x", "a/b"):
         with pytest.raises(ValueError, match="--name"):
-            new_run_dir(Namespace(**options, name=name))
+            created(name)
     remove_unused(tmp_path / "a")
     assert {path.name for path in tmp_path.iterdir()} == {"own-now", "own-now-2", "own-now-3"}
 

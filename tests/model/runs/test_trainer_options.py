@@ -115,10 +115,6 @@ def test_each_callback_that_works_does_what_it_says(train, at_epoch_end, capsys)
     assert column("runs/run", "lr-MuonAdamW/embeddings")
 
 
-class Own(Callback):
-    pass
-
-
 class OwnAveraging(lightning.pytorch.callbacks.WeightAveraging):
     pass
 
@@ -129,8 +125,8 @@ def test_every_other_callback_of_lightning_and_what_is_derived_from_one_is_refus
     assert len(kinds) > 10
     for kind in [*kinds, OwnAveraging]:
         with pytest.raises(Mistake, match=r"trainer.callbacks: \w+ .*EarlyStopping"):
-            working_callbacks([Own(), kind.__new__(kind)])
-    own = Own()
+            working_callbacks([Callback(), kind.__new__(kind)])
+    own = Callback()
     assert working_callbacks(own) == [own] and working_callbacks(None) == []
 
 
