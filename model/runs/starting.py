@@ -102,7 +102,7 @@ class RunFolder(callbacks.Callback):
         self.locked = lock(Path(trainer.default_root_dir))
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if self.options.run and trainer.is_global_zero:
+        if self.options.run and trainer.is_global_zero and trainer.fit_loop.total_batch_idx < 0:  # the first epoch
             self.write(trainer)
 
     def write(self, trainer: Trainer) -> None:

@@ -145,7 +145,7 @@ def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, 
     assert first["step"] == 0 and "--name=run" in first["command"] and first["versions"].keys() > {"python", "torch"}
     assert str(Path.cwd()) not in json.dumps(first) and str(Path.home()) not in json.dumps(first)
     use_alibi(monkeypatch)
-    resume = ["--resume=runs/run", "--trainer.max_steps=14", "--code_difference=false"]
+    resume = ["--resume=runs/run", "--trainer.max_steps=18", "--code_difference=false"]
     for refused in (resume, ["--model.init_from=runs/run"]):
         assert train(*refused) == 2 and tells(capsys.readouterr().err, "runs/run --other_code")
         assert read_code(finished_run) == [first]
