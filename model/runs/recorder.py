@@ -3,8 +3,8 @@
 import json
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -78,18 +78,21 @@ class Recorder:
         starts = spread_starts(validation.num_tokens, context)
         rows = np.stack([validation.read(start, context) for start in starts])
 
-        def both_kinds(text: np.ndarray, repeated: list) -> dict[str, Texts]:
-            options: dict[str, Any] = {
-                "end_of_text": end_of_text if data.document_masking else None,
-                "attention_window": config.window,
-            }
-            return {
-                "text": Texts.of(torch.from_numpy(text), tokenizer.label, **options),
-                "repeated": Texts.of(repeated, tokenizer.label, kind="repeated", **options),
-            }
-
-        probes = both_kinds(tokens, repeated_tokens(candidates, period, first=end_of_text))
-        windows = both_kinds(rows, repeated_windows(candidates, context, first=end_of_text))
+        texts = partial(
+            Texts.of,
+            label=tokenizer.label,
+            end_of_text=end_of_text if data.document_masking else None,
+            attention_window=config.window,
+        )
+        repeated = partial(texts, kind="repeated")
+        probes = {
+            "text": texts(torch.from_numpy(tokens)),
+            "repeated": repeated(repeated_tokens(candidates, period, first=end_of_text)),
+        }
+        windows = {
+            "text": texts(torch.from_numpy(rows)),
+            "repeated": repeated(repeated_windows(candidates, context, first=end_of_text)),
+        }
         known_text = tokenizer.decode(validation.read(0, KNOWN_TOKENS))
         words = film_texts(tokenizer, known_text, config.context_length, config.window)
         folder = Path(trainer.default_root_dir, ATTENTION)

@@ -59,8 +59,7 @@ class Run:
         Args:
             needed: files such as METRICS. The run must have at least one of them; by default, one of RUN_CHECKPOINTS.
 
-        Raises a `Mistake` if there is no such run, or if its folder holds a symbolic link. Only checkpoints/ may be
-        one, if `path` names the run.
+        Raises a `Mistake` if there is no such run, or for a link in its folder, see `refuse_links`.
         """
         if path is not None and not path.exists():
             raise Missing(f"{path} does not exist: give a run's folder such as runs/NAME, or a file in it")
@@ -77,22 +76,22 @@ class Run:
             run = cls(_folder_of(path), path if path.is_file() else None)
             if not run.first(*needed):
                 raise Missing(f"{path} is neither a run's folder with {names} nor inside one")
-        run.refuse_links(may_link_checkpoints=path is not None)
+        run.refuse_links()
         return run
 
     def first(self, *files: str) -> Path | None:
         """Returns the first of these files that the run has."""
         return next((self.folder / file for file in files if (self.folder / file).is_file()), None)
 
-    def refuse_links(self, may_link_checkpoints: bool) -> None:
+    def refuse_links(self) -> None:
         """Raises a `Mistake` for a symbolic link: the project would read and overwrite the file behind it.
 
-        may_link_checkpoints: checkpoints/ may be a link, because clusters keep large files on another disk.
+        Only checkpoints/ may be one, because clusters keep large files on another disk.
         """
         checkpoints = self.folder / CHECKPOINTS
         files = [*self.folder.iterdir(), *checkpoints.glob("*"), *(self.folder / ATTENTION).glob("*")]
         for file in files:
-            is_kept_elsewhere = may_link_checkpoints and file == checkpoints and file.is_dir()
+            is_kept_elsewhere = file == checkpoints and file.is_dir()
             if (file.is_symlink() and not is_kept_elsewhere) or not (file.is_file() or file.is_dir()):
                 raise Mistake(f"{file} is a link or a special file: replace it by a copy of what it points to")
 
