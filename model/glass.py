@@ -403,19 +403,23 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
     If training recorded losses without each part at a model's step, on many other texts, its snapshot has them too,
     unless parts were replaced in the reading.
 
-    Raises a `Mistake` if a model no longer gives the logits of its reading.
+    Raises a `Mistake` if a model no longer predicts what its reading says.
     """
     first, text = read_by[0]
     probes = {"text": first.texts(text.ids), "repeated": first.repeated_probe()}
     recorded = first.recorded_or_none()
     recording = Recording(probes, recorded.windows if recorded else {}, name=first.name, is_prompt=True)
     for glass, reading in read_by:
-        again = read(glass.gpt, probes["text"], replacing=reading.replacing, position=reading.position)
-        if not torch.allclose(again.logits, reading.logits, equal_nan=True):
-            raise Mistake(
-                "the model no longer gives the logits of this reading, so read the text again to see its page"
-            )
-        snapshot = take_snapshot(glass.gpt, glass.step or 0, recording, glass.tokenizer.label, text=reading)
+        snapshot = take_snapshot(
+            glass.gpt,
+            glass.step or 0,
+            recording,
+            glass.tokenizer.label,
+            replacing=reading.replacing,
+            position=reading.position,
+        )
+        if snapshot.readings["text"].figures != reading.figures:
+            raise Mistake("the model no longer predicts what this reading says, so read the text again to see its page")
         if recorded and snapshot.step in recorded.steps and not reading.replacing:
             in_training = recorded.at(snapshot.step)
             snapshot = replace(snapshot, loss=in_training.loss, ablation=in_training.ablation)

@@ -27,7 +27,7 @@ from torch import Tensor
 from model.gpt import GPT
 from model.inspection.maps import weights_of
 from model.inspection.passes import Pass, blocks_of, run, undisturbed
-from model.inspection.reading import TOP, added_by_heads, centred, double, factor, towards_logits
+from model.inspection.reading import TOP, added_by_heads, double, normed, towards_logits
 from model.inspection.texts import Label, Texts
 from model.kernels import RMS_EPSILON
 from model.rotary import rotary_angles
@@ -132,10 +132,8 @@ def take_frame(
     """Reads the words in one batch, in eval mode and without autocast. label: see `read`."""
     texts = replace(words, tokens=words.tokens[:, :-1])
     next_ids = words.tokens[:, 1:, None]
-    blocks = blocks_of(gpt)
-    matrices = [block.attention.output_proj for block in blocks]
     with undisturbed(gpt):
-        seen = run(gpt, texts, [*blocks, *matrices, gpt.final_norm])
+        seen = run(gpt, texts, gpt.modules())
         logits = gpt.unembed(seen.features).cpu()
         maps = [weights_of(call).float().cpu() for call in seen.calls]
     nats = -logits.log_softmax(-1)
@@ -143,6 +141,7 @@ def take_frame(
     count = min(TOP, nats.shape[-1])
     top = nats.neg().exp().topk(count)
     # What each head adds to the stream, (H, N, T, D) for each layer.
+    matrices = [block.attention.output_proj for block in blocks_of(gpt)]
     written = [added_by_heads(matrix, seen.inputs[matrix], gpt.config.num_heads) for matrix in matrices]
     lasts = torch.stack(written)[..., -1, :]
     rows = double(gpt.lm_head.weight)[next_ids[:, -1, 0]]
@@ -185,8 +184,7 @@ def _raises(
         _, whole, _ = attention.project(double(norm(stream)))
         attention.qkv_proj.bias = None
         earlier = torch.cat(written[:layer])  # (layer * H, N, T, D)
-        normed = centred(norm, earlier) * factor(norm, stream)
-        _, keys, _ = attention.project(normed, rotary)
+        _, keys, _ = attention.project(normed(norm, earlier, stream), rotary)
         if config.qk_norm:
             squares = whole.square().mean(-1, keepdim=True)
             keys = keys * torch.rsqrt(squares + RMS_EPSILON)

@@ -279,26 +279,24 @@ def read(
     with replaced(gpt, edits, position):
         (maps, q, k, v), checks = read_maps(gpt, text, autocast)
     exact = in_float32(gpt)
-    blocks = blocks_of(exact)
-    matrices = [block.attention.output_proj for block in blocks]
-    sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
-    stream = [*sublayers, exact.final_norm]  # the inputs of these modules are the residual stream
-    added = [*embedding_tables(exact).values(), *(block.feed_forward for block in blocks)]
     with undisturbed(exact), replaced(exact, edits, position):
-        seen = run(exact, text, [*stream, *matrices, *added])
+        seen = run(exact, text, exact.modules())
         logits = exact.unembed(seen.features)
         readout = _readout(exact)
 
     def joined(modules: Iterable[nn.Module]) -> Tensor:
         return torch.cat([seen.inputs[module] for module in modules]).cpu()
 
+    blocks = blocks_of(exact)
+    sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
+    heads = joined(block.attention.output_proj for block in blocks)
     return Reading(
         ids=text.tokens[0].clone(),
         tokens=text.labels[0],
         maps=maps,
         logits=logits[0].cpu(),
-        residual=joined(stream),
-        heads=split_heads(joined(matrices), exact.config.num_heads),
+        residual=joined([*sublayers, exact.final_norm]),
+        heads=split_heads(heads, exact.config.num_heads),
         q=q,
         k=k,
         v=v,
@@ -313,31 +311,26 @@ def read(
 
 def _parts(gpt: GPT, seen: Pass) -> dict[str, Tensor]:
     """Returns `Reading.parts`."""
-    parts: dict[str, Tensor] = {}
-    T = seen.features.shape[1]
-
-    def add(name: str, vectors: Tensor | None) -> None:
-        if vectors is not None:
-            parts[name] = double(vectors).expand(T, -1).to(gpt.lm_head.weight.dtype, copy=True)
-
-    tables = {}  # by name, (T, D)
-    for name, table in embedding_tables(gpt).items():
-        tables[name] = double(seen.outputs[table]).flatten(0, -2)
+    tables = {name: double(seen.outputs[table]).flatten(0, -2) for name, table in embedding_tables(gpt).items()}
     whole = torch.stack([*tables.values()]).sum(0)
     norm = gpt.embedding_norm
-    for name, vectors in tables.items():
-        add(name, centred(norm, vectors) * factor(norm, whole))
-    add("embedding bias", getattr(norm, "bias", None))
+    parts = {name: normed(norm, vectors, whole) for name, vectors in tables.items()}
+    parts["embedding bias"] = getattr(norm, "bias", None)
     for layer, block in enumerate(blocks_of(gpt)):
         output = block.attention.output_proj
         for head, vectors in enumerate(added_by_heads(output, seen.inputs[output], gpt.config.num_heads)):
-            add(f"head {layer}.{head}", vectors[0])
-        add(f"attention bias {layer}", output.bias)
-        feed_forward = double(seen.outputs[block.feed_forward][0])
+            parts[f"head {layer}.{head}"] = vectors[0]
+        parts[f"attention bias {layer}"] = output.bias
         bias = block.feed_forward.down_proj.bias
-        add(f"feed-forward {layer}", feed_forward if bias is None else feed_forward - double(bias))
-        add(f"feed-forward bias {layer}", bias)
-    return parts
+        feed_forward = double(seen.outputs[block.feed_forward][0])
+        parts[f"feed-forward {layer}"] = feed_forward if bias is None else feed_forward - double(bias)
+        parts[f"feed-forward bias {layer}"] = bias
+    dtype = gpt.lm_head.weight.dtype
+    return {
+        name: double(vectors).expand_as(whole).to(dtype, copy=True)
+        for name, vectors in parts.items()
+        if vectors is not None
+    }
 
 
 def _readout(gpt: GPT) -> GPT:
@@ -371,6 +364,11 @@ def towards_logits(
     """
     # (centred(x) * factor) @ row = x @ centred(factor * row), because centring is a symmetric matrix.
     return centred(norm, factor(norm, stream) * rows)
+
+
+def normed(norm: nn.Module, part: Tensor, whole: Tensor) -> Tensor:
+    """Returns what a norm makes of a part of its input, with its scale fixed at its value for the whole, (N, D)."""
+    return centred(norm, part) * factor(norm, whole)
 
 
 def factor(norm: nn.Module, whole: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ from model.inspection.heads import SCORES, HeadTable, measure_heads
 from model.inspection.maps import Checks
 from model.inspection.parts import Vectors, measure_losses, replaced
 from model.inspection.passes import in_float32
-from model.inspection.reading import Reading, RecordedReading, as_json, read
+from model.inspection.reading import RecordedReading, as_json, read
 from model.inspection.texts import Label, Texts
 from model.mistakes import Missing, Mistake, file_errors, listed, parsing
 
@@ -207,11 +207,7 @@ class Recording:
     @property
     def mapped(self) -> list[int]:
         """The steps whose maps exist. A user may have deleted the files of other steps."""
-        steps = []
-        for snapshot in self.snapshots:
-            if snapshot.readings or self.path(snapshot.step).exists():
-                steps.append(snapshot.step)
-        return steps
+        return [each.step for each in self.snapshots if each.readings or self.path(each.step).exists()]
 
     @property
     def formation(self) -> dict[str, dict[str, int]]:
@@ -270,10 +266,7 @@ class Recording:
             text = path.read_bytes()
         with parsing(path, LEFT_OUT):
             figures = json.loads(text)
-            readings = {}
-            for kind, probe in self.probes.items():
-                readings[kind] = RecordedReading(probe.labels[0], maps[kind], figures[kind])
-        return readings
+            return {kind: RecordedReading(self.probes[kind].labels[0], maps[kind], figures[kind]) for kind in maps}
 
     def frame(self, step: int) -> Frame:
         """Returns the frame of the film at a step. Raises a `Mistake` if it is missing or its file is damaged."""
@@ -326,47 +319,42 @@ def take_snapshot(
     recording: Recording,
     label: Label = str,
     *,
-    text: Reading | None = None,
+    replacing: Vectors | None = None,
+    position: int | None = None,
     with_losses: bool = False,
     autocast: torch.dtype | None = None,
 ) -> Snapshot:
     """Measures a model on the probes and windows of a recording.
 
     Args:
-        text: an existing reading of the probe "text"; None reads it now. Parts that were replaced in this reading are
-            replaced in all measurements, unless they were replaced at a single token only.
+        replacing, position: as in `read`. Parts are replaced in all measurements; those that are replaced at a single
+            token, only in the probe "text".
         with_losses: also measure how much the loss rises without each part. This takes many times as long as the rest.
         label, autocast: see `read`.
     """
-    edits: Vectors = {}
-    if text is None:
-        text = read(gpt, recording.probes["text"], autocast=autocast, label=label)
-    elif text.position is None:
-        edits = text.replacing
+    everywhere: Vectors = (replacing or {}) if position is None else {}
+    text = read(
+        gpt,
+        recording.probes["text"],
+        replacing=replacing,
+        position=position,
+        autocast=autocast,
+        label=label,
+    )
     repeated = read(
         gpt,
         recording.probes["repeated"],
-        replacing=edits,
+        replacing=everywhere,
         autocast=autocast,
         label=label,
     )
     exact = in_float32(gpt)
-    with replaced(exact, edits):
+    with replaced(exact, everywhere):
         heads = measure_heads(exact, recording.windows)
-        loss = ablation = None
-        if with_losses:
-            loss, ablation = measure_losses(exact, recording.windows)
-        frame = None if recording.words is None else take_frame(exact, recording.words, label)
+        loss, ablation = measure_losses(exact, recording.windows) if with_losses else (None, None)
+        frame = take_frame(exact, recording.words, label) if recording.words else None
     readings = {"text": text.recorded(), "repeated": repeated.recorded()}
-    return Snapshot(
-        step,
-        text.checks,
-        heads,
-        loss,
-        ablation,
-        readings,
-        frame,
-    )
+    return Snapshot(step, text.checks, heads, loss, ablation, readings, frame)
 
 
 def _texts(stored: Mapping[Any, Any]) -> dict[str, Texts]:
