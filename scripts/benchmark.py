@@ -10,7 +10,6 @@ Install what to compare with: git clone https://github.com/karpathy/nanoGPT, pip
 import argparse
 import inspect
 import json
-import shutil
 import signal
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Mistake, check_range, file_errors
+from model.runs.code import git
 from model.runs.terminal import exit_status, say
 from scripts.parser import Parser, choose_device
 
@@ -62,6 +62,10 @@ LEARNING = {
     "cpu": (SMALL | {"dropout": 0.0}, 12, 80, 2000),
     "cuda": (MEDIUM | {"dropout": 0.2}, 64, 450, 5000),
 }
+# What `growth` compares: (context, layers and heads) of configs/debug.yaml, and vocabularies.
+RUNS = [(64, 2), (256, 2), (1024, 2), (256, 8)]
+VOCABULARIES = (2048, 50304)
+WIDE = {"num_layers": 4, "num_heads": 3, "embed_dim": 192, "context_length": 128}
 # What else configs/shakespeare_char.yaml says to change for the network of each device.
 LEARNING_OPTIONS = {
     "cpu": [],
@@ -81,13 +85,14 @@ Job = dict[str, Any]  # what a contender does: a "function" of scripts/benchmark
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(prog="benchmark.py", description=__doc__)
     subparsers = parser.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK")
-    for function, rounds in ((train, 3), (generate, 3), (time_to_loss, 1)):
+    for function, rounds in ((train, 3), (generate, 3), (time_to_loss, 1), (growth, 1)):
         text = inspect.getdoc(function)
         subparser = subparsers.add_parser(function.__name__, help=text.splitlines()[0], description=text)
-        subparser.set_defaults(function=function)
+        subparser.set_defaults(function=function, nanogpt=None)
         add = subparser.add_argument
         add("--device", choices=tuple(STEPS_OF), default="cpu", help="where the networks run (default: cpu)")
-        add("--nanogpt", type=checkout, metavar="PATH", help="checkout of nanoGPT (default: leave nanoGPT out)")
+        if function is not growth:
+            add("--nanogpt", type=checkout, metavar="PATH", help="checkout of nanoGPT (default: leave nanoGPT out)")
         add("--rounds", type=int, default=rounds, metavar="N", help=f"how often to measure each (default: {rounds})")
         if function is time_to_loss:
             add(
@@ -112,8 +117,12 @@ def main(argv: list[str] | None = None) -> None:
     for row in rows:
         time = f"{row['seconds']:,.2f} s" if "seconds" in row else f"{row['milliseconds_per_step']:,.2f} ms"
         say(f"{row['work']:44} {row['contender']:16} {time:>13} {row['times_faster']:>7,.2f} times ours")
+        for work in ("recording", "page"):
+            if f"{work}_in_steps" in row:
+                say(f"  {work:42} {row[f'{work}_in_steps']:.1f} steps")
     say("")
-    result = {"benchmark": options.benchmark, "machine": machines[0], "commit": commit(), "rows": rows}
+    commit = git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes").strip() or None
+    result = {"benchmark": options.benchmark, "machine": machines[0], "commit": commit, "rows": rows}
     say(json.dumps(result))
 
 
@@ -189,6 +198,29 @@ def time_to_loss(options: argparse.Namespace) -> list[Row]:
     target = max(map(lowest_loss, results.get("nanogpt", results["glassgpt"])))
     rows = {name: [reached(result, target) for result in rounds] for name, rounds in results.items()}
     return compare(f"training to {target:.3f} nats, {options.data.stem}", rows)
+
+
+def growth(options: argparse.Namespace) -> list[Row]:
+    """Measures what grows with the size of the work: a step, a recording, a page, the vocabulary, and tokenising.
+
+    Steps, recordings and pages are those of configs/debug.yaml. recording_in_steps and page_in_steps say how many steps
+    take as long. Takes 4 minutes on 2 CPU cores.
+    """
+    rows = []
+    for context, heads in RUNS:
+        sizes = {"context_length": context, "num_layers": heads, "num_heads": heads}
+        job = {
+            "function": "measure_run",
+            "train_options": [f"--model.gpt.{name}={size}" for name, size in sizes.items()],
+            "batch_size": 32,
+            "steps": 2000,
+        }
+        rows += compare(f"step, context {context}, {heads} x {heads} heads", take_turns(["glassgpt"], job, options))
+    for vocabulary in VOCABULARIES:
+        job = {"function": "measure_step", "size": WIDE | {"vocab_size": vocabulary}, "batch_size": 16, "steps": 2000}
+        rows += compare(f"step, vocabulary {vocabulary}", take_turns(["glassgpt"], job, options))
+    job = {"function": "measure_tokenising"}
+    return rows + compare("tokenising by bytes", take_turns(["glassgpt", "numpy"], job, options))
 
 
 def reached(result: Row, target: float) -> Row:
@@ -271,14 +303,6 @@ def compare(work: str, results: Mapping[str, list[Row]]) -> list[Row]:
         }
         rows.append(row)
     return rows
-
-
-def commit() -> str | None:
-    """Returns the hash of the checked-out commit, with "+changes" if files differ; None outside of a repository."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        return None
-    git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
-    return subprocess.run(git, cwd=ROOT, capture_output=True, text=True).stdout.strip() or None
 
 
 if __name__ == "__main__":

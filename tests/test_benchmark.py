@@ -65,6 +65,7 @@ def measure(monkeypatch, capsys, tmp_path):
     """Runs a benchmark with work of seconds, and its contenders in this process; returns the rows."""
     sizes = {"STEPS_OF": {"cpu": [(SMALL, 2)]}, "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
     sizes |= {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 40, 60)}}
+    sizes |= {"RUNS": [(16, 1)], "VOCABULARIES": (300,), "WIDE": SMALL}
     for name, value in sizes.items():
         monkeypatch.setattr(benchmark, name, value)
     monkeypatch.setattr(gpt2, "EVALUATIONS", 2)
@@ -120,6 +121,12 @@ def test_time_to_loss_reaches_the_peers_lowest_loss_and_takes_options_of_train(m
     (deeper,) = measure("time_to_loss", characters, "--", "--model.gpt.num_layers=2")  # without a peer
     assert deeper["lowest_loss"] == deeper["target"] and deeper["steps_to_target"] in (20, 40)
     assert deeper["times_faster"] == 1 and deeper["parameters"] > ours["parameters"]
+
+
+def test_growth_tells_recordings_and_pages_in_steps_and_compares_tokenising_with_numpy(measure):
+    run, vocabulary, ours, numpys = measure("growth")
+    assert run["recording_in_steps"] > 0 and run["page_in_steps"] > 0 and vocabulary["milliseconds_per_step"] > 0
+    assert [ours["contender"], numpys["contender"]] == ["glassgpt", "numpy"] and numpys["times_faster"] > 0
 
 
 def test_times_are_compared_round_by_round():

@@ -1,4 +1,5 @@
-"""Measures three implementations of GPT-2's architecture: GlassGPT, nanoGPT and, for writing only, transformers.
+"""Measures three implementations of GPT-2's architecture: GlassGPT, nanoGPT and, for writing only, transformers. And
+what of GlassGPT grows with the size of the work.
 
 nanoGPT's model.py is loaded from the user's checkout. Importing its train.py would start a training, so `train` here is
 the same loop with nanoGPT's published settings. It trains nanoGPT's network and, in `measure_step`, ours.
@@ -17,21 +18,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Namespace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
+from data.tokenizers import byte_level
+from model import open_run
 from model.exchange.huggingface import GPT2_FAMILY, GPT2_OPTIONS
 from model.generation import generate
 from model.gpt import GPT, GPTConfig, in_eval_mode
+from model.inspection.recording import take_snapshot
 from model.kernels import has_fast_bfloat16, keep_freed_memory
 from model.losses import next_token_loss
+from model.runs.results import write_report
 from model.training.hardware import compile_options, device_name
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
@@ -85,8 +92,9 @@ def measure_step(job: Namespace) -> Row:
     for step in train(learner, text, job):
         if step == WARM_UP:
             started = clock(job.device)
-        elif step % 10 == 0 and (elapsed := clock(job.device) - started) >= SECONDS:
+        elif step > WARM_UP and time.perf_counter() - started >= SECONDS:
             break
+    elapsed = clock(job.device) - started
     milliseconds = 1000 * elapsed / (step - WARM_UP)
     row = {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, learner.precision)}
     if job.device == "cuda":
@@ -133,9 +141,14 @@ def train_by_recipe(job: Namespace) -> Row:
         f"--trainer.callbacks.data={job.data}",
     ]
     with tempfile.TemporaryDirectory() as folder:
-        if status := train_main([f"--trainer.default_root_dir={folder}", *options]):
-            sys.exit(status)
+        run_training(folder, options)
     return LearningCurve.result
+
+
+def run_training(folder: str, options: list[str]) -> None:
+    """Runs train.py, and exits with its status if it fails."""
+    if status := train_main([f"--trainer.default_root_dir={folder}", *options]):
+        sys.exit(status)
 
 
 def build_learner(job: Namespace) -> Learner:
@@ -264,10 +277,8 @@ def measure_writing(job: Namespace) -> Row:
     network.to(job.device).eval()
     prompt = torch.randint(job.size["vocab_size"], (job.batch_size, PROMPT_TOKENS)).to(job.device)
     write(prompt, max_new_tokens=min(4, job.new_tokens))
-    started = clock(job.device)
-    text = write(prompt, max_new_tokens=job.new_tokens)
-    seconds = clock(job.device) - started
-    tokens = text.numel() - prompt.numel()
+    seconds = seconds_of(partial(write, prompt, max_new_tokens=job.new_tokens), job)
+    tokens = job.batch_size * job.new_tokens
     return {"seconds": seconds, "tokens": tokens, **describe(network, "float32")}
 
 
@@ -291,6 +302,42 @@ def build_writer(job: Namespace) -> Writer:
     return gpt, partial(gpt.generate, do_sample=True, pad_token_id=0, use_cache=True, **SAMPLING)
 
 
+# ---- what grows
+
+
+def measure_run(job: Namespace) -> Row:
+    """Measures a step, a recording and the page of a short run of configs/debug.yaml with the options of `job`."""
+    options = ["--config=configs/debug.yaml", "--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--name=run"]
+    with tempfile.TemporaryDirectory() as folder:
+        run_training(folder, [*options, *job.train_options])
+        run = Path(folder, "run")
+        glass = open_run(run, device=job.device)
+        record = partial(take_snapshot, glass.gpt, 0, glass.recorded)
+        record()  # prepares the windows
+        recording = seconds_of(record, job)
+        page = seconds_of(partial(write_report, run, "ended"), job)
+    job.size = asdict(glass.gpt.config)
+    row = measure_step(job)
+    step = row["milliseconds_per_step"] / 1000
+    return row | {"recording_in_steps": recording / step, "page_in_steps": page / step}
+
+
+def measure_tokenising(job: Namespace) -> Row:
+    """Measures how long our tokenizer, or numpy alone, takes to turn a text into an array of bytes."""
+    text = "def tokenise(text):\n" * 2**20
+    if job.contender == "glassgpt":
+        encode = partial(byte_level().encode_array, text)
+    else:
+        encode = partial(np.frombuffer, text.encode(), np.uint8)
+    return {"seconds": seconds_of(encode, job), "machine": machine(job.device)}
+
+
+def seconds_of(work: Callable[[], Any], job: Namespace) -> float:
+    started = clock(job.device)
+    work()
+    return clock(job.device) - started
+
+
 # ---- the networks
 
 
@@ -311,6 +358,10 @@ def describe(network: nn.Module, precision: str) -> Row:
 
     If the network uses a weight twice, the size counts it once.
     """
-    device = next(network.parameters()).device
-    machine = {"device": device_name(device), "threads": torch.get_num_threads()}
-    return {"parameters": sum(p.numel() for p in network.parameters()), "precision": precision, "machine": machine}
+    device = next(network.parameters()).device.type
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return {"parameters": parameters, "precision": precision, "machine": machine(device)}
+
+
+def machine(device: str) -> dict[str, Any]:
+    return {"device": device_name(torch.device(device)), "threads": torch.get_num_threads()}
