@@ -62,14 +62,14 @@ def files_below(folder):
 PWN = Calls(os.mkdir, "pwned")
 
 
-def save_everywhere(run, checkpoint, **options):
-    for path in (run / "checkpoints").glob("*.ckpt"):
-        torch.save(checkpoint, path, **options)
-
-
 def change(**entries):
     """Changes entries of the checkpoints."""
-    return lambda run: save_everywhere(run, torch.load(run / "checkpoints/last.ckpt", weights_only=True) | entries)
+
+    def write(run):
+        for path in (run / "checkpoints").glob("*.ckpt"):
+            torch.save(torch.load(path, weights_only=True) | entries, path)
+
+    return write
 
 
 def tokenizer(**entries):
@@ -127,10 +127,6 @@ DETAILS = "attention/step_00000012.json"
 HOSTILE = {
     "pickle": (CHECKPOINT, lambda run: [p.write_bytes(pickle.dumps(PWN)) for p in run.glob("checkpoints/*")]),
     "pickle in a zip": (CHECKPOINT, change(extra=PWN)),
-    "pickle of old torch": (
-        CHECKPOINT,
-        lambda run: save_everywhere(run, {"x": PWN}, _use_new_zipfile_serialization=False),
-    ),
     "long pattern": (CHECKPOINT, tokenizer(pattern="(" * 9999 + "a" + "{9}){9}" * 9999)),
     "python in YAML": (CONFIG, text("config.yaml", "model: !!python/object/apply:os.mkdir [pwned]\ndata: {}\n")),
     "lists of lists in YAML": (CONFIG, text("config.yaml", LAUGHS + "model: *a30\ndata: {}\ntrainer: {}\n")),
@@ -143,13 +139,11 @@ HOSTILE = {
     ),
     "class_path in the run": (OF_A_RUN, config("  callbacks: runs.run.evil.Evil\n")),
     "pipe for a config": (["resume", "inspect", "compare"], instead("config.yaml", os.mkfifo)),
-    "pipe for samples": (["resume", "inspect"], instead("samples.jsonl", os.mkfifo)),
     "pipe for a probe": (["inspect"], instead("attention/probe.json", os.mkfifo)),
     "link to itself": (["resume", "inspect"], instead("samples.jsonl", lambda path: path.symlink_to(path.name))),
     "link to a config": (["resume", "inspect"], link("config.yaml")),
     "link to a checkpoint": (["resume"], link("checkpoints/last.ckpt")),
     "link to maps": ([*ATTENTION, "generate"], link("attention")),
-    "link to metrics": (["resume", "inspect"], link("metrics.csv")),
     "infinite step": ([*METRICS, "compare"], text("metrics.csv", "step,train/loss\ninf,1\n")),
     "deep samples": (METRICS, text("samples.jsonl", "[" * 100_000 + "\n")),
     "infinite sample": (METRICS, text("samples.jsonl", '{"step": Infinity, "prompt": "", "text": ""}\n')),

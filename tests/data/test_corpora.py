@@ -59,11 +59,8 @@ def test_stdlib_is_source_code_without_tests_split_by_file():
 
 def test_the_split_of_a_file_does_not_depend_on_the_other_files(here):
     paths = write_files(200)
-    before = set(build(files="*.txt").files["validation"])
-    assert 5 < len(before) < 40
-    for path in paths[::2]:
-        path.unlink()
-    assert set(build(files="*.txt").files["validation"]) == before & set(paths[1::2])
+    before, after = (set(build(files=[*map(str, some)]).files["validation"]) for some in (paths, paths[1::2]))
+    assert 5 < len(before) < 40 and after == before & set(paths[1::2])
 
 
 @pytest.mark.parametrize("options", [{"files": "text.jsonl"}, {"dataset": "."}], ids=str)
@@ -229,10 +226,8 @@ def test_an_option_selects_its_corpus_and_an_option_of_another_corpus_warns(here
     """The latter would have no effect. Default values neither select nor warn."""
     write_files(1)
     assert build(files="*.txt", dataset=None).name == "part000"
-    assert build(files=None, dataset=str(here)).name == here.name
-    assert build(streaming=False, quotes=True, dataset_config=None).name == "stdlib"
+    assert build(files=None, dataset=str(here), quotes=True).name == here.name
     assert not caplog.messages
-    options = {"quotes": False, "dataset_config": "x", "streaming": True}
-    assert build(**options).name == "stdlib"
-    for name, message in zip(options, caplog.messages, strict=True):
+    assert build(quotes=False, dataset_config="x").name == "stdlib"
+    for name, message in zip(("quotes", "dataset_config"), caplog.messages, strict=True):
         assert f"data.{name} " in message and "stdlib" in message

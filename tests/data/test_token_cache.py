@@ -78,14 +78,6 @@ def test_an_empty_split_is_named(here):
         write([])
 
 
-def test_any_part_of_the_tokens_can_be_read(here):
-    tokens = write(["text " * 100_000])
-    part = tokens.read(499_999, 99)  # stops at the end
-    assert part.dtype == np.int64 and part.tolist() == [ord("t"), ord(" "), END]
-    windows = tokens.gather(np.array([499_999, 0]), 3)
-    assert windows.dtype == np.int64 and windows.tolist() == [part.tolist(), [END, *b"te"]]
-
-
 def content(tokenized: TokenizedCorpus) -> tuple:
     return tokenized.tokenizer.fingerprint, stream(tokenized.train), stream(tokenized.validation)
 
