@@ -69,16 +69,16 @@ READERS = {
 }
 
 
-ARGUMENTS = {
-    "": (*READERS, ".SVG"),
-    "--run runs/run --steps 4 --head 0.1 1.0": (".pdf", ".csv"),
-    "--checkpoint runs/run --prompt 'ab\n' --head 0.0": (".png", ".csv"),
-}
+WRITTEN = [
+    ("", ".html"),
+    ("", ".SVG"),
+    ("--run runs/run --steps 4 --head 0.1 1.0", ".pdf"),
+    ("--checkpoint runs/run --prompt 'ab\n' --head 0.0", ".png"),
+    ("--checkpoint runs/run --prompt 'ab\n'", ".csv"),
+]
 
 
-@pytest.mark.parametrize(
-    "arguments, suffix", [(choice, suffix) for choice, suffixes in ARGUMENTS.items() for suffix in suffixes]
-)
+@pytest.mark.parametrize("arguments, suffix", WRITTEN)
 def test_every_kind_of_file_can_be_written(arguments, suffix):
     assert main([*shlex.split(arguments), "--output", f"taken{suffix}"]) == 0
     assert READERS[suffix.lower()](Path(f"taken{suffix}"))

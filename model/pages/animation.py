@@ -71,7 +71,7 @@ def _picture(recording: Recording, film: Film, step: int) -> Image.Image:
 
 def _sentence(film: Film, reading: RecordedReading, begun: list[str]) -> str:
     """begun: the roles of the heads that begin to form at this step."""
-    if film.finder is None or film.missing:
+    if film.missing:
         return f"At the last step, {film.missing}."
     if begun:
         heads = ["head {}.{} begins ".format(*film.heads[role]) + BEGINS[role] for role in begun]

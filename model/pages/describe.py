@@ -77,9 +77,9 @@ def followed(
 
     A head that looks at the token just before also looks at recent tokens: only the narrower pattern counts.
     """
-    formed = {name for name in SCORES if snapshot.heads.formed[name][at]}
-    names = [name for name in SCORES if name in formed and kind in (None, SCORES[name].probe)]
-    names = [name for name in names if not NARROWER.get(name, set()) & formed]
+    formed = [name for name in SCORES if snapshot.heads.formed[name][at]]
+    names = [name for name in formed if kind in (None, SCORES[name].probe)]
+    names = [name for name in names if not NARROWER.get(name, set()).intersection(formed)]
     return max(names, key=lambda name: informs(snapshot, name, at), default=None)
 
 

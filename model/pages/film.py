@@ -26,7 +26,6 @@ def film_of(recording: Recording) -> Film | None:
 def about_film(recording: Recording, film: Film) -> dict[str, Any]:
     """The page's data about a film, apart from what changes with the steps. formed: see `formed_steps`."""
     *labels, right = recording.words.labels[film.word]
-    heads = {role: place and "{}.{}".format(*place) for role, place in film.heads.items()}
     return {
         "text": "".join(labels),
         "labels": labels,
@@ -34,7 +33,7 @@ def about_film(recording: Recording, film: Film) -> dict[str, Any]:
         "source": SOURCE,
         "missing": film.missing,
         "formed": formed_steps(recording, film),
-        **heads,
+        **{role: place and "{}.{}".format(*place) for role, place in film.heads.items()},
     }
 
 

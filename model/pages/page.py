@@ -62,7 +62,7 @@ def run_page(
     """
     data: dict[str, Any] = {
         "title": title,
-        "status": state and {"state": state, "written": round(time.time(), 1), "gap": round(gap, 1)},
+        "status": state and {"state": state, "written": round(time.time(), 1), "gap": gap},
         "scores": _scores(),
         "errors": ERRORS,
         "colours": template.PALETTES,

@@ -14,7 +14,6 @@ SETTINGS = {
     "svg.fonttype": "none",  # keeps text as text, not as outlines
     "pdf.fonttype": 42,
 }
-LONGEST = 100  # characters of a legend
 
 
 def drawn(draw: Callable[[], Figure], kind: str) -> bytes:
@@ -32,7 +31,7 @@ def curves_figure(curves: Iterable[tuple[str, Mapping[str, Any]]], x_label: str,
     axes = figure.add_axes((0, 0, 1, 1), xlabel=x_label, ylabel=y_label)
     for variant, curve in curves:
         x, y, error = curve["x"], curve["y"], curve["error"]
-        axes.plot(x, y, label=variant[:LONGEST])
+        axes.plot(x, y, label=variant)
         axes.fill_between(x, y - error, y + error, alpha=0.25, linewidth=0)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), frameon=False)
     return figure

@@ -52,7 +52,7 @@ PALETTES = {
 
 def fill(data: Mapping[str, Any], elements: Iterable[str]) -> str:
     """Returns the document with its data, whose "title" becomes the document's title, and with further elements."""
-    written = TELLS_WHEN % json.dumps(data["status"]["written"]) if data.get("status") else ""
+    written = TELLS_WHEN % json.dumps(data["status"]["written"]) if data["status"] else ""
     parts = {
         "<!-- written -->": written,
         "<title></title>": f"<title>{html.escape(data['title'])}</title>",

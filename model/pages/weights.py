@@ -157,8 +157,7 @@ def _append(
 
 def _kind_that_fits(snapshots: Models) -> str:
     """Chooses how matrices are stored, from their size alone, so that a model that is too large is never packed."""
-    numbers = snapshots[0][1].num_parameters()
-    size = len(snapshots) * numbers * 4 / 3  # as int8, in base64
+    size = len(snapshots) * snapshots[0][1].num_parameters() * 4 / 3  # as int8, in base64
     if 2 * size <= EXACT_BYTES:
         return "bfloat16"
     if size <= MAX_BYTES:

@@ -67,8 +67,10 @@ document.addEventListener("keydown", (event) => {
 });
 
 // A word that the help explains opens the help there, also by touch or with enter.
-function openAtWord({ target, key = "Enter" }) {
+function openAtWord(event) {
+  const { target, key = "Enter" } = event;
   if (target.localName !== "dfn" || key !== "Enter") return;
+  event.preventDefault(); // else the key also presses the button of the help that gets the focus
   openManual();
   const word = target.textContent.toLowerCase();
   [...$("words").children].find(({ textContent }) => textContent === word)?.scrollIntoView();

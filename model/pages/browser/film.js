@@ -18,7 +18,6 @@ import { stopWriting } from "browser/writing.js";
 
 const SECONDS = 10; // from the first step to the last, without the questions
 const LEAST = 0.5; // a head that raises the score by less has no arrow
-const LEAST_WEIGHT = 0.25; // of the finder, where it is of use
 const WIDEST = 6; // pixels of an arrow
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches; // then a person goes from step to step
 const { film } = data;
@@ -86,7 +85,7 @@ function questionOf(role, { chance, raises }, weight) {
   const begins = `${capital(writer)} begins to look one token back (score ${score}).`;
   const place = `${quote(film.labels[source])} in ${headPart(finder)}`;
   const helps = `it raises the score of ${place} by ${decimal(raises[writer], 1)}`;
-  return weight < LEAST_WEIGHT
+  return weight < 0.25
     ? [`${begins} Why does that not help yet?`, `Nothing uses it: ${helps}; ${gives}.`]
     : [`${begins} What does that add?`, `Now ${helps}; ${gives}.`];
 }
@@ -136,11 +135,13 @@ addView(async function drawFilm() {
   const role = roles.get(frame.at);
   const [question, found] = role && state.film ? questionOf(role, figures, weight) : [];
   const isLive = frame.typing && !film.missing && frame.token === labels.length - 1;
+  const place = [...$("film-says").children].indexOf(document.activeElement);
   $("film-says").replaceChildren(...(
     state.film === "asks" ? [question, " ", button("answer", () => change({ film: "answers" }))]
       : state.film === "answers" ? [found, " ", button("go on", next)]
         : isLive ? experiment()
           : [sentenceOf(figures, weight), ...(calm && state.film ? [" ", button("next step", next)] : [])]));
+  $("film-says").children[place]?.focus(); // the buttons are new
 });
 
 // An arrow from each head that raises the finder's score, as thick as it does so.

@@ -5,7 +5,7 @@ import { $, createCells, element } from "browser/elements.js";
 import { fillRamp } from "browser/large-map.js";
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { addField, ALL_HEADS, headPart, numberIn, shortName, snapshots, state } from "browser/state.js";
+import { addField, ALL_HEADS, headPart, shortName, snapshots, state } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { percent, quote, signed, visible } from "browser/words.js";
 
@@ -76,7 +76,7 @@ async function fillMatrix() {
   if (matrix !== filling) return; // it was stopped
   running = null;
   $("patch-all").textContent = ALL;
-  $("patch-note").textContent = $("live").textContent = DONE;
+  $("patch-note").textContent = DONE;
 }
 
 function drawMatrix() {
@@ -99,7 +99,7 @@ const newCells = createCells(table, {
     const target = quote(engine.tokenizer.label(matrix.target));
     const place = `${headPart(head)} at token ${token} ${quote(shown.labels[token])}`;
     const effect = `${target} ${percent(plain[1])} → ${percent(share)}, its logit ${signed(logit - plain[0])}`;
-    $("patch-note").textContent = $("live").textContent = `${place}: ${effect}`;
+    $("patch-note").textContent = `${place}: ${effect}`;
   },
   choose: (head, token) => matrix.rows[head] && change({ head, token }),
 });
@@ -111,7 +111,6 @@ $("from-a").addEventListener("click", () => {
 });
 $("other-text").addEventListener("input", ({ target }) => change({ otherText: target.value }));
 $("patch-target").addEventListener("change", ({ target }) => change({ target: Number(target.value) }));
-addField("target", () => state.target, (text) => (state.target = numberIn(text) ?? null));
 $("patch-all").addEventListener("click", fillMatrix);
 addField("b", () => state.otherText || null, (text) => {
   $("other-text").value = text ?? "";

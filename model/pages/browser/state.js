@@ -69,7 +69,7 @@ export function addOption(name, values) {
 }
 
 // A text of the address as a number; undefined if it is not one.
-export const numberIn = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : undefined);
+const numberIn = (text) => (/^\d+$/.test(text ?? "") ? Number(text) : undefined);
 const placeIn = (text) => (numberIn(text) === undefined ? null : nearest(Number(text)));
 
 addField("step", () => stepOf(state.at), (text) => (state.at = placeIn(text) ?? state.at));

@@ -269,8 +269,6 @@ def test_reading_gets_a_tenth_of_the_time_while_the_model_writes():
     """So panels that follow the text hardly slow the writing. Patches of all heads wait until the others are done."""
     (turns,) = in_node([("turns", {"names": ["patchAll", "write", "read"], "steps": 1100})])
     assert turns[:1] == ["write"] and turns.count("read") == pytest.approx(100, abs=1) and "patchAll" not in turns
-    (turns,) = in_node([("turns", {"names": ["patchAll", "read"], "steps": 20})])
-    assert turns == ["read"] * 20
 
 
 def test_a_typed_letter_reads_one_token_for_each_step_and_text():

@@ -6,16 +6,16 @@ import threading
 
 import pytest
 
-from tests.gpts import induction_gpt
 from tests.model.pages.browsing import settle, wait_for
 from tests.model.pages.conftest import NO_TOUR
 from tests.model.pages.model_pages import LETTERS, page_of
+from tests.model.pages.test_tour_in_browser import GPT_, UNTRAINED
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_served_page_runs_its_model_and_asks_for_nothing_else(browser, tmp_path):
-    (tmp_path / "index.html").write_text(page_of(induction_gpt(), texts=LETTERS, has_film=True), encoding="utf-8")
+    (tmp_path / "index.html").write_text(page_of(UNTRAINED, GPT_, GPT_, texts=LETTERS, has_film=True), encoding="utf-8")
     asked = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 
 from model.attention import CausalSelfAttention
-from model.gpt import GPTConfig
 from model.inspection.recording import take_snapshot
 from model.inspection.texts import Texts
 from model.mistakes import Mistake
@@ -47,15 +46,6 @@ def test_packing_does_not_change_the_model_of_any_type():
     packed = weights.pack([(0, gpt)], TOKENIZER, PROBE, PROBE)
     assert packed.manifest["parity"]["bits"] == [0.0]  # nothing is rounded
     assert gpt.training and all(torch.equal(weight, before[name]) for name, weight in gpt.state_dict().items())
-
-
-def test_a_model_that_is_too_large_is_refused_with_its_sizes(monkeypatch):
-    wide = GPTConfig(vocab_size=50257, context_length=16, num_layers=1, num_heads=1, embed_dim=32)
-    weights.pack([(0, random_gpt(wide))], TOKENIZER, PROBE, PROBE)  # a large vocabulary fits if the model is small
-    monkeypatch.setattr(weights, "EXACT_BYTES", 0)
-    monkeypatch.setattr(weights, "MAX_BYTES", 3_000_000)
-    with pytest.raises(Mistake, match=r"4 MB.* 3 MB"):
-        weights.pack([(0, random_gpt(wide))], TOKENIZER, PROBE, PROBE)
 
 
 def test_an_attention_that_differs_only_beyond_the_probe_is_refused(monkeypatch):
@@ -98,7 +88,7 @@ def test_the_page_of_a_model_that_is_too_large_says_so_and_has_what_was_recorded
     recording.append(take_snapshot(gpt, 0, recording))
     page = Page(run_page("tiny", recording, models=[(0, gpt)], tokenizer=TOKENIZER))
     (note,) = page.data["notes"]
-    assert "0 MB" in note
+    assert "0 MB" in note  # what it would take, and the limit
     assert "text" not in page.data and "manifest" not in page.scripts
     # Nothing is measured either: for a model too large for a page that would take hours on a CPU.
     (shown,) = page.data["run"]["snapshots"]
