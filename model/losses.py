@@ -107,9 +107,7 @@ def text_logprobs(
     windows = windows_of(tokens)
     documents = None if document_ids is None else windows_of(document_ids)
     device = model.token_embedding.weight.device
-    # One tensor for all batches: small ones, left among large ones that are freed, would fragment the memory.
-    logprobs = torch.empty(num_windows * T)
-    filled = 0
+    logprobs = []
     with torch.inference_mode(), in_eval_mode(model.modules()):
         for first in range(0, num_windows, batch_size):
             rows = slice(first, first + batch_size)
@@ -120,9 +118,8 @@ def text_logprobs(
             overlapping[:, : T - stride] = False
             features = model.features(batch[:, :-1], document_ids=ids)[scored]
             targets = batch[:, 1:][scored]
-            logprobs[filled : filled + len(features)] = -next_token_loss(model, features, targets, "none")
-            filled += len(features)
-    return logprobs[:num_targets]
+            logprobs.append(-next_token_loss(model, features, targets, "none").cpu())
+    return torch.cat(logprobs)[:num_targets]
 
 
 def count_nats(nats: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
