@@ -27,7 +27,7 @@ def test_exact_losses_give_back_their_numbers():
 
 def test_the_errors_are_the_spread_of_fits_to_repeated_measurements():
     draw = np.random.default_rng(0)
-    fits = np.stack([fitted(law() + 0.002 * draw.standard_normal(len(COMPUTE))) for _ in range(60)])
+    fits = np.stack([fitted(law() + 0.002 * draw.standard_normal(len(COMPUTE))) for _ in range(20)])
     numbers, errors = fits[..., 0], fits[..., 1]
     assert np.sqrt(np.square(errors).mean(0)) == pytest.approx(numbers.std(0, ddof=1), rel=0.35)
 
