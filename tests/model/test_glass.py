@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from data.tokenizers import byte_level
 from model import glass as module
@@ -101,6 +99,7 @@ def test_leaving_a_part_out_changes_the_loss_equally_on_every_path(glass):
     for part, change in recorded.items():
         assert on_windows[part] == pytest.approx(tuple(change), abs=1e-4), part
         assert on_texts[part] == pytest.approx(tuple(change), abs=1e-4), part
+    for part, change in [*recorded.items()][::4]:  # every fourth, because each takes a reading of each text
         rises = torch.tensor([glass.read(text, without=[part]).loss for text in tokens]) - whole
         assert (rises.mean(), rises.std() / len(rises) ** 0.5) == pytest.approx(tuple(change), abs=1e-4), part
 
@@ -222,10 +221,7 @@ def test_every_mistake_gets_a_sentence(glass):
         assert tells(str(caught.value), names), f"{written}: {caught.value}"
 
 
-@settings(max_examples=20)
-@given(st.integers(0, 256))
-@example(256)
-@example(ord("a"))
+@pytest.mark.parametrize("token", [0, ord("a"), 256])
 def test_any_single_token_is_a_text(learned, token):
     """For a model whose heads follow patterns."""
     reading = learned.read([token])

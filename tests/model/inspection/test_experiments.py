@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from model.inspection import experiments
 from model.inspection.experiments import try_all
 from model.inspection.parts import part_means, replaced
 from model.inspection.texts import Texts, spread_starts
-from scripts.inspect_attention import experiments_table
 from tests.gpts import GPT2, random_gpt, repeating_gpt
 from tests.model.pages.model_pages import LETTERS
 
@@ -126,11 +124,3 @@ def test_the_named_head_is_one_that_the_model_needs_not_one_that_only_looks_at_t
     monkeypatch.setattr(experiments, "EXPERIMENTS", [experiments.Experiment("A copy", "", "", "", "", copies)])
     (effect,), _ = found_in(gpt)
     assert effect.head == head and (effect.weight > 0.99) == (head is not None)
-
-
-def test_the_table_says_that_tokens_that_are_not_listed_count_as_0(monkeypatch):
-    """As the page says, see test_typing_in_browser.py."""
-    found = found_in(repeating_gpt())
-    monkeypatch.setattr("model.glass.open_run", lambda path: SimpleNamespace(experiments=lambda: found))
-    table = experiments_table(None)
-    assert re.search(rf"\b{experiments.LISTED} likeliest", table)
