@@ -87,7 +87,15 @@ def stream(
 def new_cache(model: GPT, batch_size: int, max_len: int) -> KVCache:
     """Returns an empty cache of this model for `batch_size` texts of up to `max_len` tokens."""
     config, weight = model.config, model.token_embedding.weight
-    return KVCache(weight.new_empty(config.num_layers, 2, batch_size, config.num_kv_heads, max_len, config.head_dim))
+    memory = weight.new_empty(
+        config.num_layers,
+        2,
+        batch_size,
+        config.num_kv_heads,
+        max_len,
+        config.head_dim,
+    )
+    return KVCache(memory)
 
 
 def sample(

@@ -365,7 +365,13 @@ class GPT(nn.Module):
             value_embedding = None
             if str(layer) in self.value_embeddings:
                 value_embedding = self.value_embeddings[str(layer)](tokens).to(x.dtype)
-            x = block(x, rotary=rotary, mask=mask, cache=layer_caches[layer], value_embedding=value_embedding)
+            x = block(
+                x,
+                rotary=rotary,
+                mask=mask,
+                cache=layer_caches[layer],
+                value_embedding=value_embedding,
+            )
         return self.final_norm(x)
 
     def unembed(self, x: Tensor) -> Tensor:
