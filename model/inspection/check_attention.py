@@ -169,6 +169,8 @@ def _verdict(trials: list["_Trial"]) -> Iterator[str]:
     if not seen and not causes:
         yield from _symptoms(trial)
         yield "it differs from the formula; the cause is not known"
+        if trial.matrices:
+            yield f"if not all of {', '.join(trial.matrices)} make q, k, v or the output, give a function of q, k, v"
 
 
 def _beyond(trial: "_Trial") -> Iterator[str]:

@@ -110,7 +110,8 @@ def test_what_cannot_be_compared_gets_a_sentence():
         def forward(self, x):
             return self.more(super().forward(x))
 
-    assert check_attention(Five()) and check_attention(nn.Linear(4, 4)) and check_attention(lambda x: x)
+    assert any("more.weight" in sentence for sentence in check_attention(Five()))
+    assert check_attention(nn.Linear(4, 4)) and check_attention(lambda x: x)
 
 
 def test_the_formula_is_that_of_the_general_layer():
