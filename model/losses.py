@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.gpt import GPT, in_eval_mode
 
@@ -35,9 +35,18 @@ def next_token_loss(
     if len(targets) <= tokens_at_once or torch.compiler.is_compiling():
         return F.cross_entropy(gpt.unembed(features), targets, reduction=reduction)
     if reduction == "mean":
-        return _MeanInPieces.apply(gpt, features, targets, tokens_at_once, *gpt.lm_head.parameters())
+        return _MeanInPieces.apply(gpt, features, targets, tokens_at_once, *_weights_of_unembed(gpt, features))
     pieces = zip(features.split(tokens_at_once), targets.split(tokens_at_once), strict=True)
     return torch.cat([F.cross_entropy(gpt.unembed(piece), expected, reduction="none") for piece, expected in pieces])
+
+
+def _weights_of_unembed(gpt: GPT, features: Tensor) -> list[nn.Parameter]:
+    """Returns the parameters that `gpt.unembed` uses: lm_head's, and those of whatever a user has added to it."""
+    parameters = [p for p in gpt.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        one = features[:1].detach().requires_grad_()
+        gradients = torch.autograd.grad(gpt.unembed(one).sum(), [one, *parameters], allow_unused=True)
+    return [p for p, gradient in zip(parameters, gradients[1:], strict=True) if gradient is not None]
 
 
 class _MeanInPieces(torch.autograd.Function):

@@ -46,6 +46,8 @@ def test_a_loss_in_pieces_and_its_gradients_are_those_of_all_logits_at_once(name
     monkeypatch.setattr(losses, "LOGITS_AT_ONCE", logits_at_once)
     gpt, (tokens, targets) = random_gpt(CONFIGS[name], std=0.15), torch.randint(50, (2, 2, 10))
     targets[0, 3:] = IGNORED
+    unembed, gpt.scale = gpt.unembed, torch.nn.Parameter(torch.tensor(1.5))
+    gpt.unembed = lambda features: gpt.scale * unembed(features)  # as somebody may change it
     found, nats = loss_of(gpt, tokens, targets), next_token_loss(gpt, gpt.features(tokens), targets, "none")
     logits = gpt(tokens).double()
     expected = F.cross_entropy(logits.mT, targets)
