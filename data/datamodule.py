@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from data import corpora
 from data.corpora import CorpusOptions
 from data.token_cache import CorpusCache
-from data.tokenizers import Tokenizer, published
+from data.tokenizers import Tokenizer, check_name
 from data.windows import Repeats, TrainingWindows, ValidationWindows, WindowSampler, as_batch
 from model.mistakes import Mistake, check_range
 
@@ -103,14 +103,12 @@ class TextDataModule(lightning.LightningDataModule):
         limits = options.token_limits(max_tokens)
         if tokenizer is None:
             raise Mistake("data.tokenizer is null, the tokenizer of --model.init_from: set one of these two options")
-        made = None
-        if isinstance(tokenizer, dict):
-            made = Tokenizer.from_dict(tokenizer)
-        elif tokenizer != "bpe":
-            made = published(tokenizer)
+        if isinstance(tokenizer, str) and tokenizer != "bpe":
+            check_name(tokenizer)
 
         self.corpus = corpora.build(corpus, options)
-        self.cache = CorpusCache(self.corpus, made, vocab_size or 2048, limits, cache_dir)
+        name_or_tokenizer = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
+        self.cache = CorpusCache(self.corpus, name_or_tokenizer, vocab_size or 2048, limits, cache_dir)
         self.context_length = context_length
         self.batch_size = batch_size
         self.validation_batch_size = validation_batch_size or batch_size

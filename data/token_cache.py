@@ -29,7 +29,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from data.text import SPLITS, Corpus, Passage
-from data.tokenizers import SPLIT_PATTERN, TRAINING_BYTES, Tokenizer, train_bpe
+from data.tokenizers import SPLIT_PATTERN, TRAINING_BYTES, Tokenizer, published, train_bpe
 from model.mistakes import Mistake, file_errors
 
 FORMAT = "GlassGPT tokens 5"
@@ -76,15 +76,17 @@ class CorpusCache:
     """Opens or creates the cached tokens of one corpus and one tokenizer."""
 
     corpus: Corpus
-    tokenizer: Tokenizer | None  # None: one of `vocab_size` tokens, trained on the training split
-    vocab_size: int
+    tokenizer: Tokenizer | str  # "bpe" is trained on the training split; a published one is needed for new tokens only
+    vocab_size: int  # of "bpe"
     max_tokens: dict[str, int | None]  # for each split; None: no limit
     cache_dir: str | None = None  # None: $GLASSGPT_CACHE, or else DEFAULT_FOLDER
 
     def __post_init__(self):
-        name, recipe = "bpe", [self.vocab_size, SPLIT_PATTERN, TRAINING_BYTES]
-        if self.tokenizer:
+        name, recipe = self.tokenizer, [self.tokenizer]
+        if isinstance(self.tokenizer, Tokenizer):
             name, recipe = self.tokenizer.name, [self.tokenizer.fingerprint]
+        elif name == "bpe":
+            recipe += [self.vocab_size, SPLIT_PATTERN, TRAINING_BYTES]
         key = json.dumps([FORMAT, self.corpus.identity, recipe, self.max_tokens], sort_keys=True)
         digest = hashlib.sha256(key.encode()).hexdigest()
         parent = Path(self.cache_dir or os.environ.get("GLASSGPT_CACHE") or DEFAULT_FOLDER).expanduser().absolute()
@@ -96,7 +98,7 @@ class CorpusCache:
         with suppress(OSError, ValueError):
             index = json.loads((self.folder / INDEX).read_bytes())
             splits = {name: TokenStore(**index[name] | {"path": path}) for name, path in self.paths.items()}
-            return TokenizedCorpus(self.tokenizer or Tokenizer.from_dict(index["tokenizer"]), **splits)
+            return TokenizedCorpus(Tokenizer.from_dict(index["tokenizer"]), **splits)
         return None
 
     def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
@@ -116,8 +118,7 @@ class CorpusCache:
     def _make(self, num_threads: int) -> TokenizedCorpus:
         path, splits = self.folder / INDEX, {}
         try:
-            training_text = (passage.text for passage in self.corpus.passages("train"))
-            tokenizer = self.tokenizer or train_bpe(training_text, self.vocab_size)
+            tokenizer = self._tokenizer()
             index = {"tokenizer": tokenizer.to_dict()}
             for split, limit in self.max_tokens.items():
                 tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
@@ -130,6 +131,13 @@ class CorpusCache:
                 incomplete.unlink(missing_ok=True)
             raise
         return TokenizedCorpus(tokenizer, **splits)
+
+    def _tokenizer(self) -> Tokenizer:
+        if isinstance(self.tokenizer, Tokenizer):
+            return self.tokenizer
+        if self.tokenizer != "bpe":
+            return published(self.tokenizer)
+        return train_bpe((passage.text for passage in self.corpus.passages("train")), self.vocab_size)
 
 
 def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, total: int | None = None) -> TokenStore:

@@ -227,19 +227,24 @@ class Tokenizer:
             return cls(state["name"], state["pattern"], ranks, dict(state["special_tokens"]))
 
 
+def check_name(name: str) -> None:
+    """Raises Mistake if `published` knows no tokenizer of this name."""
+    names = ["bytes", *tiktoken.list_encoding_names()]
+    if name not in names:
+        raise Mistake(
+            f"there is no published tokenizer {name!r}: write one of {', '.join(names)}; train.py also takes bpe, and "
+            "the path of a model, which must have a /"
+        )
+
+
 def published(name: str) -> Tokenizer:
     """Returns the tokenizer "bytes" or a published encoding, from tiktoken's cache (TIKTOKEN_CACHE_DIR) or downloaded.
 
     Raises Mistake if the name is unknown or the download fails.
     """
+    check_name(name)
     if name == "bytes":
         return byte_level()
-    names = tiktoken.list_encoding_names()
-    if name not in names:
-        raise Mistake(
-            f"there is no published tokenizer {name!r}: write one of bytes, {', '.join(names)}; train.py also takes "
-            "bpe, and the path of a model, which must have a /"
-        )
     try:
         arguments = tiktoken.registry.ENCODING_CONSTRUCTORS[name]()
     except (OSError, ValueError) as error:  # ValueError: what came is not the encoding, but perhaps a login page

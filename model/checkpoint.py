@@ -26,7 +26,7 @@ from model.proof import difference, prove
 log = logging.getLogger(__name__)
 WEIGHT_PREFIX = "gpt."  # GPTModule, whose state_dict is saved, holds the GPT as its attribute `gpt`
 NO_CHECKPOINT = ", or is no checkpoint of GlassGPT"  # ends the message about a file that cannot be parsed
-VERSION = 2  # of what a checkpoint holds; other versions are refused
+VERSION = 3  # of what a checkpoint holds; other versions are refused
 CONTENT = ("state_dict", "gpt_config", "tokenizer", "global_step", "proof")  # the keys that every checkpoint has
 # The types that a checkpoint's pickle may name: tensors, ordered dicts and bytes. torch's own list also allows types
 # that take any amount of memory when they are created, such as bytearray.

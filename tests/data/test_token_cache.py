@@ -51,7 +51,7 @@ def stream(tokens: TokenStore) -> list[int]:
     return tokens.read(0, tokens.num_tokens).tolist()
 
 
-def cache_of(cache_dir: str | None = "cache", tokenizer=None, vocab_size: int = 300, **options) -> CorpusCache:
+def cache_of(cache_dir: str | None = "cache", tokenizer="bpe", vocab_size: int = 300, **options) -> CorpusCache:
     corpus = corpora.build("files", CorpusOptions(files="*.txt", **options))
     return CorpusCache(corpus, tokenizer, vocab_size, {"train": None, "validation": None}, cache_dir)
 
