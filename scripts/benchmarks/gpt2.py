@@ -325,11 +325,12 @@ def measure_run(job: Namespace) -> Row:
 def measure_tokenising(job: Namespace) -> Row:
     """Measures how long our tokenizer, or numpy alone, takes to turn a text into an array of bytes."""
     text = "def tokenise(text):\n" * 2**20
-    if job.contender == "glassgpt":
-        encode = partial(byte_level().encode_array, text)
-    else:
-        encode = partial(np.frombuffer, text.encode(), np.uint8)
-    return {"seconds": seconds_of(encode, job), "machine": machine(job.device)}
+
+    def numpy_alone(text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8)
+
+    encode = byte_level().encode_array if job.contender == "glassgpt" else numpy_alone
+    return {"seconds": seconds_of(partial(encode, text), job), "machine": machine(job.device)}
 
 
 def seconds_of(work: Callable[[], Any], job: Namespace) -> float:
