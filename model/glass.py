@@ -349,7 +349,7 @@ class Glass:
 
         An empty prompt begins a document. The first text is drawn with this seed, the next with the seed after it, and
         so on: the same seed draws the same tokens. None uses torch's own generator.
-        For other options, such as temperature, see `model.generation.stream`.
+        For other options, such as temperature, see `model.generation.sample`.
         """
         check_range("num_texts", num_texts, 1, whole=True)
         check_range("seed", seed, 0, whole=True)
