@@ -20,6 +20,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -252,14 +253,14 @@ class Glass:
             attention_window=self.gpt.config.window,
         )
 
-    def ablate(self, texts: str | Iterable[Text] | None = None) -> dict[str, Change]:
+    def ablate(self, texts: Text | Sequence[Text] | None = None) -> dict[str, Change]:
         """Returns by part name how much the loss rises without each part in turn, the largest rise first.
 
         A rise is in nats per token, with its standard error over the texts. A rise of less than twice its error may be
         chance. Parts are heads, feed-forwards and tables, with the names that `read` takes. To leave out a part, its
         output is replaced by its mean, see `means`.
 
-        texts: a text, or a list of texts as `read` takes them; None is the recorded windows of text. For a single text
+        texts: a text as `read` takes it, or a list of texts; None is the recorded windows of text. For a single text
         the error is NaN.
 
         Raises a `Mistake` for a text of a single token, which leaves nothing to predict.
@@ -267,8 +268,8 @@ class Glass:
         if texts is None:
             batches = [self.recorded.windows["text"]]
         else:
-            items = [texts] if isinstance(texts, str) else texts
-            batches = [self.texts(self.encode(text)) for text in items]
+            is_list = isinstance(texts, list) and any(isinstance(text, str) or np.ndim(text) for text in texts)
+            batches = [self.texts(self.encode(text)) for text in (texts if is_list else [texts])]  # type: ignore[arg-type]
         losses = []
         for batch in batches:
             if batch.length < 2:

@@ -28,7 +28,12 @@ ROUNDING = 1e-3
 Weights = dict[str, Tensor]  # as `GPT.state_dict` names them
 
 
-def prove(gpt: GPT, weights: Weights, text: Tensor, end_of_text: int | None = None) -> dict[str, Any]:
+def prove(
+    gpt: GPT,
+    weights: Weights,
+    text: Tensor,
+    end_of_text: int | None = None,
+) -> dict[str, Any]:
     """Returns the proof for a checkpoint with these weights, as plain data.
 
     Args:
@@ -38,17 +43,27 @@ def prove(gpt: GPT, weights: Weights, text: Tensor, end_of_text: int | None = No
     """
     affordable = max(8, int(NUM_PRODUCTS / gpt.num_parameters()))
     text = text[: min(NUM_TOKENS, affordable) + 1].clone()
-    return {"text": text, "end_of_text": end_of_text, "nats": token_losses(gpt, weights, text, end_of_text)}
+    return {
+        "text": text,
+        "end_of_text": end_of_text,
+        "nats": token_losses(gpt, weights, text, end_of_text),
+    }
 
 
-def token_losses(gpt: GPT, weights: Weights, text: Tensor, end_of_text: int | None) -> Tensor:
+def token_losses(
+    gpt: GPT,
+    weights: Weights,
+    text: Tensor,
+    end_of_text: int | None,
+) -> Tensor:
     """Returns the losses of a text's tokens in windows of the context's length: (B T,), in nats, on the CPU.
 
     They are computed in float32, without dropout, compiled code and TF32. Tokens after the last window have none.
     """
     T = min(gpt.config.context_length, len(text) - 1)
     windows = text.to(gpt.token_embedding.weight.device).unfold(0, T + 1, T)
-    tokens, targets = windows[:, :-1], windows[:, 1:]
+    tokens = windows[:, :-1]
+    targets = windows[:, 1:]
     documents = None if end_of_text is None else (tokens == end_of_text).cumsum(dim=-1)
     weights = {name: weight.float() for name, weight in weights.items()}
     precision = torch.get_float32_matmul_precision()
@@ -67,7 +82,9 @@ def difference(path: Path, gpt: GPT, proof: dict[str, Any]) -> str:
     Raises a `Mistake` that names `path`, the checkpoint, if the proof is damaged.
     """
     with parsing(path):
-        text, nats, end_of_text = gpt.known_ids(proof["text"]), proof["nats"].float(), proof["end_of_text"]
+        text = gpt.known_ids(proof["text"])
+        nats = proof["nats"].float()
+        end_of_text = proof["end_of_text"]
         num_tokens = len(text) - 1
         T = min(gpt.config.context_length, num_tokens)
         is_whole = text.dim() == 1 and nats.shape == (num_tokens // T * T,)

@@ -29,7 +29,7 @@ from model.inspection.maps import Checks, read_maps
 from model.inspection.parts import Vectors, embedding_tables, replaced
 from model.inspection.passes import Pass, blocks_of, in_float32, run, undisturbed
 from model.inspection.texts import Label, Texts
-from model.mistakes import check_range
+from model.mistakes import Mistake, check_range
 
 TOP = 5  # how many of the likeliest next tokens a page lists
 DIGITS = ".4g"  # figures in a recording have 4 significant digits
@@ -405,6 +405,8 @@ def position_in(name: str, position: int, length: int) -> int:
 
     name: of the argument, for the message. position: counted from 0, or from the end if negative.
     """
+    if position is None:
+        raise Mistake(f"{name} must be the position of a token, {-length} to {length - 1}, not None")
     check_range(f"{name}, the position of a token,", position, -length, length - 1, whole=True)
     return int(position) % length
 

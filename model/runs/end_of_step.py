@@ -40,6 +40,9 @@ from model.runs.saving import Checkpoints, gather, random_state, rewind, set_ran
 from model.runs.wandb_logger import WandbLogger
 
 log = logging.getLogger(__name__)
+STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if hasattr(signal, "SIGUSR1"):  # Windows has none. Slurm sends it before a job's time ends: sbatch --signal=USR1@90
+    STOP_SIGNALS.append(signal.SIGUSR1)
 
 
 def is_due(step: int, every: int | None) -> bool:
@@ -245,14 +248,14 @@ class TrainingInterrupted(Exception):
 
 
 class StopSignals:
-    """Notes the first Ctrl-C or SIGTERM, then restores the earlier handlers, which handle a second one."""
+    """Notes the first of STOP_SIGNALS, then restores the earlier handlers, which handle a second one."""
 
     def __init__(self) -> None:
         self.received: int | None = None
         self.handlers: dict[int, Any] = {}  # the handlers that `install` has replaced
 
     def install(self) -> None:
-        for signum in (signal.SIGINT, signal.SIGTERM):
+        for signum in STOP_SIGNALS:
             self.handlers[signum] = signal.signal(signum, self._note)
 
     def remove(self) -> None:
