@@ -195,8 +195,8 @@ class Glass:
             log.warning("The run's recording is ignored: %s", error)
             return None
 
-    def read(self, text: Text | list[str], *, without: str | Iterable[str] = ()) -> Reading | list[Reading]:
-        """Reads a text, its token ids (T,), or each text of a list. Later changes of the model do not change readings.
+    def read(self, text: Text, *, without: str | Iterable[str] = ()) -> Reading:
+        """Reads a text or its token ids (T,). Later changes of the model do not change the reading.
 
         If a text is longer than the model's context, only its last tokens are read, with a warning. No token is added
         before the text.
@@ -209,9 +209,7 @@ class Glass:
         Raises a `Mistake` for an empty text, ids outside the vocabulary, or a part that the model does not have.
         """
         names = [without] if isinstance(without, str) else list(without)
-        if isinstance(text, list) and isinstance(text[0] if text else 0, str):
-            return [self.read(each, without=names) for each in text]  # type: ignore[misc, arg-type]
-        tokens = self.encode(text)  # type: ignore[arg-type]
+        tokens = self.encode(text)
         means = self.means(tokens) if names else {}
         replacing = {self._part(name): means[name] for name in names}
         edits = [f"without {name}" for name in names]
@@ -350,7 +348,7 @@ class Glass:
 
         An empty prompt begins a document. The first text is drawn with this seed, the next with the seed after it, and
         so on: the same seed draws the same tokens. None uses torch's own generator.
-        For other options, such as temperature, see `model.generation.sample`.
+        For other options, such as temperature, see `model.generation.stream`.
         """
         check_range("num_texts", num_texts, 1, whole=True)
         check_range("seed", seed, 0, whole=True)

@@ -7,7 +7,6 @@ Shapes: B batch, T query length, S key length, D width of the tokens, H heads, H
 
 from functools import cache
 from types import CodeType
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -116,38 +115,23 @@ def formula(
     k: Tensor,
     v: Tensor,
     mask: Tensor,
-    width: int,
-    name: str = "",
-    line: str = "",
+    D: int,
+    change: dict[str, str],
 ) -> Tensor:
     """q (..., B, H, T, K), k and v (..., B, H_kv, S, K) -> (..., B, T, H * K). NaN where a query may see nothing.
 
     Args:
-        mask: boolean (B or 1, 1, T, S), True means may attend.
-        width: D.
-        name, line: `line` replaces the line of this name.
+        mask: boolean (B or 1, 1, T or 1, S), True means may attend.
+        change: lines that replace those of `FORMULA`, by name.
     """
     H, T, K = q.shape[-3:]
-    names: dict[str, Any] = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "mask": mask,
-        "H": H,
-        "T": T,
-        "K": K,
-        "S": k.shape[-2],
-        "D": width,
-        **TOOLS,
-    }
-    exec(_program(name, line), names)
+    S = k.shape[-2]
+    names = TOOLS | locals()
+    for name, line in {**FORMULA, **change}.items():
+        exec(_compiled(f"{name} = {line}"), names)
     return names["output"]
 
 
 @cache
-def _program(
-    name: str,
-    line: str,
-) -> CodeType:
-    lines = {**FORMULA, name: line} if name else FORMULA
-    return compile("\n".join(f"{name} = {line}" for name, line in lines.items()), "the formula", "exec")
+def _compiled(line: str) -> CodeType:
+    return compile(line, "the formula", "exec")

@@ -119,4 +119,4 @@ def test_the_formula_is_that_of_the_general_layer():
     mask = torch.ones(1, 1, 3, 5, dtype=torch.bool).tril(2)
     k4, v4 = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     values, _ = scaled_dot_product_attention(q, k4, v4, mask)
-    torch.testing.assert_close(formula(q, k, v, mask, 32), values.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(formula(q, k, v, mask, 32, {}), values.transpose(1, 2).flatten(2))
