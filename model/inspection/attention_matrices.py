@@ -93,8 +93,8 @@ def _cuts(
             parts = columns.unflatten(-1, [sizes[axis] for axis in axes])
             parts = torch.einsum(f"sbt{''.join(axes)}->psbhtk", parts)
             cuts += [parts[order, (0, 1, 2)] for order in permutations(range(3))]
-        cuts = torch.stack(cuts, 1)
-        yield cuts[:, cuts.isfinite().flatten(2).all(2).all(0)]
+        stacked = torch.stack(cuts, 1)
+        yield stacked[:, stacked.isfinite().flatten(2).all(2).all(0)]
     H_kv, rest = divmod(N - H * K, 2 * K)
     if 0 < H_kv < H and not rest and H % H_kv == 0:
         parts = columns.split([H * K, H_kv * K, H_kv * K], -1)

@@ -7,6 +7,7 @@ Shapes: B batch, T query length, S key length, D width of the tokens, H heads, H
 
 from functools import cache
 from types import CodeType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -126,7 +127,7 @@ def formula(
     """
     H, T, K = q.shape[-3:]
     S = k.shape[-2]
-    names = TOOLS | locals()
+    names: dict[str, Any] = TOOLS | locals()
     for name, line in {**FORMULA, **change}.items():
         exec(_compiled(f"{name} = {line}"), names)
     return names["output"]

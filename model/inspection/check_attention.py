@@ -68,9 +68,11 @@ def influence(
 
 
 def _of_function(function: Callable[..., Any]) -> Iterator[str]:
-    yield from _problems(_trials_of_heads(function, 6))
-    for problem in _problems(_trials_of_heads(function, 10)):
-        yield f"with heads 10 wide, {problem}"
+    problems = list(_problems(_trials_of_heads(function, 6)))
+    yield from problems
+    if not problems:
+        for problem in _problems(_trials_of_heads(function, 10)):
+            yield f"with heads 10 wide, {problem}"
 
 
 def _of_module(module: nn.Module) -> Iterator[str]:
