@@ -297,14 +297,14 @@ def momentum(groups):
 
 
 def test_an_own_optimizer_and_corpus_are_found_in_the_current_folder(small_options, here, capsys):
-    Path("mine_of_tests.py").write_text(OWN)
+    Path("own_of_tests.py").write_text(OWN)
     importlib.invalidate_caches()  # the folder may have been searched in the same tick of the file system's clock
     options = [option for option in small_options if not option.startswith("--data.files")]
-    own = ["--data.corpus=mine_of_tests.Words", "--model.optimizer.algorithm=mine_of_tests.momentum"]
+    own = ["--data.corpus=own_of_tests.Words", "--model.optimizer.algorithm=own_of_tests.momentum"]
     assert main([*options, *own, "--name=run", "--model.optimizer.rate_scale=0"]) == 0
     assert "it has learned nothing" in capsys.readouterr().out
     (entry,) = read_code(Path("runs/run"))
-    assert "mine_of_tests.py" in entry["hashes"] and {*column("runs/run", "lr").values()} == {0.0}
+    assert "own_of_tests.py" in entry["hashes"] and {*column("runs/run", "lr").values()} == {0.0}
     assert final_state("runs/run")["optimizer_states"][0]["param_groups"][0]["momentum"] == 0.5
     assert main(["--resume=runs/run", *own, "--trainer.max_steps=13"]) == 0
     capsys.readouterr()

@@ -134,8 +134,12 @@ def test_every_other_callback_of_lightning_and_what_is_derived_from_one_is_refus
 def test_slurm_does_not_requeue_a_job_whose_command_would_not_resume_it(train, monkeypatch):
     for name, value in {"NTASKS": 1, "JOB_NAME": "train", "JOB_ID": 1, "LOCALID": 0, "PROCID": 0, "NODEID": 0}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    handlers = [signal.getsignal(signal.SIGUSR1)]
-    note = lambda *_: handlers.append(signal.getsignal(signal.SIGUSR1))  # noqa: E731
-    before_call(monkeypatch.setattr, GPTModule, "training_step", note)
-    assert train("--name=run", "--trainer.max_steps=1") == 0
-    assert len(handlers) == 2 and handlers[0] == handlers[1]
+    before, during = signal.getsignal(signal.SIGUSR1), []
+
+    def receive(*_):
+        signal.raise_signal(signal.SIGUSR1)  # the run's own handler then restores the one it has found
+        during.append(signal.getsignal(signal.SIGUSR1))
+
+    before_call(monkeypatch.setattr, GPTModule, "training_step", receive)
+    assert train("--name=run", "--trainer.max_steps=2") == 128 + signal.SIGUSR1
+    assert during == [before]
