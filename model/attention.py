@@ -92,9 +92,9 @@ class CausalSelfAttention(nn.Module):
         if mask is not None:
             check_mask(mask, (*q.shape[:-1], S))
             visible, empty = fill_empty_rows(mask & visible)
-        values = self.attend(q, k, v, visible)
-        values = values if empty is None else values.masked_fill(empty, 0.0)
-        return self.output_proj(merge_heads(values))
+        attended = self.attend(q, k, v, visible)
+        attended = attended if empty is None else attended.masked_fill(empty, 0.0)
+        return self.output_proj(merge_heads(attended))
 
     def project(
         self,

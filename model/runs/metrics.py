@@ -54,7 +54,7 @@ class TrainingMetrics:
         metrics = {
             "tokens": self.tokens,
             "train/loss": loss,
-            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],  # of the first group, the embeddings
         }
         self.stop_clock()
         if self.seconds:

@@ -7,9 +7,9 @@ A training step runs in this order:
     on_before_optimizer_step        sets the learning rates
     gradient clipping               if trainer.gradient_clip_val is set
     MuonAdamW.step                  updates the weights
-    EndOfStep.on_train_batch_end  logs train/loss and the speed, every trainer.log_every_n_steps
+    EndOfStep.on_train_batch_end    logs train/loss and the speed, every trainer.log_every_n_steps
     validation                      if due: on_validation_epoch_start, validation_step for each batch, ..._epoch_end
-    EndOfStep.end_step            what is due: records maps, logs val/loss, writes samples and the page, saves, stops
+    EndOfStep.end_step              what is due: records maps, logs val/loss, writes samples and the page, saves, stops
 
 Lightning passes the first four lines to `MuonAdamW.step` as a closure, so in a traceback they are inside it (but not
 with 16-mixed precision).
@@ -117,7 +117,8 @@ class GPTModule(LightningModule):
         """Forward pass and loss.
 
         A term that you add here changes only training: it is part of train/loss in metrics.csv, not of val/loss. For a
-        term of the logits, `self.gpt.unembed(features)` returns them.
+        term of the logits, `self.gpt.unembed(features)` returns them: a second time, which costs up to half the speed,
+        and all at once, which needs memory with a large vocabulary (see LOGITS_AT_ONCE in model/losses.py).
         """
         features = self.gpt.features(tokens, document_ids=document_ids)
         loss = next_token_loss(self.gpt, features, targets)

@@ -20,7 +20,7 @@ export const meaningOf = (part) => words.get(kindOf(part));
 
 export const thumbs = ALL_HEADS.map((head) => {
   const parts = [element("canvas"), element("i"), element("span", { className: "marks" })];
-  const onclick = () => change({ head, part: null });
+  const onclick = () => change({ head, part: null }); // while "Break it" is open, switches.js takes the click
   return element("button", { className: "thumb", title: words.get("head"), onclick }, ...parts);
 });
 

@@ -55,10 +55,10 @@ export function point(patch) {
   for (const draw of followers) draw(patch);
 }
 
-const STEPS = ["off", "other", "probe"]; // the browser's "back" undoes a change of these fields
+const UNDOABLE = ["off", "other", "probe"]; // the browser's "back" undoes a change of these fields
 
 export function change(patch) {
-  if (STEPS.some((field) => field in patch && String(patch[field]) !== String(state[field]))) keepView();
+  if (UNDOABLE.some((field) => field in patch && String(patch[field]) !== String(state[field]))) keepView();
   const isOtherText = patch.probe !== undefined && patch.probe !== state.probe;
   if (isOtherText) Object.assign(state, { token: undefined, square: null });
   Object.assign(state, patch);

@@ -1,4 +1,4 @@
-// Draws the next token from logits, as model/generation.py does.
+// Draws the next token from logits, as `sample` in model/generation.py does, but by temperature and top_k only.
 
 export function sample(logits, options) {
   const chances = options.temperature === 0 ? [] : probabilities(logits, options);

@@ -20,7 +20,7 @@ export const box = $("box"); // transparent, above the tokens
 const tokens = $("tokens");
 
 let showsEnd = false; // whether to scroll to the end of the text once it has been read
-let read = null; // the labels or the typed text that were laid out last
+let laidOut = null; // the labels or the typed text that were laid out last
 let pieces = []; // { text, ids }: together the typed text that was read last; a piece that was not read has no ids
 let spans = []; // { span, ids }: the elements of the pieces with ids
 let revealed = null; // the chosen token that was scrolled to last
@@ -84,10 +84,10 @@ addView(function drawText() {
   const text = typing ? typed : labels;
   box.hidden = !typing;
   tokens.tabIndex = typing ? -1 : 0;
-  if (read !== text) pieces = typing ? piecesOf(typed) : [];
+  if (laidOut !== text) pieces = typing ? piecesOf(typed) : [];
   if (typing) layBox();
-  else if (read !== text) layRecorded();
-  read = text;
+  else if (laidOut !== text) layRecorded();
+  laidOut = text;
   shade();
   tell();
   if (showsEnd) showEnd(); // scrolls again, because the note below takes height from the box
