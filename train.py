@@ -22,7 +22,7 @@ from data.datamodule import TextDataModule
 from model.kernels import keep_freed_memory
 from model.mistakes import Mistake
 from model.runs.command_line import Options, explanation, quiet, read_options
-from model.runs.end_of_step import EndOfStep, TrainingInterrupted
+from model.runs.end_of_step import EndOfStep
 from model.runs.metrics import CSVLogger
 from model.runs.progress import Progress, nothing_trained, remarks, say_above_bar
 from model.runs.recorder import Recorder, Samples
@@ -30,6 +30,7 @@ from model.runs.results import finish
 from model.runs.run import RUNS, Run
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.starting import RunFolder, new_run_dir, remove_unused
+from model.runs.stop_signals import TrainingInterrupted
 from model.runs.terminal import exit_status, say
 from model.runs.trainer_options import OTHERS, as_list, trainer_arguments, working_callbacks
 from model.runs.wandb_logger import WandbLogger, WandbMode

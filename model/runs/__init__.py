@@ -6,6 +6,7 @@ Read in this order:
     command_line.py   the options of train.py, filled in and checked; configs.py parses them
     starting.py       the run's folder is created and locked
     end_of_step.py    what happens around each step, and in which order
+    stop_signals.py   how a signal stops a run
     code.py           the code of a run, and what has changed since
     saving.py         checkpoints, and what --resume does
     metrics.py        training metrics, and metrics.csv

@@ -37,12 +37,10 @@ from model.runs.recorder import Recorder, Samples
 from model.runs.results import write_report
 from model.runs.run import STATE
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
+from model.runs.stop_signals import StopSignals, TrainingInterrupted
 from model.runs.wandb_logger import WandbLogger
 
 log = logging.getLogger(__name__)
-STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
-if hasattr(signal, "SIGUSR1"):  # Windows has none. Slurm sends it before a job's time ends: sbatch --signal=USR1@90
-    STOP_SIGNALS.append(signal.SIGUSR1)
 
 
 def is_due(step: int, every: int | None) -> bool:
@@ -237,32 +235,3 @@ class EndOfStep(Checkpoint):
         # Each rank continues its own loss sum. If their number has changed, each begins with the mean of the sums.
         self.metrics.loss_sum = sums[rank] if len(sums) == trainer.world_size else sum(sums) / len(sums)
         self.resumed_random_state = states[rank] if rank < len(states) else None
-
-
-class TrainingInterrupted(Exception):
-    """Raised at the end of a step, after the checkpoint is saved, to stop training because of a signal."""
-
-    def __init__(self, signum: int):
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.signum = signum
-
-
-class StopSignals:
-    """Notes the first of STOP_SIGNALS, then restores the earlier handlers, which handle a second one."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self.handlers: dict[int, Any] = {}  # the handlers that `install` has replaced
-
-    def install(self) -> None:
-        for signum in STOP_SIGNALS:
-            self.handlers[signum] = signal.signal(signum, self._note)
-
-    def remove(self) -> None:
-        while self.handlers:
-            signal.signal(*self.handlers.popitem())
-
-    def _note(self, signum: int, frame: Any) -> None:
-        self.received = signum
-        self.remove()
-        log.warning("Stopping after this step, to save a checkpoint; press Ctrl-C again to stop at once.")

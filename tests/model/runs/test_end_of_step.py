@@ -1,4 +1,4 @@
-"""The order of what happens after a training step, and how Ctrl-C and SIGTERM are handled."""
+"""The order of what happens after a training step, and which state a run leaves."""
 
 import json
 import signal
@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from model.runs import end_of_step
-from model.runs.end_of_step import EndOfStep, StopSignals, TrainingInterrupted
+from model.runs.end_of_step import EndOfStep
 from model.runs.metrics import Diverged
 from model.runs.recorder import Recorder, Samples
 from model.runs.run import Run
 from model.runs.saving import Checkpoints
+from model.runs.stop_signals import TrainingInterrupted
 from model.training.module import GPTModule
 from tests.watching import before_call
 
@@ -95,36 +96,3 @@ def test_an_epoch_of_lightning_is_what_lies_between_two_validations(train, monke
         epochs.clear()
         assert train(*options) == 0
         assert epochs == expected
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-HANDLERS = [lambda *_: None, lambda *_: None]
-
-
-def handlers():
-    return [signal.getsignal(signum) for signum in SIGNALS]
-
-
-@pytest.fixture
-def signals():
-    """StopSignals, installed over handlers of this test's."""
-    before = handlers()
-    for signum, handler in zip(SIGNALS, HANDLERS, strict=True):
-        signal.signal(signum, handler)
-    signals = StopSignals()
-    signals.install()
-    yield signals
-    signals.remove()
-    for signum, handler in zip(SIGNALS, before, strict=True):
-        signal.signal(signum, handler)
-
-
-@pytest.mark.parametrize("signum", SIGNALS)
-def test_the_first_signal_is_noted_and_the_next_goes_to_the_earlier_handler(signals, caplog, signum):
-    assert signals.received is None and not set(handlers()) & set(HANDLERS)
-    signal.raise_signal(signum)
-    assert signals.received == signum and "Ctrl-C again" in caplog.text
-    assert signum.name in str(TrainingInterrupted(signum))
-    assert handlers() == HANDLERS
-    signals.remove()
-    assert handlers() == HANDLERS

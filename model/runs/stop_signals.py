@@ -1,0 +1,39 @@
+"""How a signal stops a run: after the current step, once a checkpoint is saved."""
+
+import logging
+import signal
+from typing import Any
+
+log = logging.getLogger(__name__)
+STOP_SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if hasattr(signal, "SIGUSR1"):  # Windows has none. Slurm sends it before a job's time ends: sbatch --signal=USR1@90
+    STOP_SIGNALS.append(signal.SIGUSR1)
+
+
+class TrainingInterrupted(Exception):
+    """Raised at the end of a step, after the checkpoint is saved, to stop training because of a signal."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.signum = signum
+
+
+class StopSignals:
+    """Notes the first of STOP_SIGNALS, then restores the earlier handlers, which handle a second one."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.handlers: dict[int, Any] = {}  # the handlers that `install` has replaced
+
+    def install(self) -> None:
+        for signum in STOP_SIGNALS:
+            self.handlers[signum] = signal.signal(signum, self._note)
+
+    def remove(self) -> None:
+        while self.handlers:
+            signal.signal(*self.handlers.popitem())
+
+    def _note(self, signum: int, frame: Any) -> None:
+        self.received = signum
+        self.remove()
+        log.warning("Stopping after this step, to save a checkpoint; press Ctrl-C again to stop at once.")
