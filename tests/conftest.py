@@ -13,7 +13,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from model.runs import code
 from tests import gpts, small_runs
+from tests.small_runs import REPOSITORY
 
 LIMIT = 600  # seconds
 # transformers copies the source of an exported folder to here. It reads the variable when it is imported.
@@ -36,6 +38,21 @@ def no_power_cut():
     """Replaces os.fsync, so that this process never waits for the disk. A closed file still raises."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def repository_is_read_once():
+    """Remembers the hashes and the committed text of our own code, which took each run as long as its training."""
+    git = code.git
+    remembered = functools.cache(git)
+
+    def read(*arguments: str) -> str:
+        return remembered(*arguments) if code.ROOT == REPOSITORY else git(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(code, "git", read)
+        patch.setattr(code, "code_hash", functools.cache(code.code_hash))
         yield
 
 
