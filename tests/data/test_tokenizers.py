@@ -69,8 +69,7 @@ def test_a_tokenizer_is_stored_as_data(bpe):
     for tokenizer in (bpe, tokenizers.byte_level(), gap):
         restored = Tokenizer.from_dict(json.loads(json.dumps(tokenizer.to_dict())))
         assert restored.encode(CODE) == tokenizer.encode(CODE)
-        assert restored.fingerprint == tokenizer.fingerprint
-        assert (restored.name, restored.vocab_size) == (tokenizer.name, tokenizer.vocab_size)
+        assert (restored.name, restored.fingerprint) == (tokenizer.name, tokenizer.fingerprint)
 
 
 def test_the_fingerprint_differs_for_each_tokenizer_and_never_changes(bpe):
@@ -156,9 +155,10 @@ def stored(request, mixed_bpe, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_autotokenizer_encodes_a_thousand_lines_alike(stored):
-    transformers = pytest.importorskip("transformers")
+def test_a_stored_tokenizer_comes_back_and_autotokenizer_encodes_a_thousand_lines_alike(stored):
     tokenizer, folder = stored
+    assert Tokenizer.from_folder(folder).to_dict() == tokenizer.to_dict()
+    transformers = pytest.importorskip("transformers")
     peer = transformers.AutoTokenizer.from_pretrained(folder)
     for line in mixed_lines(1000):
         ids = peer(line)["input_ids"]
@@ -166,11 +166,6 @@ def test_autotokenizer_encodes_a_thousand_lines_alike(stored):
         assert peer.decode(ids) == line
     assert len(peer) == tokenizer.vocab_size
     assert peer.bos_token_id == peer.eos_token_id == tokenizer.end_of_text
-
-
-def test_a_tokenizer_comes_back_unchanged_from_an_exported_folder(stored):
-    tokenizer, folder = stored
-    assert Tokenizer.from_folder(folder).to_dict() == tokenizer.to_dict()
 
 
 @pytest.mark.parametrize(

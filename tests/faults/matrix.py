@@ -206,20 +206,6 @@ def test_stopped_in_a_batch(small_options, disturb, fault, every, step, is_saved
     assert expected in sentence and ("--resume runs/run" in sentence) == (is_saved and expected != DIVERGED), sentence
 
 
-@pytest.mark.parametrize("cache", ["cold", "full"])
-@pytest.mark.parametrize("jump, call", [(-3600.0, 1), (-1.9e9, 30), (1e9, 100)])
-def test_clock_that_jumps(small_options, run, disturb, jump, call, cache):
-    """The clock goes back by an hour or 60 years, or forward, while the run is trained or its text tokenised."""
-    now, calls = time.time, []
-    options = [*small_options, "--data.cache_dir=cold"] if cache == "cold" else small_options
-
-    def jumps(patch):
-        patch.setattr(time, "time", lambda: now() + jump * (calls.append(0) or len(calls) > call))
-
-    assert not disturb(options, jumps)[0]
-    assert "tokenising" not in run(RESUME)[1]  # the resumed run uses the cache
-
-
 def meet() -> None:
     """Makes this process wait until another process, too, is about to create its run's folder."""
 

@@ -1,31 +1,15 @@
-"""The GPT's attention layer against figures worked out by hand and against PyTorch's; all paths use its `attend`."""
+"""All paths compute attention by the layer's `attend`. test_gpt.py has what it computes."""
 
 import pytest
 import torch
-from torch import nn
 
 from model.attention import CausalSelfAttention
 from model.generation import generate, new_cache
 from model.inspection.reading import read
 from model.inspection.texts import Texts
-from model.masks import document_mask, padding_mask, sliding_window_mask
-from tests.attentions import UNIFORM, random, values_and_gradients
+from model.masks import padding_mask
+from tests.attentions import UNIFORM, random
 from tests.gpts import CONFIGS, loss_of, random_gpt
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 3, 20])
-def test_documents_and_a_window_are_masked_as_in_pytorchs_layer(window, bias):
-    """test_gpt.py has everything else that the layer does, written out."""
-    layer = CausalSelfAttention(32, 4, window=window, bias=bias).double()
-    peer = nn.MultiheadAttention(32, 4, bias=bias, batch_first=True, dtype=torch.float64)
-    peer.in_proj_weight, peer.in_proj_bias = layer.qkv_proj.weight, layer.qkv_proj.bias
-    peer.out_proj = layer.output_proj
-    mask, x = document_mask([[0, 0, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0, 1, 1, 2]]), random(2, 9, 32)
-    hidden = ~(mask[:, 0] & sliding_window_mask(9, window)).repeat_interleave(4, dim=0)
-    actual = values_and_gradients(lambda x: layer(x, mask=mask), [x])
-    expected = values_and_gradients(lambda x: peer(x, x, x, attn_mask=hidden, need_weights=False)[0], [x])
-    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["modern", "grouped heads", "window", "gpt2"])

@@ -103,8 +103,12 @@ def test_every_leak_that_is_put_in_is_found_by_gradients_and_by_perturbation(con
     assert min(future()) > 0
 
 
-def test_a_leak_between_documents_is_found(monkeypatch):
-    gpt, same = random_gpt(MODERN), DOCUMENTS[0][:, None] == DOCUMENTS[0]
+@torch.no_grad()
+def test_documents_in_one_row_are_read_as_each_alone_and_a_leak_between_them_is_found(monkeypatch):
+    gpt, tokens = random_gpt(MODERN), torch.randint(50, (1, 12))
+    alone = [gpt(document) for document in tokens.split((4, 5, 3), dim=1)]
+    torch.testing.assert_close(gpt(tokens, document_ids=DOCUMENTS), torch.cat(alone, dim=1), atol=1e-5, rtol=1e-5)
+    same = DOCUMENTS[0][:, None] == DOCUMENTS[0]
     assert moved_logits(gpt, DOCUMENTS)[~same].max() == 0
     monkeypatch.setattr("model.gpt.document_mask", lambda ids: causal_mask(ids.shape[1])[None, None])
     assert moved_logits(gpt, DOCUMENTS)[~same].max() > 0

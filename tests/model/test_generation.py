@@ -157,17 +157,6 @@ def test_draws_have_the_described_distribution(options):
     assert ((counts - draws * p).abs() <= 4 * deviation).all()
 
 
-def test_draws_do_not_depend_on_the_memory_layout_nor_on_a_sort():
-    def draw(logits, **options):
-        return sample(logits, **options, generator=torch.Generator().manual_seed(5))
-
-    logits = torch.randn(6, 50)
-    turned = logits.mT.contiguous().mT
-    for options in ({}, {"top_k": 20}):
-        assert torch.equal(draw(turned, **options), draw(logits, **options))
-    assert torch.equal(draw(logits, top_k=50), draw(logits))  # sorts, but leaves no token out
-
-
 def test_temperature_zero_and_its_limit_take_the_likeliest():
     logits = torch.randn(64, 23)
     limits = ({"temperature": 0}, {"temperature": 1e-45}, {"temperature": 1e-45, "top_k": 5, "top_p": 0.5})

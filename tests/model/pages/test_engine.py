@@ -30,6 +30,10 @@ pytestmark = pytest.mark.slow
 
 OTHER = TOKENS.flip(0)
 PROBE = Texts.of(TOKENS)
+# The same with ends of texts: three documents, which are read apart where training read them apart.
+ended = TOKENS.clone()
+ended[[0, 5, 9]] = TOKENIZER.end_of_text
+DOCUMENTS = Texts.of(ended, document_ids=(ended == TOKENIZER.end_of_text).cumsum(0)[None])
 TARGET = 7  # the token whose logit the patches are measured by
 # Every activation that the page's network has.
 NETWORK = Path(weights.__file__).with_name("browser").joinpath("formulas.js").read_text(encoding="utf-8")
@@ -50,9 +54,9 @@ SQUARE = {"layer": -1, "head": -1, "query": 9, "key": 7}
 OFF = [["head 0.0"], ["feed-forward 0", "head 0.0", "token embedding"]]
 
 
-def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER) -> weights.Packed:
-    """The page's data for these GPTs at steps 0, 50 and so on."""
-    return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer, PROBE, PROBE)
+def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER, probe: Texts = PROBE) -> weights.Packed:
+    """The page's data for these GPTs at steps 0, 50 and so on. The page compares itself with PyTorch on the probe."""
+    return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer, probe, PROBE)
 
 
 def questions(packed: weights.Packed) -> dict:
@@ -79,8 +83,11 @@ def in_node(asked: list) -> list:
 
 @pytest.fixture(scope="module")
 def packed() -> dict[str, weights.Packed]:
-    """Each architecture in bfloat16, and one also in int8."""
+    """Each architecture in bfloat16, one also in int8, and some with a probe of several documents."""
     packed = {name: pack(random_gpt(config, std=0.15)) for name, config in ARCHITECTURES.items()}
+    for name in ("tables", "gpt2"):
+        gpt = random_gpt(replace(CONFIGS[name], vocab_size=TOKENIZER.vocab_size), std=0.15)
+        packed[f"{name}, documents"] = pack(gpt, probe=DOCUMENTS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weights, "EXACT_BYTES", 0)
         packed["int8"] = pack(random_gpt(CONFIGS["tables"], std=0.15))
@@ -179,23 +186,6 @@ def check_sources(square: dict, gpt: GPT, visible: slice, q: torch.Tensor):
     found, largest = dict(square["sources"]), sorted(map(abs, expected.values()), reverse=True)
     assert found == pytest.approx({part: expected[part] for part in found}, abs=1e-4)
     np.testing.assert_allclose([abs(share) for share in found.values()], largest[: len(found)], atol=1e-4)
-
-
-def test_documents_are_read_apart_where_training_read_them_apart():
-    """The page checks itself on the recorded probe, which may hold ends of texts."""
-    tokens = TOKENS.clone()
-    tokens[[0, 5, 9]] = TOKENIZER.end_of_text
-    ids = (tokens == TOKENIZER.end_of_text).cumsum(0)[None]
-    gpts = [random_gpt(replace(CONFIGS[name], vocab_size=257), std=0.15) for name in ("tables", "window", "gpt2")]
-    models = []
-    for gpt in gpts:
-        texts = Texts.of(tokens, document_ids=ids)
-        packed = weights.pack([(0, gpt)], TOKENIZER, texts, texts)
-        models.append({"manifest": packed.manifest, "texts": packed.blocks, "asks": [("parity", {"snapshot": 0})]})
-        together = gpt(tokens[None]) - gpt(tokens[None], document_ids=ids)
-        assert together.abs().max() > 0.01
-    for [parity] in in_node([("models", models)])[0]:
-        assert parity["error"] < 1e-4
 
 
 def without(gpt: GPT, off: list[str]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 from model.pages import images
@@ -28,12 +29,10 @@ def test_hostile_text_is_drawn_without_a_warning(recwarn, tmp_path):
 
 
 def test_a_mosaic_has_a_square_in_the_colour_of_each_weight_and_grey_for_nan_and_gaps():
-    darkest, brightest = ([int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in images.COLOURS[::-6])
     maps = np.zeros((2, 3, 4, 4))
     maps[1, 2, 3, 0], maps[0, 0, 0, 0] = 1, np.nan
     zoom = images.PIXELS // (3 * 5 - 1)
-    pixels = images.mosaic_pixels(maps)
-    assert pixels.dtype == np.uint8 and (pixels[:zoom, :zoom] == 200).all()
-    found = pixels[::zoom, ::zoom]  # a line between two heads
-    assert found[5 + 3, 2 * 5].tolist() == darkest and (found[:, 4] == 200).all()
-    assert (found[5:, :4] == brightest).all()
+    found = images.mosaic_pixels(maps)[::zoom, ::zoom]  # with a line between two heads
+    brightest, darkest = (np.round(255 * np.array(to_rgb(images.COLOURS[end]))) for end in (0, -1))
+    assert (found[0, 0] == 200).all() and (found[:, 4] == 200).all()
+    assert (found[5:, :4] == brightest).all() and (found[5 + 3, 2 * 5] == darkest).all()

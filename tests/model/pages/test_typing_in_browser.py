@@ -1,8 +1,11 @@
 """The page that holds a model, in a real browser: what a user types, switches off and patches, against PyTorch."""
 
+import functools
+import http.server
 import math
 import random
 import re
+import threading
 from dataclasses import replace
 
 import pytest
@@ -20,6 +23,7 @@ from model.pages.page import run_page
 from tests.command_lines import tells
 from tests.gpts import repeating_gpt
 from tests.model.pages.browsing import click, in_page, number_in, press, put, settle, shares, slide, unnamed, wait_for
+from tests.model.pages.conftest import NO_TOUR
 from tests.model.pages.model_pages import (
     CONFIG,
     GPTS,
@@ -133,11 +137,12 @@ def test_no_text_is_lost_and_undo_takes_back_each_change(page):
     click(page, "#next button >> nth=0")
     texts.append(box.input_value())
     put(page, "#temperature", 0)
-    page.click("#write")
+    box.press("Control+Enter")
     wait_for(page, "#speed", "wrote 200")
     put(page, "#temperature", 1)
-    texts.append(box.input_value())
-    assert len(texts[-1]) > len(long) + 100
+    written = generate(GPTS[-1], torch.tensor([TOKENIZER.encode(texts[-1])]), 200, temperature=0)
+    texts.append(TOKENIZER.decode(written[0].tolist()))
+    assert box.input_value() == texts[-1]
     for text in texts[-2::-1]:
         press(page, "Control+z")
         assert box.input_value() == text
@@ -151,18 +156,9 @@ def test_no_text_is_lost_and_undo_takes_back_each_change(page):
     page.keyboard.type("abc")  # without a pause: one change to undo
     settle(page)
     click(page, "#undo")
+    page.evaluate("() => { for (const _ of 'ab') document.getElementById('write').click() }")  # and stops
+    wait_for(page, "#speed", "wrote 0")
     assert box.input_value() == texts[-1]
-
-
-@pytest.mark.parametrize("width, height", [(400, 860), (1100, 700)])
-def test_nothing_is_wider_than_the_window_and_all_next_tokens_are_visible(open_page, width, height):
-    page = open_page(page_of(*GPTS), width=width, height=height, touch=width < 500)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for text in ("a", "", "def f(x):\n    return x\n" * 100):
-        type_text(page, text)
-        panel, last = (page.locator(one).bounding_box() for one in ("#coming", "#next li:last-child"))
-        assert last["y"] + last["height"] <= panel["y"] + panel["height"], text[:9]
-        assert page.locator("#coming").evaluate("list => list.scrollHeight <= list.clientHeight")
 
 
 def test_any_text_can_be_typed_and_is_shown_as_text(page):
@@ -181,6 +177,8 @@ def test_any_text_can_be_typed_and_is_shown_as_text(page):
         assert page.locator("#editor").evaluate("box => box.scrollTop + box.clientHeight > box.scrollHeight - 2")
         assert in_page(page, "render", "shown.labels.length") == count
         assert page.locator("#text img, .lens img").count() == 0
+        panel, last = (page.locator(one).bounding_box() for one in ("#coming", "#next li:last-child"))
+        assert last["y"] + last["height"] <= panel["y"] + panel["height"]  # all next tokens are in sight
         valid = text.replace("\udc00", "\ufffd")
         shown = page.locator("#tokens").evaluate("box => box.textContent").replace("\udc00", "\ufffd")
         assert shown == valid + "\u200b"
@@ -218,24 +216,6 @@ def test_switching_parts_off_changes_the_loss_as_in_pytorch(page, open_page):
 def damage(page) -> float:
     """The change of the loss that the page tells."""
     return number_in(page.inner_text("#damage b"))
-
-
-def test_it_writes_what_pytorch_writes_until_it_is_stopped(page):
-    put(page, "#temperature", 0)
-    page.locator("#box").press("Control+Enter")
-    wait_for(page, "#speed", "wrote 200")
-    prompt = torch.tensor([TOKENIZER.encode(OPENING)])
-    tokens = generate(GPTS[-1], prompt, 200, temperature=0)[0].tolist()
-    text = TOKENIZER.decode(tokens)
-    assert page.input_value("#box") == text
-    assert "".join(page.locator("#tokens span[data-index]").all_inner_texts()) == text[-32:]
-    put(page, "#temperature", 1)
-    assert_next(page, logits_of(GPTS[-1], text))
-    # The second time the user stops it at once.
-    page.evaluate("() => { for (const _ of 'ab') document.getElementById('write').click() }")
-    wait_for(page, "#speed", "wrote 0")
-    assert page.input_value("#box") == text
-    assert page.inner_text("#write") == "▶ write on"
 
 
 def test_a_patched_head_changes_the_logit_as_in_pytorch(page):
@@ -406,3 +386,20 @@ def test_every_experiment_has_the_predicted_probabilities_on_the_page(open_page)
     nowhere = open_page(page_of(untrained, texts=LETTERS))
     assert nowhere.locator("#tries button").count() == 0
     assert tells(nowhere.inner_text("#tries"), "made-up word 0% 60")
+
+
+def test_a_served_page_runs_its_model_and_asks_for_nothing_else(browser, tmp_path):
+    """As .github/workflows/page.yml publishes it."""
+    (tmp_path / "index.html").write_text(page_of(*GPTS), encoding="utf-8")
+    files, asked = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path), []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as server, browser.new_page() as page:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}/"
+        page.on("request", lambda request: asked.append(request.url))
+        page.add_init_script(NO_TOUR)
+        page.goto(here)
+        settle(page)
+        type_text(page, "def f")
+        assert_next(page, logits_of(GPTS[-1], "def f"))
+        server.shutdown()
+    assert {url for url in asked if not url.startswith(("data:", "blob:"))} <= {here, f"{here}favicon.ico"}

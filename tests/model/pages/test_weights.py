@@ -1,4 +1,4 @@
-"""The packed weights of a page that holds a model. test_engine.py runs them."""
+"""The packed weights of a page that holds a model."""
 
 import math
 from dataclasses import replace
@@ -22,18 +22,17 @@ PROBE = Texts.of(TOKENS)
 
 
 @torch.no_grad()
-def test_weights_are_rounded_by_at_most_half_a_step_and_the_cost_is_packed(monkeypatch):
-    gpt = random_gpt(MODERN)
-    exact = gpt(TOKENS[None])[0].log_softmax(-1)
-    for limit, kind, largest in ((weights.EXACT_BYTES, "bfloat16", 2**-8), (0, "int8", 0.5 / 127)):
+def test_the_cost_of_rounding_the_weights_is_packed(monkeypatch):
+    """test_engine.py runs them."""
+    exact = random_gpt(MODERN)(TOKENS[None])[0].log_softmax(-1)
+    for limit, kind in ((weights.EXACT_BYTES, "bfloat16"), (0, "int8")):
         monkeypatch.setattr(weights, "EXACT_BYTES", limit)
-        packed = weights.pack([(3, gpt)], TOKENIZER, PROBE, PROBE)
+        packed = weights.pack([(3, random_gpt(MODERN))], TOKENIZER, PROBE, PROBE)
         assert packed.manifest["kind"] == kind and packed.manifest["steps"] == [3]
         rounded = random_gpt(MODERN)
-        for weight, before in zip(rounded.parameters(), gpt.parameters(), strict=True):
-            row = weight.abs().amax(1, keepdim=True)
-            weight.copy_(weight.bfloat16() if kind == "bfloat16" else (weight * 127 / row).round() * row / 127)
-            assert ((weight - before).abs() <= 1.001 * largest * row).all()
+        for weight in rounded.parameters():
+            step = weight.abs().amax(1, keepdim=True) / 127
+            weight.copy_(weight.bfloat16() if kind == "bfloat16" else (weight / step).round() * step)
         cost = F.kl_div(rounded(TOKENS[None])[0].log_softmax(-1), exact, reduction="batchmean", log_target=True)
         assert packed.manifest["parity"]["bits"] == [pytest.approx(cost.item() / math.log(2), rel=1e-3)]
 

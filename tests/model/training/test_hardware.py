@@ -12,10 +12,7 @@ from model.training.hardware import fast_precision, missing_compiler, peak_flops
 # From the whitepapers: multiprocessors, multiplications a clock of tensor cores and of other cores, and boost clocks.
 CHIPS = {
     "NVIDIA GeForce RTX 4090": (128, 256, 128, 2.520e9),  # GeForce: half of 512 if sums are in float32
-    "NVIDIA GeForce RTX 3090": (82, 256, 128, 1.695e9),
     "NVIDIA RTX A6000": (84, 512, 128, 1.800e9),
-    "NVIDIA A40": (84, 512, 128, 1.740e9),
-    "NVIDIA L40S": (142, 512, 128, 2.520e9),
     "NVIDIA A100-SXM4-80GB": (108, 1024, 64, 1.410e9),
     "NVIDIA H200": (132, 2048, 128, 1.830e9),
 }
