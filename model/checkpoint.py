@@ -78,7 +78,7 @@ def entries_of(
         "gpt_config": dataclasses.asdict(gpt.config),
         "tokenizer": tokenizer.to_dict(),
         "document_masking": document_masking,
-        "proof": prove(gpt, gpt_weights(state_dict), text, begins_document),
+        "proof": prove(with_weights(gpt.config, gpt_weights(state_dict)), text, begins_document),
     }
 
 

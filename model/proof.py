@@ -3,19 +3,17 @@
 Opening the checkpoint computes these losses again. If they differ, the model was trained by other code, or a function
 has been replaced since. Functions are compared, not files: code that computes the same gives the same losses. A model
 that has not been trained proves little: its matrices of zeros hide what is computed before them.
-
-Shapes: B windows, T tokens in a window.
 """
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
 
-from model.gpt import GPT, in_eval_mode
+from model.gpt import GPT, one_at_a_time
+from model.losses import text_logprobs
 from model.mistakes import Mistake, parsing
 
 NUM_TOKENS = 256  # of which the loss is known, at most
@@ -25,55 +23,27 @@ NUM_PRODUCTS = 4e9  # tokens times parameters, at most: a processor reads the te
 # GELU by its other formula is 0.0005 apart after 40 steps, so it is not told.
 ROUNDING = 1e-3
 
-Weights = dict[str, Tensor]  # as `GPT.state_dict` names them
 
-
-def prove(
-    gpt: GPT,
-    weights: Weights,
-    text: Tensor,
-    end_of_text: int | None = None,
-) -> dict[str, Any]:
-    """Returns the proof for a checkpoint with these weights, as plain data.
+def prove(gpt: GPT, text: Tensor, end_of_text: int | None = None) -> dict[str, Any]:
+    """Returns the proof for a checkpoint of this model, as plain data.
 
     Args:
-        gpt: the model that trains. Its own weights may differ: a callback may save an average, for example.
+        gpt: the model as the checkpoint will be opened, in float32.
         text: tokens, at least two; at most the first NUM_TOKENS + 1 are used.
         end_of_text: the token that begins a document, if the model attends within documents only.
     """
     affordable = max(8, int(NUM_PRODUCTS / gpt.num_parameters()))
     text = text[: min(NUM_TOKENS, affordable) + 1].clone()
-    return {
-        "text": text,
-        "end_of_text": end_of_text,
-        "nats": token_losses(gpt, weights, text, end_of_text),
-    }
+    return {"text": text, "end_of_text": end_of_text, "nats": token_losses(gpt, text, end_of_text)}
 
 
-def token_losses(
-    gpt: GPT,
-    weights: Weights,
-    text: Tensor,
-    end_of_text: int | None,
-) -> Tensor:
-    """Returns the losses of a text's tokens in windows of the context's length: (B T,), in nats, on the CPU.
-
-    They are computed in float32, without dropout, compiled code and TF32. Tokens after the last window have none.
-    """
-    T = min(gpt.config.context_length, len(text) - 1)
-    windows = text.to(gpt.token_embedding.weight.device).unfold(0, T + 1, T)
-    tokens = windows[:, :-1]
-    targets = windows[:, 1:]
-    documents = None if end_of_text is None else (tokens == end_of_text).cumsum(dim=-1)
-    weights = {name: weight.float() for name, weight in weights.items()}
-    precision = torch.get_float32_matmul_precision()
-    with torch.no_grad(), in_eval_mode(gpt.modules()):
+def token_losses(gpt: GPT, text: Tensor, end_of_text: int | None) -> Tensor:
+    """Returns the losses of a text's tokens but the first: in nats, on the CPU, computed without dropout and TF32."""
+    document_ids = None if end_of_text is None else (text == end_of_text).cumsum(dim=0)
+    with one_at_a_time, ExitStack() as undo:
+        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("highest")
-        try:
-            logits = functional_call(gpt, weights, (tokens,), {"document_ids": documents}, tie_weights=False)
-        finally:
-            torch.set_float32_matmul_precision(precision)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").cpu()
+        return -text_logprobs(gpt, text, stride=gpt.config.context_length, document_ids=document_ids)
 
 
 def difference(path: Path, gpt: GPT, proof: dict[str, Any]) -> str:
@@ -82,15 +52,11 @@ def difference(path: Path, gpt: GPT, proof: dict[str, Any]) -> str:
     Raises a `Mistake` that names `path`, the checkpoint, if the proof is damaged.
     """
     with parsing(path):
-        text = gpt.known_ids(proof["text"])
-        nats = proof["nats"].float()
-        end_of_text = proof["end_of_text"]
-        num_tokens = len(text) - 1
-        T = min(gpt.config.context_length, num_tokens)
-        is_whole = text.dim() == 1 and nats.shape == (num_tokens // T * T,)
-        if not is_whole or num_tokens > NUM_TOKENS or not isinstance(end_of_text, int | None):
+        text, nats, end_of_text = gpt.known_ids(proof["text"]), proof["nats"].float(), proof["end_of_text"]
+        is_short = nats.dim() == 1 and 0 < len(nats) <= NUM_TOKENS
+        if not is_short or text.shape != (len(nats) + 1,) or not isinstance(end_of_text, int | None):
             raise Mistake("its proof does not hold the losses of a short text")
-    now = token_losses(gpt, gpt.state_dict(), text, end_of_text)
+    now = token_losses(gpt, text, end_of_text)
     if torch.allclose(now, nats, rtol=0, atol=ROUNDING, equal_nan=True):
         return ""
     largest = (now - nats).abs().max()
