@@ -13,7 +13,7 @@ from model.inspection.recording import Models, Recording
 from model.mistakes import Mistake, parsing
 from model.pages.learning import learning
 from model.pages.page import run_page
-from model.runs.code import in_words, read_code
+from model.runs.code import read_code
 from model.runs.configs import read_config
 from model.runs.metrics_file import read_metrics
 from model.runs.run import ATTENTION, BEST, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, Run
@@ -57,8 +57,8 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
         read_config(run_dir / CONFIG),
     )
     for entry in read_code(run_dir):
-        if changes := in_words(entry["since"]):
-            learning_data["story"] += f" Code at step {entry['step']}: {changes}."
+        if entry["since"]:
+            learning_data["story"] += f" Code at step {entry['step']}: {entry['since']}."
     models: Models = ()
     tokenizer = None
     if recording and state in (None, "ended") and Run(run_dir).checkpoint:

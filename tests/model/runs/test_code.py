@@ -5,29 +5,24 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import pytest
-import torch
 
 from model.attention import CausalSelfAttention
 from model.glass import open_run
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPTConfig
 from model.runs import code
-from model.runs.code import changes_since, code_hash, in_words, own_sources, read_code
+from model.runs.code import changes, code_hash, current_code, read_code
 from model.runs.results import write_report
 from tests.attentions import ALIBI
 from tests.command_lines import tells
-from tests.gpts import random_gpt, save_checkpoint
+from tests.gpts import SIZES, random_gpt, save_checkpoint
 
-SIZES = {"vocab_size": 257, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
-SOURCE = '"""A module."""\n\n\ndef double(x):\n    """Doubles."""\n    return 2 * x  # twice\n'
+SOURCE = "def double(x):\n    return 2 * x  # twice\n"
 
 
 def test_only_what_python_runs_changes_the_hash_of_code():
-    for equal in ("def double(x): return (2 * x)", "'Another.'\ndef double(x):\n\n    '''More.'''\n    return 2*x"):
-        assert code_hash(equal) == code_hash(SOURCE)
+    assert code_hash("def double(x): return (2*x)") == code_hash(SOURCE)
     for other in (SOURCE.replace("2 *", "3 *"), SOURCE + "'a'.strip()", "def double("):
         assert code_hash(other) != code_hash(SOURCE)
 
@@ -35,6 +30,11 @@ def test_only_what_python_runs_changes_the_hash_of_code():
 def call_git(*arguments: str) -> None:
     names = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", *names, *arguments], cwd=code.ROOT, check=True, capture_output=True)
+
+
+def commit() -> None:
+    call_git("add", ".")
+    call_git("commit", "-m", "some")
 
 
 @pytest.fixture
@@ -47,69 +47,49 @@ def checkout(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(code, "ROOT", root)
     monkeypatch.chdir(root)
     call_git("init")
-    call_git("add", ".")
-    call_git("commit", "-m", "first")
+    commit()
     return root
 
 
-def entry(with_difference: bool = True) -> dict:
-    """The entry of a new run in this checkout."""
-    validation = SimpleNamespace(checksum=1, num_bytes=2)
-    with TemporaryDirectory() as folder:
-        trainer = SimpleNamespace(
-            datamodule=SimpleNamespace(tokenized=SimpleNamespace(validation=validation)),
-            default_root_dir=folder,
-            global_step=0,
-            lightning_module=SimpleNamespace(gpt=GPT(GPTConfig(**SIZES))),
-            strategy=SimpleNamespace(root_device=torch.device("cpu")),
-        )
-        code.record_code(trainer, "", with_difference)
-        return read_code(Path(folder))[0]
-
-
-def test_changes_are_counted_in_edited_new_and_removed_files_also_after_a_commit(checkout):
-    first = entry()
-    assert first["hashes"].keys() == {"train.py", "model/gpt.py"} and not first["changed"]
+def test_changes_are_counted_in_edited_and_new_files_and_told_once(checkout):
+    first = current_code()
+    assert first["hashes"].keys() == {"train.py", "model/gpt.py"} and not changes([], first)
     (checkout / "train.py").write_text(SOURCE + "# a comment\n")
-    assert entry()["changed"] == {"train.py": "changed: +1 -0"} and not changes_since(first)
-    (checkout / "model/gpt.py").write_text(SOURCE.replace("2 *", "3 *").replace("# twice", "") + "x = 1\n")
+    commented = current_code()
+    assert changes([], commented) == "train.py changed: +1 -0" and not changes([first], commented)
+    (checkout / "model/gpt.py").write_text(SOURCE.replace("2 *", "3 *") + "x = 1\n")
     (checkout / "model/new.py").write_text("a = 1\nb = 2\n")
-    expected = {"model/gpt.py": "changed: +2 -1", "model/new.py": "changed: +2 -0"}
-    assert changes_since(first) == expected and in_words(expected).startswith("model/gpt.py changed: +2 -1, model/new")
-    edited = entry()
-    assert edited["changed"] == expected | {"train.py": "changed: +1 -0"}
-    assert {"+x = 1", "+++ model/new.py", "+b = 2"} <= {*edited["difference"].splitlines()}
-    assert entry(with_difference=False)["difference"] is None
-    call_git("add", ".")
-    call_git("commit", "-m", "second")
-    assert changes_since(first) == expected and not changes_since(edited) and not entry()["changed"]
+    edited = current_code()
+    assert changes([first], edited) == "model/gpt.py changed: +2 -1, model/new.py changed: +2 -0"
+    assert {"+x = 1", "+++ model/new.py", "+b = 2", "+# a comment"} <= {*edited["difference"].splitlines()}
+    commit()
+    committed = current_code()
+    assert changes([first], committed) == "model/gpt.py changed, model/new.py changed"
+    assert not changes([edited], committed) and not changes([], committed)
     (checkout / "model/new.py").unlink()
-    call_git("checkout", "HEAD~", "model/gpt.py")
-    assert changes_since(edited) == {"model/gpt.py": "changed", "model/new.py": "changed"}
+    assert changes([edited], current_code()) == "model/new.py changed"
 
 
 def test_without_git_without_commits_and_inside_another_repository_no_commit_is_told(checkout, monkeypatch):
-    first = entry()
+    first = current_code()
     (checkout / "train.py").write_text("a = 1\n")
     with monkeypatch.context() as without_git:
         without_git.setenv("PATH", "")
-        assert changes_since(first) == {"train.py": "changed"} and entry()["commit"] is None
+        unknown = current_code()
     with monkeypatch.context() as installed:  # as a package inside a repository
         installed.setattr(code, "ROOT", checkout / "model")
-        assert entry()["commit"] is None
+        assert current_code()["commit"] is None
     shutil.rmtree(checkout / ".git")
     call_git("init")
-    call_git("add", ".")
-    assert changes_since(first) == {"train.py": "changed"} and entry()["commit"] is None
+    assert current_code() == unknown and unknown["commit"] is None and changes([first], unknown) == "train.py changed"
 
 
-PLAIN = {"step": 0, "commit": None, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": {}}
+PLAIN = {"step": 0, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": ""}
 STRANGE = [
     {"hashes": {"a\x1b[2J.py": "0" * 16}},
     {"changed": {"train.py": "changed\n"}},
-    {"since": {"train.py": 2}},
+    {"since": 2},
     {"hashes": 3},
-    {"commit": "--output=here"},
     {"step": "a"},
 ]
 
@@ -141,7 +121,7 @@ def use_alibi(monkeypatch) -> None:
 
 def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, finished_run, capsys, monkeypatch):
     (first,) = read_code(finished_run)
-    assert first["hashes"] == {name: code_hash(source) for name, source in own_sources().items()}
+    assert first["hashes"] == current_code()["hashes"]
     assert first["step"] == 0 and "--name=run" in first["command"] and first["versions"].keys() > {"python", "torch"}
     assert str(Path.cwd()) not in json.dumps(first) and str(Path.home()) not in json.dumps(first)
     use_alibi(monkeypatch)
@@ -151,29 +131,30 @@ def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, 
         assert read_code(finished_run) == [first]
     assert train(*resume, "--other_code") == 0
     first_again, second = read_code(finished_run)
-    assert first_again == first and (second["step"], second["difference"]) == (12, None)
+    assert first_again == first and second["step"] == 12 and "difference" not in second
     open_run(finished_run / "checkpoints/last.ckpt", other_code="refuse")  # the other code has trained it since
 
 
 def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, monkeypatch, caplog):
     run = tmp_path / "run"
-    save_checkpoint(run / "checkpoints/best.ckpt", random_gpt(GPTConfig(**SIZES)))
-    entries = [PLAIN | entry(), PLAIN | {"step": 7}]  # the checkpoint is of step 7, so the second trained only later
+    save_checkpoint(run / "checkpoints/best.ckpt", random_gpt(GPTConfig(**SIZES | {"vocab_size": 257})))
+    entries = [PLAIN | current_code(), PLAIN | {"step": 7}]  # the checkpoint is of step 7, so the second came later
     (run / "code.json").write_text(json.dumps(entries))
     (checkout / "model/gpt.py").write_text(SOURCE + "x = 1\n")
     open_run(run)
     assert not caplog.records
     use_alibi(monkeypatch)
     open_run(run)
-    (run / "code.json").write_text("damaged")
+    commit()
+    (run / "code.json").unlink()
     open_run(run)
     first, second = caplog.messages
     assert "model/gpt.py changed: +1 -0" in first and "gpt.py" not in second
 
 
 def test_the_page_names_the_files_that_changed_and_holds_no_line_of_them(tmp_path):
-    change = {"since": {"model/attention.py": "changed: +9 -2"}, "difference": "+secret"}
+    change = {"since": "model/attention.py changed: +9 -2", "difference": "+secret"}
     (tmp_path / "code.json").write_text(json.dumps([PLAIN | change]))
     write_report(tmp_path, "running")
     page = (tmp_path / "report.html").read_text()
-    assert "model/attention.py changed: +9 -2" in page and "+secret" not in page
+    assert change["since"] in page and "+secret" not in page

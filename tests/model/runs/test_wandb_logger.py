@@ -87,7 +87,7 @@ def test_it_is_online_if_logged_in_and_offline_without_reports_of_errors(
 
 def test_it_starts_with_the_first_metric_and_gets_the_config_and_the_code_without_the_difference(service, tmp_path):
     (tmp_path / "config.yaml").write_text("seed: 1")
-    entry = {"step": 0, "commit": None, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": {}}
+    entry = {"step": 0, "commit": None, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": ""}
     (tmp_path / "code.json").write_text(json.dumps([entry | {"difference": "+ secret"}]))
     logger = wandb_logger(tmp_path)
     logger.finalize("failed")
