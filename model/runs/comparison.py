@@ -4,6 +4,7 @@ No checkpoint is opened and torch is not imported: 200 runs take a few seconds.
 """
 
 import glob
+from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,7 +15,7 @@ import pandas as pd
 
 from model.mistakes import Mistake
 from model.pages.learning import short
-from model.runs.outcome import BITS, BYTES, LOSS, STATE, TOKENS, read_outcome
+from model.runs.outcome import BITS, BYTES, FLOPS, LOSS, STATE, TOKENS, read_outcome
 from model.runs.scaling import power_law
 from model.runs.terminal import sentence, shown
 
@@ -25,7 +26,7 @@ ERROR = " ±"  # ends the title of a standard error
 EXPLANATION = (
     "±: standard error over seeds; difference: from the first row, over the seeds that both have; minutes: of training "
     "steps, without validation, recording and saving; empty: unknown, not reached in every run, or, as a difference, "
-    "not comparable: unfinished, or validated on other text; columns that are the same in all rows are not shown"
+    "not comparable: unfinished, or validated on other text; figures that are the same in all rows are not shown"
 )
 
 
@@ -45,16 +46,15 @@ class Comparison:
     notes: Sequence[str]
 
     def table(self) -> pd.DataFrame:
-        """The rows as text, without the columns that are the same in all rows, but for "seeds"."""
-        table = self.rows[["seeds"]].astype(str)
+        """The rows as text, without the figures that are the same in all rows."""
+        table = pd.DataFrame(index=self.rows.index)
         for title in self.rows:
             if title + ERROR in self.rows:
                 figures = self.rows[[title, title + ERROR]].to_numpy()
                 table[title] = [with_error(title, *figure) for figure in figures]
-        table["runs"] = self.rows["runs"]
-        is_shown = table.nunique() > 1
-        is_shown["seeds"] = True
-        return table.loc[:, is_shown] if len(table) > 1 else table
+        if len(table) > 1:
+            table = table.loc[:, table.nunique() > 1]
+        return table.join(self.rows[["seeds", "runs"]])
 
     def __str__(self) -> str:
         table = self.table().to_string(index_names=False, max_colwidth=LONGEST)
@@ -74,7 +74,8 @@ class Comparison:
 
     def fit(self) -> str:
         """Fits a scaling law to the variants, see `power_law`."""
-        return power_law(*self.rows[["FLOPs", self.measure]].dropna().to_numpy().T)
+        rows = self.rows.dropna(subset=self.measure)
+        return power_law(rows["tokens"] * rows[FLOPS], rows[self.measure])
 
 
 def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison:
@@ -94,28 +95,29 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
             left_out.append(f"left out: {sentence(error)}")
     if not outcomes:
         raise Mistake("; ".join(["there is no run to compare", *left_out]))
+    all_traits, code, all_figures, histories = zip(*outcomes, strict=True)
+    traits, figures = pd.DataFrame(all_traits).fillna("none"), pd.DataFrame(all_figures)
 
-    traits = pd.DataFrame([outcome.traits for outcome in outcomes]).fillna("none")
-    figures = pd.DataFrame([outcome.figures for outcome in outcomes])
-    measure, text, other = LOSS, TOKENS, BYTES
+    measure = LOSS
     if traits.filter(TOKENIZER).nunique().gt(1).any():
-        measure, text, other = BITS, BYTES, TOKENS
+        measure = BITS
+        traits = traits.drop(columns=TOKENS)
         figures = figures.drop(columns=figures.filter(like=LOSS))
-    traits = traits.drop(columns=other)
-    compared = traits.filter([STATE, text, "trainer.limit_val_batches"])
+    compared = traits.filter([STATE, TOKENS, BYTES, "trainer.limit_val_batches"])
     figures.insert(0, DIFFERENCE, figures[measure].where((compared == compared.iloc[0]).all(axis=1)))
 
-    traits = traits.loc[:, traits.nunique() > 1]
-    code = pd.DataFrame([outcome.code for outcome in outcomes])
-    for file in traits.columns.intersection(code.columns):
-        words = code[file].groupby(traits[file]).transform("first")
-        if words.nunique() == traits[file].nunique():  # else only the digits tell the variants apart
-            traits = traits.assign(**{file: words})
-    labels = [", ".join(map(" ".join, own.items())) for own in traits.to_dict("records")]
-    variants = [shown(label) or outcomes[0].traits[STATE] for label in labels]
+    words = ChainMap(*code)
+    variants = []
+    for own in traits.loc[:, traits.nunique() > 1].to_dict("records"):
+        label = ", ".join(f"{name} {words.get(value, value)}" for name, value in own.items())
+        variants.append(shown(label) or traits[STATE][0])
     figures["variant"] = variants
-    histories = pd.concat([outcome.history for outcome in outcomes], keys=variants, names=["variant"])
-    return Comparison(over_seeds(figures), histories, measure, [EXPLANATION, *left_out])
+    return Comparison(
+        over_seeds(figures),
+        pd.concat(histories, keys=variants, names=["variant"]),
+        measure,
+        [EXPLANATION, *left_out],
+    )
 
 
 def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:

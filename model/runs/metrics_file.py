@@ -2,6 +2,7 @@
 
 import csv
 import io
+from itertools import chain
 from pathlib import Path
 
 from model.files import whole_lines, write_atomically
@@ -33,8 +34,8 @@ def _number(figure: str) -> float:
 
 def write_metrics(path: Path, rows: list[Row]) -> list[str]:
     """Replaces a metrics.csv, and returns its columns."""
-    columns = list(dict.fromkeys([*COLUMNS, *(column for row in rows for column in row)]))
-    header = dict(zip(columns, columns, strict=True))
+    columns = [*dict.fromkeys(chain(COLUMNS, *rows))]
+    header = {column: column for column in columns}
     write_atomically(path, as_csv(columns, [header, *rows]).encode())
     return columns
 

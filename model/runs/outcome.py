@@ -4,10 +4,8 @@ The files may come from a stranger: they are data, and only shown.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pandas import DataFrame, Series
@@ -15,10 +13,10 @@ from pandas import DataFrame, Series
 from model.files import whole_lines
 from model.inspection.formation import formation
 from model.mistakes import parsing
-from model.pages.learning import Rows, training_seconds
+from model.pages.learning import training_seconds
 from model.runs.code import read_code
 from model.runs.configs import flat, read_config
-from model.runs.metrics_file import read_metrics
+from model.runs.metrics_file import Row, read_metrics
 from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, Run
 from model.runs.terminal import shown
 
@@ -29,23 +27,16 @@ BYTES = "validation bytes"  # the length of their text, which is the same with e
 LOSS = "val/loss"
 BITS = "val/bits_per_byte"
 SPEED = "tokens_per_second"
+FLOPS = "FLOPs per token"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a run has reached so far.
+class Outcome(NamedTuple):
+    """What a run has reached so far."""
 
-    traits: what the runs of a variant have in common, by name: options, STATE, TOKENS, BYTES, and the code of each
-        file as digits.
-    code: the code of each file in words.
-    figures: by the title of a column: its name as "runs", its "seed", and numbers.
-    history: see `history_of`.
-    """
-
-    traits: Mapping[str, str]
-    code: Mapping[str, str]
-    figures: Mapping[str, Any]
-    history: DataFrame
+    traits: dict[str, Any]  # what the runs of a variant share: options, STATE, TOKENS, BYTES, and digits for each file
+    code: dict[str, str]  # the digits of changed files -> what they are called, such as "3f2a1b changed: +9 -2"
+    figures: dict[str, Any]  # columns of the table: its name as "runs", its "seed", and numbers
+    history: DataFrame  # see `history_of`
 
 
 def read_outcome(path: Path, goal: float | None = None) -> Outcome:
@@ -62,38 +53,37 @@ def read_outcome(path: Path, goal: float | None = None) -> Outcome:
     with parsing(folder):
         last = starts[-1]
         history = history_of(rows, last["flops_per_token"])
-        figures = {"runs": shown(folder.resolve().name), "seed": options["seed_everything"]}
-        figures |= figures_of(history, goal)
-        figures["parameters"] = float(last["parameters"])
         snapshots = map(json.loads, scores.splitlines())
         formed = formation((each["step"], each["formed"]) for each in snapshots)
-        figures |= {f"{score} formed": min(heads.values(), default=np.nan) for score, heads in formed.items()}
-
+        figures = {
+            "runs": shown(folder.resolve().name),
+            "seed": options["seed_everything"],
+            **figures_of(history, goal),
+            "parameters": last["parameters"],
+            FLOPS: last["flops_per_token"],
+            **{f"{score} formed": min(heads.values(), default=np.nan) for score, heads in formed.items()},
+        }
         if state != "finished":
             state = f"{state} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
         traits = {name: str(value) for name, value in options.items() if name not in IGNORED}
-        traits |= {STATE: state, TOKENS: str(last["validation_tokens"]), BYTES: str(last["validation_bytes"])}
-        code = {}
+        traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
         for file in last["hashes"]:
             digits = dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts)
             traits[file] = " then ".join(digits)
-            unchanged = f"as in commit {last['commit'][:7]}" if last["commit"] else traits[file]
-            code[file] = last["changed"].get(file, unchanged)
+        code = {traits[file]: f"{traits[file]} {changed}" for file, changed in last["changed"].items()}
         return Outcome(traits, code, figures, history)
 
 
-def history_of(rows: Rows, flops_per_token: float) -> DataFrame:
+def history_of(rows: list[Row], flops_per_token: float) -> DataFrame:
     """Returns LOSS, BITS and SPEED by step, NaN where unknown, and all that a curve may be drawn over.
 
     These are "steps", "tokens", "seconds" in training steps, and "flops".
     """
     history = DataFrame([{"step": 0, "tokens": 0}, *rows], columns=["step", "tokens", LOSS, BITS, SPEED])
     history = history.groupby("step").last()
-    history["steps"] = history.index
     history["seconds"] = Series(dict(training_seconds(rows)))
     history = history.fillna(history[["tokens", "seconds"]].interpolate("index"))
-    history["flops"] = history["tokens"] * flops_per_token
-    return history
+    return history.assign(steps=history.index, flops=history["tokens"] * flops_per_token)
 
 
 def figures_of(history: DataFrame, goal: float | None) -> dict[str, float]:
@@ -104,4 +94,4 @@ def figures_of(history: DataFrame, goal: float | None) -> dict[str, float]:
         reached = history[history[LOSS] <= goal].min()
         figures[f"steps to {LOSS} {goal:g}"] = reached["steps"]
         figures[f"minutes to {LOSS} {goal:g}"] = reached["seconds"] / 60
-    return figures | {"tokens": last["tokens"], "FLOPs": last["flops"], SPEED: history[SPEED].median()}
+    return figures | {"tokens": last["tokens"], SPEED: history[SPEED].median()}

@@ -18,7 +18,7 @@ def power_law(compute: np.ndarray, loss: np.ndarray) -> str:
         raise Mistake(f"a fit needs runs of at least {SIZES} sizes whose loss is known")
     mean = np.exp(np.log(compute).mean())
     size = compute / mean
-    c = min(EXPONENTS, key=lambda c: np.polyfit(size**-c, loss, 1, full=True)[1].sum())
+    c = max(EXPONENTS, key=lambda c: np.corrcoef(size**-c, loss)[0, 1])  # the best fit to a line
     power = size**-c
     b, a = np.polyfit(power, loss, 1)
     if b <= 0 or c in EXPONENTS[[0, -1]]:
