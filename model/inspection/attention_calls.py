@@ -1,13 +1,14 @@
 """Calls an attention that a user has written, in the ways in which people write one.
 
-Shapes: B batch, T query length, S key length, H heads, K head width or width of tokens, E width of the output.
+Shapes: T length, D width of the tokens, H heads, K head width, E width of the output. There are two texts.
 """
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import product
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,118 +18,107 @@ from model.attention import merge_heads
 from model.masks import causal_mask, padding_mask
 from model.mistakes import Mistake
 
-SCALE = 3.0  # of queries and keys, so large that a hidden score of -10 can be seen
+SCALE = 3.0  # of the inputs, so large that a hidden score of -10 can be seen
+Arguments = dict[str, Tensor]
 
 
 @dataclass
 class Call:
-    """A way to call an attention, and inputs for it."""
+    """A way to call an attention, with inputs for it."""
 
     function: Callable[..., Any]
-    names: list[str]  # of its arguments
-    layout: str  # the order of their axes, TBK for tokens first; letters that are missing have the size 1
-    options: dict[str, Tensor]
-    inputs: list[Tensor]  # (B, H, T, K) each
-    masks: list[Tensor]  # what each query may be meant to see, (B or 1, 1, T, S)
+    inputs: Arguments  # tokens (2, T, D); or queries, keys and values, (2, T, K) or (2, H, T, K)
+    mask: Arguments  # empty without a mask
+    meanings: list[Tensor]  # what each query may be meant to see, (2 or 1, 1, T or 1, T)
 
-    def __call__(self, inputs: list[Tensor]) -> Tensor:
-        """(B, T, E)"""
-        passed = [torch.einsum(f"BHTK->{self.layout}", x).clone() for x in inputs]
-        called = f"called with the shapes {[tuple(x.shape) for x in (*passed, *self.options.values())]}, it"
+    def __call__(self, inputs: Arguments) -> Tensor:
+        """Returns the output with its heads merged, (2, T, E)."""
+        passed = {name: x.clone() for name, x in (inputs | self.mask).items()}
+        shapes = {name: tuple(x.shape) for name, x in passed.items()}
+        called = f"called with the shapes {shapes}, it"
         try:
-            output = self.function(**dict(zip(self.names, passed, strict=True)), **self.options)
+            output = self.function(**passed)
         except Exception as error:
-            hint = ": write `if mask is not None`" if "ambiguous" in str(error) else ""
-            raise Mistake(f"{called} fails with {type(error).__name__}: {error}{hint}") from error
+            line = _lines_of_user(error)[-1]
+            what = f"{type(error).__name__}: {error}"
+            raise Mistake(f"{called} fails in line {line.lineno}, `{line.line}`, with {what}") from error
         if isinstance(output, (tuple, list)):
             output = output[0]
-        if output.shape[:-1] != passed[0].shape[:-1]:
-            raise Mistake(f"{called} returns the shape {tuple(output.shape)}")
-        axes = "".join(letter for letter in "BHTK" if letter in self.layout)
-        whole = torch.einsum(f"{self.layout}->{axes}", output).reshape(*inputs[0].shape[:-1], -1)
-        return merge_heads(whole).float()
+        expected = next(iter(shapes.values()))[:-1]
+        if not isinstance(output, Tensor) or output.shape[:-1] != expected:
+            raise Mistake(f"{called} returns {getattr(output, 'shape', output)}, which does not begin with {expected}")
+        return (merge_heads(output) if output.ndim == 4 else output).float()
+
+    @cached_property
+    def output(self) -> Tensor:
+        return self(self.inputs)
 
 
 def calls(
     function: Callable[..., Any],
-    groups: Iterable[Iterable[str]],
-    lengths: Iterable[int],
-    widths: Iterable[int],
+    shapes: Iterable[tuple[int, ...]],
 ) -> list[Call]:
-    """Returns the calls that work: of each group of layouts those with the first layout, length, widths and mask.
+    """Returns the calls that work, with the first shape of inputs and of a mask for which one does.
 
     Raises:
-        Mistake: if none works.
+        Mistake: if none works, about the one that came furthest.
     """
-    found: list[Call] = []
+    names, mask_name = _names(function)
     problems = []
-    for layouts in groups:
-        for attempts in _attempts(function, layouts, lengths, widths):
-            working = []
-            for call in attempts:
+    for shape in shapes:
+        for given, meanings in _masks(shape[-2], mask_name):
+            found = []
+            for mask in given:
+                call = Call(function, {name: SCALE * torch.randn(shape) for name in names}, mask, meanings)
                 try:
                     call(call.inputs)
-                    working.append(call)
+                    found.append(call)
                 except Mistake as problem:
                     problems.append(problem)
-            if working:
-                found += working
-                break
-    if not found:
-        raise problems[0]
-    return found
+            if found:
+                return found
+    raise max(problems, key=_line_reached)
 
 
-def _attempts(
-    function: Callable[..., Any],
-    layouts: Iterable[str],
-    lengths: Iterable[int],
-    widths: Iterable[int],
-) -> Iterator[list[Call]]:
-    names, mask_name = _arguments(function)
-    for layout, T, sizes in product(layouts, lengths, product(widths, repeat=len(names))):
-        B, H = 1 + ("B" in layout), 1 + 2 * ("H" in layout)
-        inputs = [SCALE * torch.randn(B, H, T, K) for K in sizes]
-        causal = causal_mask(T)[None, None]
-        if not mask_name:
-            yield [Call(function, names, layout, {}, inputs, [causal, torch.ones_like(causal)])]
-            continue
-        for forms in _mask_forms(mask_name, B, T):
-            yield [
-                Call(function, names, layout, {mask_name: given}, inputs, [mask, mask & causal])
-                for mask, given in forms
-            ]
-
-
-def _arguments(function: Callable[..., Any]) -> tuple[list[str], str]:
+def _names(function: Callable[..., Any]) -> tuple[list[str], str]:
     """Returns the names of the tokens, or of queries, keys and values in this order; and the mask's, "" without one."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # PyTorch's kernel
-        return ["query", "key", "value"], "attn_mask"
-    named = [p for p in parameters if "*" not in str(p)]
-    masks = [p.name for p in named if re.search("mask|valid|len", p.name) and not isinstance(p.default, int)]
-    tokens = [p.name for p in named if p.default is p.empty and p.name not in masks]
-    masks += [*tokens[3:], ""]
-    return sorted(tokens[:3], key=lambda name: "kv".find(name[0].lower())), masks[0]
+    masks = [""]
+    tokens = []
+    for p in inspect.signature(function).parameters.values():
+        if re.search("mask|valid|len", p.name) and not isinstance(p.default, int):
+            masks.insert(-1, p.name)
+        elif p.default is p.empty and "*" not in str(p):
+            tokens.append(p.name)
+    return sorted(tokens, key=lambda name: "kv".find(name[0].lower())), masks[0]
 
 
-def _mask_forms(
-    name: str,
-    B: int,
+def _masks(
     T: int,
-) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Yields for each shape that a mask may have: what it means, (B or 1, 1, T or 1, S), and what is passed."""
-    lengths = 1 + (3 * torch.arange(T) + 2 * torch.arange(B)[:, None]) % T  # others for each query of each text
-    each, padding = padding_mask(lengths, T), padding_mask(lengths[:, -1], T)
+    name: str,
+) -> list[tuple[list[Arguments], list[Tensor]]]:
+    """Returns for each shape that a mask may have: what can be passed, and what it may mean."""
+    lengths = torch.tensor([3, T])
+    padding = padding_mask(lengths, T)
+    causal = causal_mask(T)[None, None]
+    both = causal & padding
+    if not name:
+        return [([{}], [causal, torch.ones_like(causal)])]
     if re.search("valid|len", name):
-        yield [(padding, lengths[:, -1]), (each, lengths)]
-        return
-    for mask, given in (
-        (each, each),
-        (each, each[:, 0]),
-        (each[:1], each[0, 0]),
-        (padding, padding[:, 0, 0]),
-        (each, each[:, 0].movedim(0, -1)),
-    ):
-        yield [(mask, given), (mask, given.float()), (mask, given.float().log())]
+        return [([{name: lengths}], [padding, both])]
+    shapes = [
+        (both, [both]),
+        (both[:, 0], [both]),
+        (causal[0, 0], [causal]),
+        (padding[:, 0, 0], [padding, both]),
+    ]
+    return [([{name: mask}, {name: mask.float()}, {name: mask.float().log()}], meanings) for mask, meanings in shapes]
+
+
+def _lines_of_user(error: BaseException) -> list[traceback.FrameSummary]:
+    return [line for line in traceback.extract_tb(error.__traceback__) if "site-packages" not in line.filename]
+
+
+def _line_reached(problem: Mistake) -> float:
+    error = problem.__cause__
+    lines = _lines_of_user(error)[1:] if error else []
+    return lines[0].lineno if lines else 0

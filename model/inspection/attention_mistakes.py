@@ -2,7 +2,7 @@
 
 The lines are text: one place holds what is computed and what a learner is shown. `formula` runs them.
 
-Shapes: B batch, T query length, S key length, D width of the tokens, H heads, H_kv key and value heads, K head width.
+Shapes: B batch, T query length, S key length, H heads, H_kv key and value heads, K head width.
 """
 
 from functools import cache
@@ -42,13 +42,19 @@ MISTAKES = {
         "q @ k.mT * K": "the scores are multiplied by the head's width, not divided by its root",
         "q @ k.mT / (H * K)**0.5": "the scores are divided by the root of the width of all heads, not of one",
         "q @ k.mT / (H * K)": "the scores are divided by the width of all heads, not by the root of one head's",
-        "q @ k.mT / D**0.5": "the scores are divided by the root of the width of the tokens, not of the head's width",
         "q @ k.mT / S**0.5": "the scores are divided by the root of the number of keys, not of the head's width",
         "q @ k.mT / H**0.5": "the scores are divided by the root of the number of heads, not of the head's width",
+        "q @ k.mT / 4**0.5": "the scores are divided by a constant, not by the root of the head's width",
+        "q @ k.mT / 6**0.5": "the scores are divided by a constant, not by the root of the head's width",
+        "q @ k.mT / 8**0.5": "the scores are divided by a constant, not by the root of the head's width",
+        "q @ k.mT / 10**0.5": "the scores are divided by a constant, not by the root of the head's width",
         "q @ k.mT / 16**0.5": "the scores are divided by a constant, not by the root of the head's width",
         "q @ k.mT / 32**0.5": "the scores are divided by a constant, not by the root of the head's width",
         "q @ k.mT / 64**0.5": "the scores are divided by a constant, not by the root of the head's width",
+        "q @ k.mT / 128**0.5": "the scores are divided by a constant, not by the root of the head's width",
+        "q @ k.mT / 256**0.5": "the scores are divided by a constant, not by the root of the head's width",
         "q @ k.mT / 512**0.5": "the scores are divided by a constant, not by the root of the head's width",
+        "q @ k.mT / 768**0.5": "the scores are divided by a constant, not by the root of the head's width",
     },
     "masked": {
         "scores": "the mask changes nothing: it is not used",
@@ -116,7 +122,6 @@ def formula(
     k: Tensor,
     v: Tensor,
     mask: Tensor,
-    D: int,
     change: dict[str, str],
 ) -> Tensor:
     """q (..., B, H, T, K), k and v (..., B, H_kv, S, K) -> (..., B, T, H * K). NaN where a query may see nothing.

@@ -48,7 +48,7 @@ def test_every_mistake_is_named(style, text, replacement, word):
 
 
 @pytest.mark.filterwarnings("ignore:compared without a mask")
-@pytest.mark.parametrize("change", [[style] for style in STYLES if style != "Conv1D"] + HARMLESS, ids=str)
+@pytest.mark.parametrize("change", [[style] for style in STYLES] + HARMLESS, ids=str)
 def test_right_attentions_get_no_sentence(change):
     torch.manual_seed(0)
     assert not check_attention(made(*change))
@@ -69,11 +69,11 @@ class Kept(attention_styles.MinGPT):
 
 RIGHT = {
     "PyTorch's": lambda: nn.MultiheadAttention(64, 4, batch_first=True, dropout=0.5),
-    "PyTorch's, tokens first, bfloat16": lambda: nn.MultiheadAttention(64, 4).bfloat16(),
-    "PyTorch's kernel": lambda: F.scaled_dot_product_attention,
+    "PyTorch's, bfloat16": lambda: nn.MultiheadAttention(64, 4, batch_first=True).bfloat16(),
+    "PyTorch's kernel": lambda: lambda query, key, value, mask: F.scaled_dot_product_attention(query, key, value, mask),
     "float16, of training": lambda: attention_styles.MinGPT().half().train(),
     "computed in bfloat16": lambda: (
-        lambda q, k, v, m: attention_styles.step_by_step(q.bfloat16(), k.bfloat16(), v.bfloat16(), m)
+        lambda q, k, v, mask: attention_styles.step_by_step(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask)
     ),
     "grouped heads": lambda: CausalSelfAttention(64, 4, num_kv_heads=2).bfloat16(),
     "the GPT's with a norm and a window": lambda: CausalSelfAttention(64, 4, qk_norm=True, window=2),
@@ -114,9 +114,18 @@ def test_what_cannot_be_compared_gets_a_sentence():
     assert check_attention(nn.Linear(4, 4)) and check_attention(lambda x: x)
 
 
+def test_an_error_is_shown_with_the_shapes_and_the_line_of_the_user():
+    def mine(q, k, v):
+        _, _, _ = q.shape  # called with four axes first: this failure is one of the call
+        return {}["scores"]
+
+    (sentence,) = check_attention(mine)
+    assert all(part in sentence for part in ("KeyError: 'scores'", 'return {}["scores"]', "(2, 5, "))
+
+
 def test_the_formula_is_that_of_the_general_layer():
     q, k, v = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
     mask = torch.ones(1, 1, 3, 5, dtype=torch.bool).tril(2)
     k4, v4 = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     values, _ = scaled_dot_product_attention(q, k4, v4, mask)
-    torch.testing.assert_close(formula(q, k, v, mask, 32, {}), values.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(formula(q, k, v, mask, {}), values.transpose(1, 2).flatten(2))

@@ -1,0 +1,106 @@
+"""The ways to read what an attention computes as the formula: what are its queries, keys and values?
+
+Nobody says which matrix makes what, nor in which order its columns hold queries, keys, values and heads. There are few
+possibilities, so all are tried.
+
+Shapes: T length, D width of the tokens, N columns, H heads, K head width, E width of the output, A possibilities.
+There are two texts.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from model.inspection.attention_calls import Call
+from model.inspection.attention_mistakes import formula
+
+LIMIT = 0.02  # of the largest value: more than float16 and bfloat16 round, less than a mistake changes
+
+
+@dataclass
+class Reading:
+    """What a call computes, as the formula reads it."""
+
+    call: Call
+    qkv: list[Tensor]  # (A, 2, H, T, K) each
+    last: Tensor  # the matrix of the output (H * K, E)
+
+    @torch.no_grad()
+    def is_given_by(self, change: dict[str, str]) -> bool:
+        """Does the formula, with a change, give the same output?"""
+        q, k, v = self.qkv
+        output = self.call.output
+        largest = output.nan_to_num().abs().max()
+        for mask in self.call.meanings:
+            with suppress(RuntimeError):  # a change that does not fit these shapes
+                given = formula(q, k, v, mask, change) @ self.last
+                difference = (given - output).abs().flatten(1)
+                is_nan = difference.isnan()
+                is_near = is_nan | (difference < LIMIT * largest)
+                if (is_near.all(1) & ~is_nan.all(1)).any():
+                    return True
+        return False
+
+
+def readings(
+    call: Call,
+    matrices: list[Tensor],
+) -> Iterator[Reading]:
+    """Yields the ways to read a call of tokens; or, without matrices, of queries, keys and values.
+
+    A square matrix has to be symmetric, so that nobody has to know whether its rows or its columns are multiplied.
+    """
+    inputs = [*call.inputs.values()]
+    D = inputs[0].shape[-1]
+    E = call.output.shape[-1]
+    identity = torch.eye(E)
+    if len(inputs) == 3 and not matrices:
+        yield Reading(call, [x.reshape(1, 2, -1, *x.shape[-2:]) for x in inputs], identity)
+    sources = (inputs[0], inputs[-2:][0], inputs[-1])
+    for makers, last in (
+        (matrices[:-1], matrices[-1:]),
+        (matrices[1:], matrices[:1]),  # the matrix of the output was made first
+        (matrices, [identity]),
+    ):
+        if makers and E in last[0].shape and all(D in maker.shape for maker in makers):
+            columns = torch.cat([_taking(D, maker) for maker in makers], -1)
+            rows = _taking(E, last[0]).mT
+            for parts in _cuts(columns, len(rows)):
+                pairs = zip(sources, parts, strict=True)
+                heads = [torch.einsum("btd,adhk->abhtk", *pair) for pair in pairs]
+                yield Reading(call, heads, rows)
+
+
+def _taking(
+    width: int,
+    matrix: Tensor,
+) -> Tensor:
+    """Returns a matrix, its transpose or those of each head as one matrix (width, N)."""
+    if matrix.shape[-2] != width:
+        matrix = matrix.mT
+    return matrix.movedim(-2, 0).flatten(1)
+
+
+def _cuts(
+    columns: Tensor,
+    width: int,
+) -> Iterator[list[Tensor]]:
+    """Cuts columns (D, N) into those of queries, keys and values, (A, D, H, K) each, in each order and with each H."""
+    kv_width = (columns.shape[-1] - width) // 2
+    for K in range(2, width + 1):
+        H = width // K
+        if kv_width == width == H * K:
+            sizes = {"p": 3, "h": H, "k": K}
+            found: list[tuple[Tensor, ...]] = []
+            for axes in permutations(sizes):
+                parts = columns.unflatten(-1, [sizes[axis] for axis in axes])
+                letters = "".join(axes)
+                found += permutations(torch.einsum(f"d{letters}->pdhk", parts))
+            yield [torch.stack(each) for each in zip(*found, strict=True)]
+        elif 0 < kv_width < width == H * K and kv_width % K == 0:
+            widths = [width, kv_width, kv_width]
+            yield [part.unflatten(-1, (-1, K))[None] for part in columns.split(widths, -1)]
