@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from model.inspection.reading import Reading, position_in, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
 from model.kernels import check_device
-from model.mistakes import Missing, Mistake, check_range, parsing
+from model.mistakes import Missing, Mistake, check, check_range, parsing
 from model.pages.page import run_page
 from model.runs.code import check_code
 from model.runs.run import ATTENTION, RUNS, Run
@@ -45,6 +45,7 @@ PERIOD = 32  # distinct tokens in the repeated probe, or fewer if the context do
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HEIGHT = 760  # of a page in a notebook, in pixels
 
+OtherCode = Literal["warn", "refuse", "accept"]
 Text = str | Tensor | Sequence[int]  # a text, or its token ids (T,)
 
 
@@ -53,7 +54,7 @@ def open_run(
     *,
     step: int | None = None,
     device: str | torch.device = "cpu",
-    other_code: Literal["warn", "refuse", "accept"] = "warn",
+    other_code: OtherCode = "warn",
     tokenizer: str | None = None,
 ) -> Glass:
     """Opens the best checkpoint of a run's folder, a checkpoint, or a Hugging Face model in GPT-2's format.
@@ -70,6 +71,8 @@ def open_run(
     Warns if some weights are not numbers. Raises a `Mistake` if there is no such run, model, step or device, the Hub
     cannot be reached, a file is damaged, or the model has something that our GPT lacks.
     """
+    check(isinstance(source, str | Path | None), "source", "a path or the name of a model", source)
+    check(other_code in get_args(OtherCode), "other_code", f"one of {get_args(OtherCode)}", other_code)
     check_device("device", device)
     if is_huggingface(source):
         if step is not None:
@@ -208,6 +211,7 @@ class Glass:
 
         Raises a `Mistake` for an empty text, ids outside the vocabulary, or a part that the model does not have.
         """
+        check(isinstance(without, Iterable), "without", "names of parts", without)
         names = [without] if isinstance(without, str) else list(without)
         tokens = self.encode(text)
         means = self.means(tokens) if names else {}
@@ -217,9 +221,8 @@ class Glass:
 
     def _part(self, name: str) -> str:
         """Returns `name`. Raises a `Mistake` if the model has no part of that name."""
-        names = parts_of(self.gpt)
-        if name not in names:
-            raise Mistake(f"the model has no part {name!r}: it has {', '.join(names)}")
+        names = [*parts_of(self.gpt)]
+        check(name in names, "the name of a part", f"one of {', '.join(names)}", name)
         return name
 
     def encode(self, text: Text) -> Tensor:
@@ -300,6 +303,7 @@ class Glass:
         """
         tokens = self.encode(text)
         other_tokens = self.encode(other)
+        check(np.shape(head) == (2,), "head", "(layer, number)", head)
         layer, number = head
         name = self._part(f"head {layer}.{number}")
         at = position_in("position", position, len(tokens))
@@ -350,6 +354,7 @@ class Glass:
         so on: the same seed draws the same tokens. None uses torch's own generator.
         For other options, such as temperature, see `model.generation.stream`.
         """
+        check(isinstance(prompt, str), "prompt", "a text", prompt)
         check_range("num_texts", num_texts, 1, whole=True)
         check_range("seed", seed, 0, whole=True)
         tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]

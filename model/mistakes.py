@@ -81,6 +81,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(map(message.count, NO_MEMORY)))
 
 
+def check(is_right: bool, name: str, wanted: str, value: object) -> None:
+    """Raises a `Mistake` if `is_right` is False: what `name` must be, and that it is `value`."""
+    if not is_right:
+        raise Mistake(f"{name} must be {wanted}, not {value!r:.80}")
+
+
 def check_range(
     name: str,
     value: float | None,

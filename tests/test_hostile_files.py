@@ -122,7 +122,6 @@ def maps(**arrays):
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(30))
 LONG = {"tokens": [[0] * 10**6], "labels": [[""] * 10**6], "document_ids": None, "attention_window": None}
 LONG_PROBES = {"text": LONG, "repeated": LONG}
-DETAILS = "attention/step_00000012.json"
 
 HOSTILE = {
     "pickle": (CHECKPOINT, lambda run: [p.write_bytes(pickle.dumps(PWN)) for p in run.glob("checkpoints/*")]),
@@ -153,7 +152,7 @@ HOSTILE = {
         edit("attention/probe.json", lambda content: json.dumps(json.loads(content) | {"probes": LONG_PROBES})),
     ),
     "objects as maps": (MAPS, maps(text=np.array([PWN], dtype=object))),
-    "deep details": (MAPS, text(DETAILS, '{"version": ' + "[" * 100_000)),
+    "deep figures": (MAPS, maps(figures=np.array(b"[" * 100_000))),
 }
 
 

@@ -15,7 +15,7 @@ import copy
 import math
 import random
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -27,7 +27,7 @@ from torch import Tensor
 from model.gpt import GPT
 from model.inspection.maps import weights_of
 from model.inspection.passes import Pass, blocks_of, run, undisturbed
-from model.inspection.reading import TOP, added_by_heads, double, normed, towards_logits
+from model.inspection.reading import added_by_heads, double, normed, told_of_next, towards_logits
 from model.inspection.texts import Label, Texts
 from model.kernels import RMS_EPSILON
 from model.rotary import rotary_angles
@@ -101,27 +101,6 @@ class Frame:
     bits: Tensor
     rank: Tensor
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Returns the fields for a file, floating-point numbers as float16."""
-        arrays = {}
-        for name, value in vars(self).items():
-            array = np.asarray(value)
-            if array.dtype == np.float32:
-                array = array.astype(np.float16)
-            arrays[f"film_{name}"] = array
-        return arrays
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Frame":
-        """The inverse of `arrays`. May raise any error for other input."""
-        values: dict[str, Any] = {}
-        for name in cls.__dataclass_fields__:
-            array = arrays[f"film_{name}"]
-            if array.dtype == np.float16:
-                array = array.astype(np.float32)
-            values[name] = array if name == "top" else torch.from_numpy(array)
-        return cls(**values)
-
 
 @torch.no_grad()
 def take_frame(
@@ -131,30 +110,27 @@ def take_frame(
 ) -> Frame:
     """Reads the words in one batch, in eval mode and without autocast. label: see `read`."""
     texts = replace(words, tokens=words.tokens[:, :-1])
-    next_ids = words.tokens[:, 1:, None]
+    next_ids = words.tokens[:, 1:]
     with undisturbed(gpt):
         seen = run(gpt, texts, gpt.modules())
         logits = gpt.unembed(seen.features).cpu()
         maps = [weights_of(call).float().cpu() for call in seen.calls]
-    nats = -logits.log_softmax(-1)
-    of_next = nats.gather(-1, next_ids)[..., 0]
-    count = min(TOP, nats.shape[-1])
-    top = nats.neg().exp().topk(count)
+    bits, rank, top = told_of_next(logits, next_ids)
     # What each head adds to the stream, (H, N, T, D) for each layer.
     matrices = [block.attention.output_proj for block in blocks_of(gpt)]
     written = [added_by_heads(matrix, seen.inputs[matrix], gpt.config.num_heads) for matrix in matrices]
     lasts = torch.stack(written)[..., -1, :]
-    rows = double(gpt.lm_head.weight)[next_ids[:, -1, 0]]
+    rows = double(gpt.lm_head.weight)[next_ids[:, -1]]
     direction = towards_logits(gpt.final_norm, seen.inputs[gpt.final_norm][:, -1], rows)
     return Frame(
         maps=torch.stack(maps, 1),
         parts=torch.einsum("lhnd,nd->nlh", lasts, direction).float(),
         raises=_raises(gpt, seen, written, texts.visible[:, -1]),
-        chance=of_next[:, -1].neg().exp(),
+        chance=bits[:, -1].neg().exp2(),
         top=np.vectorize(label, otypes=[str])(top.indices.numpy()),
         top_probability=top.values,
-        bits=of_next / math.log(2),
-        rank=(nats < of_next[..., None]).sum(-1),
+        bits=bits,
+        rank=rank,
     )
 
 

@@ -29,7 +29,7 @@ from model.inspection.maps import Checks, read_maps
 from model.inspection.parts import Vectors, embedding_tables, replaced
 from model.inspection.passes import Pass, blocks_of, in_float32, run, undisturbed
 from model.inspection.texts import Label, Texts
-from model.mistakes import Mistake, check_range
+from model.mistakes import check, check_range
 
 TOP = 5  # how many of the likeliest next tokens a page lists
 DIGITS = ".4g"  # figures in a recording have 4 significant digits
@@ -229,24 +229,20 @@ class Reading:
         attribution_error: how far the sum of the parts is from that logit, at most.
         """
         lens = self.lens
-        logits = self.logits
-        next_ids = self.ids[1:]
-        parts, error = self._attributed(F.pad(next_ids, (0, 1)))
-        count = min(TOP, logits.shape[-1])
-        top = logits.softmax(-1).topk(count)
-        next_logits = logits[:-1].gather(-1, next_ids[:, None])
-        rank = (logits[:-1] > next_logits).sum(-1)
+        next_ids = F.pad(self.ids[1:], (0, 1))
+        parts, error = self._attributed(next_ids)
+        bits, rank, top = told_of_next(self.logits, next_ids)
         shown_ids = set(top.indices.flatten().tolist()).union(*lens["token"])
         figures = {
             "parts": list(parts),
             "sublayers": lens.pop("part"),
             "tokens": {str(id): self.label(id) for id in sorted(shown_ids)},
-            "bits": _until_last(self.surprise),
-            "rank": [*rank.tolist(), None],
+            "bits": [*bits[:-1].tolist(), None],
+            "rank": [*rank[:-1].tolist(), None],
             "top": top.indices,
             "top_probability": top.values,
             "lens": lens,
-            "attribution": [_until_last(part[:-1]) for part in parts.values()],
+            "attribution": [[*part[:-1].tolist(), None] for part in parts.values()],
             "attribution_error": error,
         }
         return as_json(figures, DIGITS)
@@ -343,6 +339,17 @@ def _readout(gpt: GPT) -> GPT:
     return copy.deepcopy(gpt, {id(module): None for module in left_out})
 
 
+def told_of_next(logits: Tensor, next_ids: Tensor) -> tuple[Tensor, Tensor, torch.return_types.topk]:
+    """Returns what logits (..., T, V) say of the next tokens (..., T): their surprise in bits, and their rank.
+
+    Also returns the probabilities and ids of the likeliest tokens, (..., T, up to TOP).
+    """
+    of_next = next_ids[..., None]
+    nats = -logits.log_softmax(-1).gather(-1, of_next)[..., 0]
+    rank = (logits > logits.gather(-1, of_next)).sum(-1)
+    return nats / math.log(2), rank, logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
+
+
 def added_by_heads(
     matrix: nn.Linear,
     heads: Tensor,
@@ -395,18 +402,12 @@ def double(x: Tensor) -> Tensor:
     return x.detach().cpu().double()
 
 
-def _until_last(x: Tensor) -> Tensor:
-    """(T - 1,) -> (T,): appends NaN for the last position, whose next token is unknown."""
-    return F.pad(x, (0, 1), value=math.nan)
-
-
 def position_in(name: str, position: int, length: int) -> int:
     """Returns the position of a token counted from 0. Raises a `Mistake` if the text of `length` tokens lacks it.
 
     name: of the argument, for the message. position: counted from 0, or from the end if negative.
     """
-    if position is None:
-        raise Mistake(f"{name} must be the position of a token, {-length} to {length - 1}, not None")
+    check(position is not None, name, "the position of a token", position)
     check_range(f"{name}, the position of a token,", position, -length, length - 1, whole=True)
     return int(position) % length
 

@@ -4,8 +4,8 @@ A `Recording` is kept in the attention folder of a run, or in memory only. The f
 and checked when they are read:
 
     probe.json           the probes, the windows, the film's words (see `Texts`), and the tokenizer's fingerprint
-    step_XXXXXXXX.npz    the maps of a step: for each probe (L, H, T, T) in float16; and the film's `Frame`
-    step_XXXXXXXX.json   for each probe what the model predicted and why, see `Reading.figures`
+    step_XXXXXXXX.npz    for each probe the maps of a step, (L, H, T, T) in float16; "figures", JSON of what the model
+                         predicted in each probe and why (see `Reading.figures`); and the film's `Frame`
     scores.jsonl         one line for each step: the rest of a `Snapshot`, each score as L lists of H numbers
 
 A step counts once its line is in scores.jsonl, which is written last. Numbers that are not finite are null.
@@ -21,6 +21,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,10 @@ from model.inspection.reading import RecordedReading, as_json, read
 from model.inspection.texts import Label, Texts
 from model.mistakes import Missing, Mistake, file_errors, listed, parsing
 
-VERSION = 4  # of the folder's file format
+VERSION = 5  # of the folder's file format
 SCORE_DIGITS = ".5f"  # five decimals in scores.jsonl
 LEFT_OUT = ": remove it to see the other steps"  # advice for a damaged file of one step
-FILES = (".npz", ".json")  # the suffixes of a step's files
+FILM = "film_"  # begins the names of a frame's arrays in a file
 
 Models = Sequence[tuple[int, GPT]]  # (step, model), in ascending order of the steps
 
@@ -233,9 +234,9 @@ class Recording:
                 return snapshot
         raise Missing(f"step {step} is not recorded: the steps are {listed([*map(str, self.steps)])}")
 
-    def path(self, step: int, suffix: str = ".npz") -> Path:
-        """Returns the path of a step's maps, or with ".json" of its figures. The file need not exist."""
-        return Path(self.folder or "", f"step_{step:08d}{suffix}")
+    def path(self, step: int) -> Path:
+        """Returns the path of a step's maps and figures. The file need not exist."""
+        return Path(self.folder or "", f"step_{step:08d}.npz")
 
     def maps(self, step: int) -> dict[str, np.ndarray]:
         """Returns the maps of each probe at a step, (L, H, T, T). Raises the same errors as `readings`."""
@@ -243,7 +244,7 @@ class Recording:
 
     @contextmanager
     def _arrays(self, step: int) -> Iterator[Mapping[str, np.ndarray]]:
-        """Opens a step's file of maps. Errors in the block are taken for damage of the file."""
+        """Opens a step's file. Errors in the block are taken for damage of the file."""
         path = self.path(step)
         with file_errors(path):
             content = io.BytesIO(path.read_bytes())
@@ -251,22 +252,20 @@ class Recording:
             yield file
 
     def readings(self, step: int) -> Mapping[str, RecordedReading]:
-        """Returns what is recorded of each probe at a step. Raises a `Mistake` if a file is missing or damaged."""
+        """Returns what is recorded of each probe at a step. Raises a `Mistake` if its file is missing or damaged."""
         snapshot = self.at(step)
         if snapshot.readings is not None:
             return snapshot.readings
+        readings = {}
         with self._arrays(step) as file:
-            maps = {kind: torch.from_numpy(file[kind]).float() for kind in self.probes}
+            figures = json.loads(file["figures"].item())
             for kind, probe in self.probes.items():
+                maps = _from_array(file[kind])
                 shape = (*snapshot.shape, probe.length, probe.length)
-                if maps[kind].shape != shape:
-                    raise ValueError(f"its {kind} maps are {tuple(maps[kind].shape)}, not {shape}")
-        path = self.path(step, ".json")
-        with file_errors(path):
-            text = path.read_bytes()
-        with parsing(path, LEFT_OUT):
-            figures = json.loads(text)
-            return {kind: RecordedReading(self.probes[kind].labels[0], maps[kind], figures[kind]) for kind in maps}
+                if maps.shape != shape:
+                    raise ValueError(f"its {kind} maps are {tuple(maps.shape)}, not {shape}")
+                readings[kind] = RecordedReading(probe.labels[0], maps, figures[kind])
+        return readings
 
     def frame(self, step: int) -> Frame:
         """Returns the frame of the film at a step. Raises a `Mistake` if it is missing or its file is damaged."""
@@ -274,7 +273,7 @@ class Recording:
         if snapshot.frame is not None:
             return snapshot.frame
         with self._arrays(step) as file:
-            return Frame.from_arrays(file)
+            return Frame(**{name: _from_array(file[FILM + name]) for name in Frame.__dataclass_fields__})
 
     def append(self, snapshot: Snapshot) -> None:
         """Adds a snapshot. Removes those of the same or a later step, which exist if a run was resumed before them."""
@@ -285,24 +284,21 @@ class Recording:
             return
         if not (self.folder / "probe.json").exists():
             write_atomically(self.folder / "probe.json", _as_bytes(self.texts()))
-        arrays: dict[str, Any] = {}
-        figures = {}
+        figures = {kind: reading.figures for kind, reading in snapshot.readings.items()}
+        arrays: dict[str, Any] = {"figures": np.array(_as_bytes(figures))}
         for kind, reading in snapshot.readings.items():
-            arrays[kind] = reading.maps.half().numpy()
-            figures[kind] = reading.figures
+            arrays[kind] = _as_array(reading.maps)
         if snapshot.frame is not None:
-            arrays |= snapshot.frame.arrays()
+            arrays |= {FILM + name: _as_array(values) for name, values in vars(snapshot.frame).items()}
         with atomic_file(self.path(snapshot.step)) as file:
             np.savez_compressed(file, **arrays)
-        write_atomically(self.path(snapshot.step, ".json"), _as_bytes(figures))
         scores = self.folder / "scores.jsonl"
         lines = content_of(scores).splitlines()[: len(self.snapshots)]
         lines.append(_as_bytes(snapshot.to_json()))
         write_atomically(scores, b"\n".join([*lines, b""]))
         self.snapshots.append(replace(snapshot, readings=None, frame=None))
         for step in outdated:
-            for suffix in FILES:
-                self.path(step, suffix).unlink(missing_ok=True)
+            self.path(step).unlink(missing_ok=True)
 
     def with_losses(self, models: Models, label: Label = str) -> Recording:
         """Returns the recording with a newly measured snapshot for each model's step that lacks maps or losses."""
@@ -333,21 +329,9 @@ def take_snapshot(
         label, autocast: see `read`.
     """
     everywhere: Vectors = (replacing or {}) if position is None else {}
-    text = read(
-        gpt,
-        recording.probes["text"],
-        replacing=replacing,
-        position=position,
-        autocast=autocast,
-        label=label,
-    )
-    repeated = read(
-        gpt,
-        recording.probes["repeated"],
-        replacing=everywhere,
-        autocast=autocast,
-        label=label,
-    )
+    probes, reads = recording.probes, partial(read, gpt, autocast=autocast, label=label)
+    text = reads(probes["text"], replacing=replacing, position=position)
+    repeated = reads(probes["repeated"], replacing=everywhere)
     exact = in_float32(gpt)
     with replaced(exact, everywhere):
         heads = measure_heads(exact, recording.windows)
@@ -363,6 +347,20 @@ def _texts(stored: Mapping[Any, Any]) -> dict[str, Texts]:
 
 def _as_bytes(value: Any) -> bytes:
     return json.dumps(value, allow_nan=False).encode()
+
+
+def _as_array(values: Any) -> np.ndarray:
+    """Converts a tensor or array for a file: float32 becomes float16."""
+    array = np.asarray(values)
+    return array.astype(np.float16) if array.dtype == np.float32 else array
+
+
+def _from_array(array: np.ndarray) -> Any:
+    """The inverse of `_as_array`: returns a tensor; of texts, the array."""
+    if array.dtype.kind == "U":
+        return array
+    tensor = torch.from_numpy(array)
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _numbers(value: Any) -> Any:

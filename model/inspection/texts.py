@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, cycle, islice
 from typing import Any, Literal
 
 import torch
@@ -162,8 +163,7 @@ def repeated_tokens(
     beginning = [] if first is None else [first]
     if length is None:
         length = len(beginning) + 2 * len(drawn)
-    copies = 1 + length // max(1, len(drawn))
-    return (beginning + copies * drawn)[:length]
+    return [*islice(chain(beginning, cycle(drawn)), length)]
 
 
 def repeated_windows(candidates: Collection[int], length: int, *, first: int | None = None) -> list[list[int]]:

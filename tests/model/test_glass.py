@@ -213,6 +213,13 @@ MISTAKES = {  # what a user writes, and names and figures of the message
     "glass.write('the', max_new_tokens=2.5)": "max_new_tokens 2.5",
     "glass.write('the', temperature='hot')": "temperature hot",
     "glass.write('the', seed=-1)": "seed -1",
+    "glass.write(None)": "prompt None",
+    "glass.read('a', without=3)": "without 3",
+    "glass.read('a', without='head 0.9')": "head 0.0 0.9",
+    "glass.patch('the', 'and', head=3, position=0)": "head 3",
+    "glass.patch('the', 'and', head=(0,), position=0)": "head (0,)",
+    "open_run(3)": "source 3",
+    "open_run(glass.checkpoint, other_code='x')": "other_code warn refuse accept x",
     "open_run(glass.checkpoint, device='toaster')": "device toaster cpu",
     "open_run(glass.checkpoint, device='xpu')": "device xpu cpu",
 }

@@ -63,21 +63,14 @@ def test_an_effect_is_found_with_its_head_and_the_probabilities_that_the_model_c
         assert effect.shares[1] == pytest.approx(after, abs=1e-5) or (effect.shares[1] == 0 and after < 0.05)
 
 
-def test_an_untrained_model_has_no_effects():
-    for tokenizer in (BYTES, train_bpe([CODE], 400)):
-        sizes = {"context_length": 64, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
-        config = GPTConfig(vocab_size=tokenizer.vocab_size, **sizes)
-        gpt2 = GPTConfig(vocab_size=tokenizer.vocab_size, **sizes, **GPT2)
-        for gpt in (GPT(config).eval(), GPT(gpt2).eval(), random_gpt(config), random_gpt(gpt2)):
-            effects, tried = found_in(gpt, tokenizer, CODE)
-            assert not effects and len(tried) == len(experiments.EXPERIMENTS)
-
-
-@pytest.mark.parametrize("context", [5, 8, 16, 32])
-def test_contexts_shorter_than_the_texts_are_accepted(context):
-    config = GPTConfig(vocab_size=257, context_length=context, num_layers=1, num_heads=2, embed_dim=16)
-    effects, tried = found_in(random_gpt(config, 0), BYTES, CODE)
-    assert len(effects) + len(tried) == len(experiments.EXPERIMENTS)
+@pytest.mark.parametrize("context", [5, 8, 16, 32, 64])  # some are shorter than the texts
+@pytest.mark.parametrize("tokenizer", [BYTES, train_bpe([CODE], 400)], ids=["bytes", "bpe"])
+@pytest.mark.parametrize("make", [random_gpt, lambda config: GPT(config).eval()], ids=["random", "new"])
+def test_an_untrained_model_has_no_effects(context, tokenizer, make):
+    for family in ({}, GPT2):
+        config = GPTConfig(tokenizer.vocab_size, context, num_layers=2, num_heads=2, embed_dim=32, **family)
+        effects, tried = found_in(make(config), tokenizer, CODE)
+        assert not effects and len(tried) == len(experiments.EXPERIMENTS)
 
 
 def test_made_up_words_have_their_first_copy_as_source():

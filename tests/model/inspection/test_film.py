@@ -11,7 +11,7 @@ from model.inspection.film import BEGIN, SOURCE, WORD, WORDS, film_texts, take_f
 from model.inspection.reading import read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts
-from model.rotary import apply_rotary, rotary_angles
+from tests.by_hand import ByHand, turned
 from tests.gpts import CONFIGS, induction_gpt, random_gpt
 from tests.model.inspection.test_experiments import CODE
 from tests.model.pages.model_pages import recording_of
@@ -36,48 +36,45 @@ def test_words_are_distinct_tokens_that_begin_again_and_can_be_typed(tokenizer, 
 WORDS_OF_IDS = Texts.of([[*range(word, word + WORD), *range(word, word + BEGIN + 1)] for word in (3, 20)])
 
 
+def raised(exact: ByHand, head: int, written: torch.Tensor) -> float:
+    """By how much `written` (T, D), a part of the stream, raises the score of the source in a head of the last layer.
+
+    The norms have the scales that they have for the whole stream and for the whole key.
+    """
+    config, seen, attention = exact.config, exact.layers[-1], f"blocks.{exact.config.num_layers - 1}.attention"
+    group = head // (config.num_heads // config.num_kv_heads)
+    rows = slice((config.num_heads + group) * config.head_dim, (config.num_heads + group + 1) * config.head_dim)
+    normed = exact.share_of_norm(written, seen["stream into the block"], f"{attention}_norm")
+    keys = normed @ exact.weights[f"{attention}.qkv_proj.weight"][rows].T
+    query = seen["queries"]
+    if config.qk_norm:
+        keys = keys / seen["queries, keys, values"][:, rows].square().mean(-1, keepdim=True).sqrt()
+    if config.position == "rotary":
+        keys, query = turned(keys), seen["queries, turned"]
+    scores = keys @ query[head, -1] / math.sqrt(config.head_dim)
+    return (scores[SOURCE] - scores[seen["mask"][-1]].mean()).item()
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["modern", "gpt2", "grouped heads", "window", "every norm and bias"])
 def test_a_frame_holds_what_the_model_computes_of_each_word(name):
     gpt = random_gpt(CONFIGS[name])
-    config, attention = gpt.config, gpt.blocks[-1].attention
+    config = gpt.config
     frame = take_frame(gpt, replace(WORDS_OF_IDS, attention_window=config.window))
-    H, K, L = config.num_heads, config.head_dim, config.num_layers
-    for word, tokens in enumerate(WORDS_OF_IDS.tokens):
-        reading = read(gpt, Texts.of(tokens[:T], attention_window=config.window))
+    for word, (*tokens, right) in enumerate(WORDS_OF_IDS.tokens.tolist()):
+        reading = read(gpt, Texts.of(tokens, attention_window=config.window))
+        exact = ByHand(gpt, tokens)
         torch.testing.assert_close(frame.maps[word], reading.maps)
-        right = tokens[T].item()
-        assert frame.chance[word].item() == pytest.approx(reading.logits[-1].softmax(-1)[right].item(), rel=1e-4)
         torch.testing.assert_close(frame.bits[word, :-1], reading.surprise)
+        assert frame.chance[word].item() == pytest.approx(reading.logits[-1].softmax(-1)[right].item(), rel=1e-4)
         assert frame.top[word, -1].tolist() == [text for text, _ in reading.top()]
         parts = reading.attribution(of=right)
-        # The definition of `raises` for the last layer: the norm of the stream before it has a fixed scale.
-        stream = reading.residual[2 * (L - 1)].double()
-        before = gpt.blocks[-1].attention_norm
-        with torch.no_grad():
-            centre = (lambda x: x - x.mean(-1, keepdim=True)) if config.norm == "layernorm" else lambda x: x
-            bias = getattr(before, "bias", None)
-            scale = (before(stream.float()).double() - (0 if bias is None else bias)) / centre(stream)
-            for head in range(H):
-                group = head // (H // config.num_kv_heads)
-                rows = slice((H + group) * K, (H + group + 1) * K)
-                matrix = attention.qkv_proj.weight[rows].double()
-                whole = before(stream.float()).double() @ matrix.T
-                if attention.qkv_proj.bias is not None:
-                    whole = whole + attention.qkv_proj.bias[rows]
-                size = whole.square().mean(-1, keepdim=True).sqrt() if config.qk_norm else 1
-                for layer, earlier in ((0, 1), (1, 0)):
-                    assert frame.parts[word, layer, earlier].item() == pytest.approx(
-                        parts[f"head {layer}.{earlier}"], rel=1e-3, abs=1e-4
-                    )
-                    columns = gpt.blocks[layer].attention.output_proj.weight[:, earlier * K : (earlier + 1) * K]
-                    written = reading.heads[layer, earlier].double() @ columns.T.double()
-                    keys = (centre(written) * scale) @ matrix.T / size
-                    if config.position == "rotary":
-                        keys = apply_rotary(keys, *rotary_angles(torch.arange(T), K))
-                    scores = keys @ reading.q[-1, head, -1].double() / math.sqrt(K)
-                    first = 0 if config.window is None else T - config.window
-                    expected = (scores[SOURCE] - scores[first:].mean()).item()
-                    assert frame.raises[word, L - 1, head, layer, earlier].item() == pytest.approx(expected, rel=1e-3)
+        for layer, earlier in ((0, 1), (1, 0)):
+            part = f"head {layer}.{earlier}"
+            assert frame.parts[word, layer, earlier].item() == pytest.approx(parts[part], rel=1e-3, abs=1e-4)
+            found = frame.raises[word, -1, :, layer, earlier].tolist()
+            expected = [raised(exact, head, exact.written()[part]) for head in range(config.num_heads)]
+            assert found == pytest.approx(expected, rel=1e-3)
     assert not frame.raises[:, 0].any() and not frame.raises[:, 1, :, 1:].any()
 
 
