@@ -15,8 +15,8 @@ are others in each window, so the standard error tells what is lost.
 Shapes: N texts, L layers, H heads, T tokens, R measured queries of a text.
 
 The patterns of repeated text are from Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", and
-Olsson et al. 2022, "In-context Learning and Induction Heads"; the sink is from Xiao et al. 2023, "Efficient Streaming
-Language Models with Attention Sinks".
+Olsson et al. 2022, "In-context Learning and Induction Heads"; that of the first token, which they call an attention
+sink, is from Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks".
 
 To add a score, write its function and add a line to SCORES.
 """
@@ -73,7 +73,7 @@ def _induction(texts: Texts) -> Tensor:
     return followed & (_back(texts) > 0)
 
 
-def _sink(texts: Texts) -> Tensor:
+def _first_token(texts: Texts) -> Tensor:
     """The first token of the text, or of the document if the model attends within documents."""
     return texts.begins[:, None] & texts.visible
 
@@ -90,9 +90,9 @@ def _delimiter(texts: Texts) -> Tensor:
 
 
 def _line_start(texts: Texts) -> Tensor:
-    """The first token of the line, for later tokens of the line. The first line does not count: it starts at the sink.
+    """The first token of the line, for later tokens of the line. A line begins after a token with a line break.
 
-    A line begins after a token with a line break.
+    The first line does not count: it has the pattern of the first token.
     """
     begins_line = torch.tensor([[False, *("\n" in label for label in labels[:-1])] for labels in texts.labels])
     positions = torch.arange(texts.length)
@@ -161,12 +161,12 @@ SCORES = {
         "most: with it a model continues text that it has seen only once, which is learning without training.",
         _induction,
     ),
-    "sink": Score(
+    "first_token": Score(
         "text",
         "looks at the first token, which serves as a resting place",
         "The weight on the first token, where heads put attention that they do not need, since a softmax adds up to 1. "
         "It matters because a high score says that the head rests at most tokens.",
-        _sink,
+        _first_token,
     ),
     "current_token": Score(
         "text",

@@ -25,7 +25,7 @@ SIGNS = {
     "\t": "⇥",
     "\r": "␍",
 }
-RESTING = {"sink", "current_token"}  # patterns of a head that gathers nothing from the text
+RESTING = {"first_token", "current_token"}  # patterns of a head that gathers nothing from the text
 NARROWER = {"recent": {"previous_token", "current_token"}}  # by pattern: patterns that look at only some of its keys
 
 Description = dict[str, Any]

@@ -47,7 +47,7 @@ def test_scores_equal_their_definitions_in_loops_and_are_at_most_1(seed, period,
             "previous_token": [a[q][q - 1] for q in later],
             "duplicate": [r[q][q - period] for q in second_half],
             "induction": [r[q][q - period + 1] for q in second_half],
-            "sink": [a[q][0] for q in later],
+            "first_token": [a[q][0] for q in later],
             "current_token": [a[q][q] for q in later],
             "recent": [sum(a[q][q - 7 : q + 1]) for q in range(8, length)],
             "delimiter": [sum(a[q][k] for k in signs if k < q) for q in range(3, length)],
@@ -147,7 +147,7 @@ def test_only_windows_that_can_show_a_pattern_count_for_its_standard_error(gpt, 
     tokens[:, ::4] = 6 * (tokens[:, ::4] // 6) + 1  # line breaks
     tokens[showing:] = 6 * (tokens[showing:] // 6)  # and none in the others
     found, alone = (measure_heads(gpt, WINDOWS | {"text": Texts.of(tokens[:n], label)}) for n in (16, showing))
-    assert found.counts["line_start"] == showing and found.counts["sink"] == 16
+    assert found.counts["line_start"] == showing and found.counts["first_token"] == 16
     assert np.isnan(found.errors["line_start"]).all() == (showing == 1)
     close(found.errors["line_start"], alone.errors["line_start"])
     close(found.scores["line_start"], alone.scores["line_start"])
@@ -162,7 +162,7 @@ def test_documents_in_one_window_are_measured_as_if_each_were_read_alone(window)
     documents = torch.arange(T).expand(len(WINDOWS["text"]), -1) // cut
     whole = Texts.of(WINDOWS["text"].tokens, label, document_ids=documents, attention_window=window)
     found, expected = (measure_heads(gpt, WINDOWS | {"text": texts}) for texts in (whole, halves))
-    for name in ("previous_token", "sink", "current_token", "entropy"):  # each query counts for these
+    for name in ("previous_token", "first_token", "current_token", "entropy"):  # each query counts for these
         close(found.scores[name], expected.scores[name])
         assert found.uniform[name] == pytest.approx(expected.uniform[name], abs=1e-6)
     close(found.reach, expected.reach, atol=1e-4)
@@ -190,7 +190,7 @@ def test_a_pattern_that_only_one_half_can_show_may_form_there():
     probes = {kind: text_of(range(64), labels, kind) for kind in ("text", "repeated")}
     weights = causal_softmax(20.0 * heads.SCORES["line_start"].keys(probes["text"]).float())
     formed = heads_of(dict.fromkeys(probes, weights[None]), probes).formed
-    assert [name for name in ("line_start", "delimiter", "sink") if formed[name].item()] == ["line_start"]
+    assert [name for name in ("line_start", "delimiter", "first_token") if formed[name].item()] == ["line_start"]
 
 
 @pytest.mark.parametrize("window", [1, 3, 8, 20, 99])

@@ -101,12 +101,12 @@ def test_snapshots_of_different_probes_are_not_mixed(recorded, tmp_path):
 
 def test_a_score_added_after_a_recording_is_missing_in_its_old_snapshots(recorded, monkeypatch):
     before = Recording.open(recorded).snapshots[0]
-    monkeypatch.setitem(SCORES, "new", SCORES["sink"])
+    monkeypatch.setitem(SCORES, "new", SCORES["first_token"])
     record(recorded, random_gpt(GROUPED), 1)
     old, new = Recording.open(recorded).snapshots
     assert np.isnan(old.scores["new"]).all() and not old.heads.formed["new"].any()
-    assert np.array_equal(old.scores["sink"], before.scores["sink"])
-    assert np.array_equal(new.scores["new"], new.scores["sink"])
+    assert np.array_equal(old.scores["first_token"], before.scores["first_token"])
+    assert np.array_equal(new.scores["new"], new.scores["first_token"])
     monkeypatch.delitem(SCORES, "new")
     assert len(Recording.open(recorded).snapshots) == 2  # a score that was removed is ignored
 
@@ -190,7 +190,7 @@ def test_a_head_has_formed_at_the_step_from_which_all_snapshots_have_the_pattern
     untrained = snapshot_of({name: uniform_maps(probe.length)[None, None] for name, probe in PROBES.items()}, PROBES)
     snapshots = []
     for step in (0, 10, 20, 40):
-        patterns = untrained.heads.formed | {"sink": np.array([[step in has_pattern]])}
+        patterns = untrained.heads.formed | {"first_token": np.array([[step in has_pattern]])}
         snapshots.append(replace(untrained, step=step, heads=replace(untrained.heads, formed=patterns)))
     formation = Recording(PROBES, snapshots=snapshots).formation
-    assert formation.pop("sink").get("0.0") == formed and not any(formation.values())
+    assert formation.pop("first_token").get("0.0") == formed and not any(formation.values())

@@ -84,35 +84,35 @@ def test_a_head_is_described_with_what_experiments_found():
         Effect("A quote", "", "", "", finding, trial, [], head, weight, (1, 0), (1, 0), (9, 9, 9))
         for head, weight, finding in found
     ]
-    described = describe_heads(following("sink"), PROBES, effects=effects)
+    described = describe_heads(following("first_token"), PROBES, effects=effects)
     assert "finds the open quote, with 61% of its weight" in described[5]["sentence"]
     assert sum("A quote" in head["sentence"] for head in described) == 1
 
 
 def test_a_pattern_is_dated_by_its_first_head_or_the_strongest_of_several():
     recording = Recording(PROBES)
-    none, weak, strong = (following("sink", strength) for strength in (0.0, 3.5, 9.0))
+    none, weak, strong = (following("first_token", strength) for strength in (0.0, 3.5, 9.0))
     early, both = ({name: of.clone() for name, of in maps.items()} for maps in (none, strong))
     early["text"][0, 0] = weak["text"][1, 2]  # head 0.0 forms first and is weaker than head 1.2
     both["text"][0, 0] = weak["text"][1, 2]
     for step, maps in ((0, none), (200, early), (400, early), (600, both)):
         recording.append(snapshot_of(maps, PROBES, step))
-    assert recording.formation["sink"] == {"0.0": 200, "1.2": 600}
-    assert [stage for stage in first_formed(recording) if stage["score"] == "sink"] == [
-        {"score": "sink", "head": "0.0", "step": 200}
+    assert recording.formation["first_token"] == {"0.0": 200, "1.2": 600}
+    assert [stage for stage in first_formed(recording) if stage["score"] == "first_token"] == [
+        {"score": "first_token", "head": "0.0", "step": 200}
     ]
     at_once = Recording(PROBES)
     at_once.append(snapshot_of(both, PROBES, 0))
-    assert [stage["head"] for stage in first_formed(at_once) if stage["score"] == "sink"] == ["1.2"]
+    assert [stage["head"] for stage in first_formed(at_once) if stage["score"] == "first_token"] == ["1.2"]
     assert "induction" not in {stage["score"] for stage in first_formed(recording)}
 
 
 def test_for_nan_the_sentence_says_why_there_is_no_pattern():
-    maps = following("sink")
+    maps = following("first_token")
     diverged = {kind: torch.full_like(of, math.nan) for kind, of in maps.items()}
     for head in describe_heads(maps | {"text": diverged["text"]}, PROBES):
         assert head["patterns"] == [] and "diverged" in head["sentence"]
-    assert patterns(describe_heads(maps | {"repeated": diverged["repeated"]}, PROBES))[5] == ["sink"]
+    assert patterns(describe_heads(maps | {"repeated": diverged["repeated"]}, PROBES))[5] == ["first_token"]
 
 
 def test_labels_are_shortened_and_show_spaces_and_invisible_characters():
@@ -121,7 +121,7 @@ def test_labels_are_shortened_and_show_spaces_and_invisible_characters():
     assert {label: visible(label) for label in written} == written
 
 
-@pytest.mark.parametrize("resting", ["sink", "current_token"])
+@pytest.mark.parametrize("resting", ["first_token", "current_token"])
 def test_the_page_does_not_open_with_a_head_at_rest_if_another_has_a_name(resting):
     maps = following("delimiter", strength=3.0)
     (keys,) = heads.SCORES[resting].keys(PROBES["text"]).expand(1, -1, -1)

@@ -6,7 +6,7 @@ import json
 from model.pages.learning import learning, story
 from tests.command_lines import tells
 
-METRICS = """step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,attention/sink/layer_0,train/mine
+METRICS = """step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,attention/entropy/layer_0,train/mine
 0,,,,,,,0.25,
 10,1000,4.0,,,0.1,500,,
 20,2000,3.0,3.5,2.5,0.1,1000,0.5,

@@ -55,10 +55,10 @@ def test_the_page_has_maps_scores_checks_and_details_of_every_step_and_opens_wit
 
 def test_the_page_of_a_run_that_lacks_a_new_score_shows_the_others(tmp_path, monkeypatch):
     write_recording(HISTORY, tmp_path)
-    monkeypatch.setitem(SCORES, "new", SCORES["sink"])
+    monkeypatch.setitem(SCORES, "new", SCORES["first_token"])
     scores = read(Recording.open(tmp_path)).data["run"]["snapshots"][-1]["scores"]
     assert {score for heads in scores["new"] for score in heads} == {None}
-    np.testing.assert_allclose(scores["sink"], HISTORY.snapshots[-1].scores["sink"], atol=5.1e-4)
+    np.testing.assert_allclose(scores["first_token"], HISTORY.snapshots[-1].scores["first_token"], atol=5.1e-4)
 
 
 def test_a_page_that_is_written_again_packs_only_new_steps(monkeypatch):

@@ -122,12 +122,12 @@ def test_a_diverged_model_has_dashes_instead_of_numbers(open_page):
         recording.append(take_snapshot(gpt, step, recording, TOKENIZER.label, with_losses=True))
         gpt.token_embedding.weight.data.fill_(math.nan)
     page_text = run_page("tiny", recording, models=[(8, gpt)], tokenizer=TOKENIZER)
-    page = open_page(page_text, hash_="#text=surprise&token=2&score=sink")
+    page = open_page(page_text, hash_="#text=surprise&token=2&score=first_token")
     assert tells(page.inner_text("#notes"), "8 diverged")
     assert {*page.locator("#ablations td").all_inner_texts()} == {"no clear effect"}
     for part in ("#expected", "#parts tbody", "#parts tfoot"):
         assert "–" in page.locator(part).inner_text()
-    row = page.locator("#card dt", has_text="sink").locator("xpath=following-sibling::dd[1]")
+    row = page.locator("#card dt", has_text="first token").locator("xpath=following-sibling::dd[1]")
     assert row.inner_text().strip() == "–"
     assert page.is_visible("#attribution-badge.bad")
     page.locator("#lenses td").first.hover()

@@ -98,12 +98,12 @@ def test_variants_with_several_tokenizers_are_compared_by_bits_per_byte_alone():
 def test_figures_and_curves_come_from_the_files_of_the_run():
     run = save_run("a", rate=50)
     heads = {10: [[0, 0]], 20: [[0, 1]], 30: [[1, 1]]}
-    lines = [json.dumps({"step": step, "formed": {"sink": [[0, 0]], "induction": heads[step]}}) for step in heads]
+    lines = [json.dumps({"step": step, "formed": {"recent": [[0, 0]], "induction": heads[step]}}) for step in heads]
     (run / "attention").mkdir()
     (run / "attention/scores.jsonl").write_text("\n".join([*lines, '{"step": 4']))  # the last line is being written
     save_run("b", (2.0, 2.5), seed=2)
     [row] = rows_of("runs/a", goal=3.5)
-    assert row["induction formed"] == 20 and math.isnan(row["sink formed"])
+    assert row["induction formed"] == 20 and math.isnan(row["recent formed"])
     assert (row["steps to val/loss 3.5"], row["minutes to val/loss 3.5"]) == (20, pytest.approx(1000 / 50 / 60))
     assert (row["tokens"], row["FLOPs per token"], row["parameters"]) == (1000, 6000, 1000)
     [both] = rows_of(goal=2.2)

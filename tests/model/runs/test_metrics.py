@@ -36,16 +36,16 @@ def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_be
     log(logger, 10, **figures)
     logger.finalize("running")  # as for a checkpoint, after which the step may get more figures
     log(logger, 10, **{"val/loss": 2.25})
-    log(logger, 20, **{"train/loss": 1 / 3, "attention/sink/layer_0": 0.5})
+    log(logger, 20, **{"train/loss": 1 / 3, "attention/first_token/layer_0": 0.5})
     logger.finalize("running")
     logger = csv_logger(tmp_path)  # that of a resumed run
     log(logger, 20, lr=0.2)
     log(logger, 30, lr=3.0)
     logger.finalize("success")
-    assert [*csv_rows(tmp_path / "metrics.csv")[0]] == [*COLUMNS, "attention/sink/layer_0"]
+    assert [*csv_rows(tmp_path / "metrics.csv")[0]] == [*COLUMNS, "attention/first_token/layer_0"]
     assert read_metrics(tmp_path / "metrics.csv") == [
         {"step": 10, "train/loss": 2.5, "val/loss": 2.25, "lr": 0.1},
-        {"step": 20, "train/loss": 1 / 3, "lr": 0.2, "attention/sink/layer_0": 0.5},
+        {"step": 20, "train/loss": 1 / 3, "lr": 0.2, "attention/first_token/layer_0": 0.5},
         {"step": 30, "lr": 3.0},
     ]
 

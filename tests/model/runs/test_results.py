@@ -14,7 +14,7 @@ from tests.measurements import learned_recording, write_recording
 from tests.small_runs import column
 
 HISTORY = learned_recording(steps=(0, 20))
-METRICS = """step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/sink/layer_0
+METRICS = """step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/first_token/layer_0
 0,,,,,,,,0.25
 10,1000,4.0,,,0.1,500.0,,
 20,2000,3.0,3.5,2.5,0.1,1000.0,,0.5
