@@ -1,25 +1,41 @@
 """Compares runs: variants over seeds, as a table and as curves.
 
-No checkpoint is opened and torch is not imported: 200 runs take a few seconds.
+Only a few small files of each run are read, and torch is not imported: 200 runs take a few seconds. The files may come
+from a stranger: they are data, and only shown.
 """
 
 import glob
+import json
 from collections import ChainMap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from model.mistakes import Mistake
-from model.pages.learning import short
-from model.runs.outcome import BITS, BYTES, FLOPS, LOSS, STATE, TOKENS, read_outcome
+from model.files import whole_lines
+from model.inspection.formation import formation
+from model.mistakes import Mistake, parsing
+from model.pages.learning import short, training_seconds
+from model.runs.code import read_code
+from model.runs.configs import flat, read_config
+from model.runs.metrics_file import Row, read_metrics
+from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, Run
 from model.runs.scaling import power_law
 from model.runs.terminal import sentence, shown
 
+IGNORED = ("seed_everything", "wandb", "trainer.default_root_dir", "data.cache_dir")  # options that make no difference
 TOKENIZER = ["data.tokenizer", "data.vocab_size"]
+STATE = "state"
+TOKENS = "validation tokens"  # the checksum of those on which a run validates
+BYTES = "validation bytes"  # the length of their text, which is the same with every tokenizer
+LOSS = "val/loss"
+BITS = "val/bits_per_byte"
+SPEED = "tokens_per_second"
+FLOPS = "FLOPs per token"
 DIFFERENCE = "difference"
 LONGEST = 300  # characters of a column in a terminal
 ERROR = " ±"  # ends the title of a standard error
@@ -43,7 +59,7 @@ class Comparison:
     rows: pd.DataFrame
     histories: pd.DataFrame
     measure: str
-    notes: Sequence[str]
+    notes: list[str]
 
     def table(self) -> pd.DataFrame:
         """The rows as text, without the figures that are the same in all rows."""
@@ -86,8 +102,7 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
     Runs that cannot be read are left out and named. Raises a `Mistake` if none is left.
     """
     paths = [path for run in runs for path in sorted(glob.glob(str(run))) or [str(run)]]  # noqa: PTH207
-    outcomes = []
-    left_out = []
+    outcomes, left_out = [], []
     for path in dict.fromkeys(paths):
         try:
             outcomes.append(read_outcome(Path(path), goal))
@@ -118,6 +133,70 @@ def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison
         measure,
         [EXPLANATION, *left_out],
     )
+
+
+def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[str, str], dict[str, Any], pd.DataFrame]:
+    """Reads what a run has reached so far, which may still be training.
+
+    Returns:
+        What the runs of a variant share: options, STATE, TOKENS, BYTES, and the digits of each file of the code.
+        What the digits of changed files are called, such as "3f2a1b changed: +9 -2".
+        The figures of the table: the run's name as "runs", its "seed", and numbers, see `figures_of`.
+        The `history_of` the run.
+
+    Raises a `Mistake` if there is no such run, or if one of its files is damaged.
+    """
+    run = Run.open(path, CODE)
+    folder, state = run.folder, run.state
+    options = dict(flat(read_config(folder / CONFIG)))
+    starts = read_code(folder)
+    rows = read_metrics(folder / METRICS)
+    scores = whole_lines(folder / HEAD_SCORES)
+    with parsing(folder):
+        last = starts[-1]
+        history = history_of(rows, last["flops_per_token"])
+        snapshots = map(json.loads, scores.splitlines())
+        formed = formation((each["step"], each["formed"]) for each in snapshots)
+        figures = {
+            "runs": shown(folder.resolve().name),
+            "seed": options["seed_everything"],
+            **figures_of(history, goal),
+            "parameters": last["parameters"],
+            FLOPS: last["flops_per_token"],
+            **{f"{score} formed": min(heads.values(), default=np.nan) for score, heads in formed.items()},
+        }
+        if state != "finished":
+            state = f"{state} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
+        traits = {name: str(value) for name, value in options.items() if name not in IGNORED}
+        traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
+        for file in last["hashes"]:
+            digits = dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts)
+            traits[file] = " then ".join(digits)
+        code = {traits[file]: f"{traits[file]} {changed}" for file, changed in last["changed"].items()}
+        return traits, code, figures, history
+
+
+def history_of(rows: list[Row], flops_per_token: float) -> pd.DataFrame:
+    """Returns LOSS, BITS and SPEED by step, NaN where unknown, and all that a curve may be drawn over.
+
+    These are "steps", "tokens", "seconds" in training steps, and "flops".
+    """
+    history = pd.DataFrame([{"step": 0, "tokens": 0}, *rows], columns=["step", "tokens", LOSS, BITS, SPEED])
+    history = history.groupby("step").last()
+    history["seconds"] = pd.Series(dict(training_seconds(rows)))
+    history = history.fillna(history[["tokens", "seconds"]].interpolate("index"))
+    return history.assign(steps=history.index, flops=history["tokens"] * flops_per_token)
+
+
+def figures_of(history: pd.DataFrame, goal: float | None) -> dict[str, float]:
+    """Returns the figures of a history. goal: a validation loss; adds the steps and minutes until it was reached."""
+    last = history.ffill().iloc[-1]
+    figures = {LOSS: last[LOSS], f"best {LOSS}": history[LOSS].min(), BITS: last[BITS]}
+    if goal is not None:
+        reached = history[history[LOSS] <= goal].min()
+        figures[f"steps to {LOSS} {goal:g}"] = reached["steps"]
+        figures[f"minutes to {LOSS} {goal:g}"] = reached["seconds"] / 60
+    return figures | {"tokens": last["tokens"], SPEED: history[SPEED].median()}
 
 
 def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:

@@ -19,10 +19,9 @@ def read_metrics(path: Path) -> list[Row]:
 
     Skips a last row that a kill has cut short. Raises a `Mistake` if the file is not a table of numbers.
     """
-    text = whole_lines(path)
-
+    lines = whole_lines(path).splitlines()
     with parsing(path):
-        reader = csv.DictReader(io.StringIO(text))
+        reader = csv.DictReader(lines)
         rows = [{name: _number(value) for name, value in row.items() if value} for row in reader]
         return sorted(rows, key=lambda row: int(row["step"]))
 

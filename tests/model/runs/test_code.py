@@ -27,14 +27,10 @@ def test_only_what_python_runs_changes_the_hash_of_code():
         assert code_hash(other) != code_hash(SOURCE)
 
 
-def call_git(*arguments: str) -> None:
-    names = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", *names, *arguments], cwd=code.ROOT, check=True, capture_output=True)
-
-
 def commit() -> None:
-    call_git("add", ".")
-    call_git("commit", "-m", "some")
+    names = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init"], ["add", "."], [*names, "commit", "-m", "some"]):
+        subprocess.run(["git", *command], cwd=code.ROOT, check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -46,7 +42,6 @@ def checkout(tmp_path, monkeypatch) -> Path:
         (root / name).write_text(SOURCE)
     monkeypatch.setattr(code, "ROOT", root)
     monkeypatch.chdir(root)
-    call_git("init")
     commit()
     return root
 
@@ -70,7 +65,7 @@ def test_changes_are_counted_in_edited_and_new_files_and_told_once(checkout):
     assert changes([edited], current_code()) == "model/new.py changed"
 
 
-def test_without_git_without_commits_and_inside_another_repository_no_commit_is_told(checkout, monkeypatch):
+def test_without_git_without_a_repository_and_inside_another_repository_no_commit_is_told(checkout, monkeypatch):
     first = current_code()
     (checkout / "train.py").write_text("a = 1\n")
     with monkeypatch.context() as without_git:
@@ -80,26 +75,17 @@ def test_without_git_without_commits_and_inside_another_repository_no_commit_is_
         installed.setattr(code, "ROOT", checkout / "model")
         assert current_code()["commit"] is None
     shutil.rmtree(checkout / ".git")
-    call_git("init")
     assert current_code() == unknown and unknown["commit"] is None and changes([first], unknown) == "train.py changed"
 
 
 PLAIN = {"step": 0, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": ""}
-STRANGE = [
-    {"hashes": {"a\x1b[2J.py": "0" * 16}},
-    {"changed": {"train.py": "changed\n"}},
-    {"since": 2},
-    {"hashes": 3},
-    {"step": "a"},
-]
+STRANGE = [{"hashes": {"a\x1b[2J.py": ""}}, {"changed": {"train.py": "changed\n"}}, {"since": 2}, {"step": "a"}]
 
 
 def test_a_damaged_or_strangers_code_json_is_refused(tmp_path):
-    path = tmp_path / "code.json"
-    path.write_text(json.dumps([PLAIN]))
-    assert read_code(tmp_path) == [PLAIN] and read_code(tmp_path / "none") == []
-    for content in (*(json.dumps([PLAIN | strange]) for strange in STRANGE), "3", "[3]", "{", "[" * 10**5):
-        path.write_text(content)
+    assert read_code(tmp_path) == []
+    for content in (*(json.dumps([PLAIN | strange]) for strange in STRANGE), "3", "[" * 10**5):
+        (tmp_path / "code.json").write_text(content)
         with pytest.raises(ValueError, match=r"code\.json is damaged"):
             read_code(tmp_path)
 
@@ -115,16 +101,12 @@ def test_the_command_line_is_told_without_folders_outside_and_without_secrets():
     assert tells(told, "train.py *.txt b.yaml runs/a d.txt --data.files")
 
 
-def use_alibi(monkeypatch) -> None:
-    monkeypatch.setattr(CausalSelfAttention, "attend", ALIBI)
-
-
 def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, finished_run, capsys, monkeypatch):
     (first,) = read_code(finished_run)
     assert first["hashes"] == current_code()["hashes"]
     assert first["step"] == 0 and "--name=run" in first["command"] and first["versions"].keys() > {"python", "torch"}
     assert str(Path.cwd()) not in json.dumps(first) and str(Path.home()) not in json.dumps(first)
-    use_alibi(monkeypatch)
+    monkeypatch.setattr(CausalSelfAttention, "attend", ALIBI)
     resume = ["--resume=runs/run", "--trainer.max_steps=18", "--code_difference=false"]
     for refused in (resume, ["--model.init_from=runs/run"]):
         assert train(*refused) == 2 and tells(capsys.readouterr().err, "runs/run --other_code")
@@ -143,7 +125,7 @@ def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, mon
     (checkout / "model/gpt.py").write_text(SOURCE + "x = 1\n")
     open_run(run)
     assert not caplog.records
-    use_alibi(monkeypatch)
+    monkeypatch.setattr(CausalSelfAttention, "attend", ALIBI)
     open_run(run)
     commit()
     (run / "code.json").unlink()
