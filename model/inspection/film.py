@@ -3,8 +3,9 @@
 A made-up word is WORD tokens of random letters. A text is the word and its first BEGIN tokens again. Only the first
 copy tells which token comes next, so a model that gives it a high probability looks back. The head that does is an
 induction head: the *finder*. It looks at the token after the first copy of the last token, and it finds that token by
-what an earlier head has written there: the *writer*, which told each token what came before it (Elhage et al. 2021, "A
-Mathematical Framework for Transformer Circuits"; Olsson et al. 2022, "In-context Learning and Induction Heads").
+what earlier heads have written there: the *writers*, which told each token what came before it (Elhage et al. 2021, "A
+Mathematical Framework for Transformer Circuits"; Olsson et al. 2022, "In-context Learning and Induction Heads"). Often
+one head is enough; in some runs two share the work.
 
 Several words are recorded, because no model continues all of them. `Film` shows the one that the last model knows best.
 
@@ -39,7 +40,8 @@ SOURCE = BEGIN  # the place of the token that the finder looks at: in the first 
 TRIES = 1000  # words that are drawn at most
 LEAST_CHANCE = 0.25  # of the right token: with less, the model does not continue the word
 LEAST_WEIGHT = 0.25  # of the finder, from the last token to the source
-LEAST_RAISE = 0.5  # of the finder's score, by the writer
+LEAST_RAISE = 0.5  # of the finder's score, by a writer
+LEAST_SHARE = 0.5  # of the largest raise, by a writer
 
 
 def made_up_words(tokenizer: Any, text: str) -> Iterator[list[int]]:
@@ -175,24 +177,19 @@ class Film:
     """What the last frame says of the circuit that the film shows.
 
     word: the number of the word that is shown: the one whose right token has the highest probability.
-    finder, writer: (layer, head); None if the model has no such head.
-    missing: what the model does not do, as a sentence without its full stop; None if both heads are there.
+    finder: (layer, head); None if the model has no such head. writers: the same of each, the one that helps most first.
+    missing: what the model does not do, as a sentence without its full stop; None if it has a finder and a writer.
     """
 
     word: int
     finder: tuple[int, int] | None = None
-    writer: tuple[int, int] | None = None
+    writers: tuple[tuple[int, int], ...] = ()
     missing: str | None = None
-
-    @property
-    def heads(self) -> dict[str, tuple[int, int] | None]:
-        """By role."""
-        return {"finder": self.finder, "writer": self.writer}
 
 
 def tell_film(last: Frame) -> Film:
     """Finds the circuit in the last frame. The finder is the head that adds most to the right token's logit by looking
-    at the source, and the writer the earlier head that raises its score most.
+    at the source, and the writers are the earlier heads that raise its score most.
     """
     word = int(last.chance.nan_to_num().argmax())
     looks = last.maps[word, :, :, -1, SOURCE] >= LEAST_WEIGHT
@@ -201,14 +198,16 @@ def tell_film(last: Frame) -> Film:
         return Film(word, missing="the model does not continue a made-up word yet")
     if parts.max() <= 0:
         return Film(word, missing="no head looks at the first copy to continue the word")
-    finder = _place(parts)
+    finder = _places(parts)[0]
     raises = last.raises[(word, *finder)]
     if raises.max() < LEAST_RAISE:
         return Film(word, finder, missing="no earlier head raises the score with which it looks there")
-    return Film(word, finder, _place(raises))
+    least = max(LEAST_RAISE, LEAST_SHARE * float(raises.max()))
+    count = int((raises >= least).sum())
+    return Film(word, finder, _places(raises)[:count])
 
 
-def _place(by_head: Tensor) -> tuple[int, int]:
-    """Returns the (layer, head) of the largest of (L, H) numbers."""
-    layer, head = divmod(int(by_head.argmax()), by_head.shape[1])
-    return layer, head
+def _places(by_head: Tensor) -> tuple[tuple[int, int], ...]:
+    """Returns the (layer, head) of each of (L, H) numbers, the largest first."""
+    order = by_head.flatten().argsort(descending=True).tolist()
+    return tuple(divmod(number, by_head.shape[1]) for number in order)

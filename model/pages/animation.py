@@ -18,19 +18,18 @@ from model.files import atomic_file
 from model.inspection.film import LEAST_RAISE, SOURCE, Film
 from model.inspection.reading import RecordedReading
 from model.inspection.recording import Recording
-from model.mistakes import Mistake
+from model.mistakes import Mistake, listed
 from model.pages.describe import visible
-from model.pages.film import LENGTH, RIGHT, film_of, formed_steps, word_reading
+from model.pages.film import LENGTH, RIGHT, film_of, head_name, stops, word_reading
 from model.pages.images import BETWEEN, draw_mosaic, legible
 from model.pages.learning import evenly
 from model.pages.pictures import SETTINGS
 
 SIZE = (9.2, 5.2)  # inches
-QUICK, STILL = 350, 1800  # milliseconds of a step; and of the last one, and of those where a head begins to form
+QUICK, STILL = 350, 1800  # milliseconds of a step; and of the last one, and of those at which the film stops
 MOST_STEPS = 30  # evenly spread over the recorded steps: each adds to the size of the file
 WIDEST = 6  # points of an arrow
 INK, ARROW = "#275c9c", "#b05a00"
-BEGINS = {"writer": "to look one token back", "finder": "to look at what followed the same token before"}
 
 
 def draw_film(recording: Recording, path: Path) -> None:
@@ -38,12 +37,12 @@ def draw_film(recording: Recording, path: Path) -> None:
     film = film_of(recording)
     if film is None:
         raise Mistake(f"{recording.name} has no film: no made-up word could be recorded")
-    formed = formed_steps(recording, film)
-    steps = sorted({*evenly(recording.mapped, MOST_STEPS), *formed.values()})
-    still = {*formed.values(), steps[-1]}
+    named = {step: what for what, step in stops(recording, film).items()}
+    steps = sorted({*evenly(recording.mapped, MOST_STEPS), *named})
+    still = {*named, steps[-1]}
     milliseconds = [STILL if step in still else QUICK for step in steps]
     with matplotlib.rc_context(SETTINGS):
-        first, *others = [_picture(recording, film, step) for step in steps]
+        first, *others = [_picture(recording, film, step, named.get(step)) for step in steps]
     with atomic_file(path) as file:
         first.save(
             file,
@@ -55,31 +54,33 @@ def draw_film(recording: Recording, path: Path) -> None:
         )
 
 
-def _picture(recording: Recording, film: Film, step: int) -> Image.Image:
+def _picture(recording: Recording, film: Film, step: int, stop: str | None) -> Image.Image:
+    """stop: what happens at this step, see `stops`."""
     reading = word_reading(recording, film, step)
     figure = Figure(SIZE)
     canvas = FigureCanvasAgg(figure)
     reads = "".join(map(visible, reading.tokens))
     figure.suptitle(f"Step {step} of {recording.mapped[-1]} reads {reads}", x=0.03, ha="left", fontsize=16)
-    begun = [role for role, since in formed_steps(recording, film).items() if since == step]
-    figure.supxlabel(_sentence(film, reading, begun), fontsize=11)
+    figure.supxlabel(_sentence(film, reading, stop), fontsize=11)
     _draw_heads(figure.add_axes((0.03, 0.1, 0.53, 0.79)), film, reading)
     _draw_next(figure.add_axes((0.66, 0.2, 0.31, 0.6)), reading)
     canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
-def _sentence(film: Film, reading: RecordedReading, begun: list[str]) -> str:
-    """begun: the roles of the heads that begin to form at this step."""
+def _sentence(film: Film, reading: RecordedReading, stop: str | None) -> str:
+    """stop: what happens at this step, see `stops`."""
     if film.missing:
         return f"At the last step, {film.missing}."
-    if begun:
-        heads = ["head {}.{} begins ".format(*film.heads[role]) + BEGINS[role] for role in begun]
-        return " and ".join(heads).capitalize() + "."
+    writers = listed([f"head {head_name(place)}" for place in sorted(film.writers)])
+    if stop == "writers":
+        return f"Now {writers} {'begin' if len(film.writers) > 1 else 'begins'} to look one token back."
     weight = reading.maps[film.finder][-1, SOURCE]
-    head = "Head {}.{}".format(*film.finder)
-    start = "The letters are random: only their first copy tells what comes next."
-    return f"{start} {head} gives the first {visible(reading.tokens[SOURCE])} {weight:.0%} of its attention."
+    source = visible(reading.tokens[SOURCE])
+    looks = f"head {head_name(film.finder)} gives the first {source} {weight:.0%} of its attention"
+    if stop == "leap":
+        return f"The leap: {looks}. Arrows show which heads tell it where."
+    return f"The letters are random. Only their first copy tells what comes next, and {looks}."
 
 
 def _draw_heads(axes: Axes, film: Film, reading: RecordedReading) -> None:

@@ -1,4 +1,4 @@
-"""The film on a page and in a picture: its word, its two heads, and what was recorded of them at each step.
+"""The film on a page and in a picture: its word, its heads, and what was recorded of them at each step.
 
 Shapes: L layers, H heads, T tokens.
 """
@@ -12,7 +12,6 @@ from model.inspection.reading import DIGITS, RecordedReading, as_json
 from model.inspection.recording import Recording
 
 LENGTH = WORD + BEGIN  # tokens of the text, T
-PATTERNS = {"writer": "previous_token", "finder": "induction"}
 RIGHT = 0  # the number of the right token in the figures of a word
 
 
@@ -24,7 +23,7 @@ def film_of(recording: Recording) -> Film | None:
 
 
 def about_film(recording: Recording, film: Film) -> dict[str, Any]:
-    """The page's data about a film, apart from what changes with the steps. formed: see `formed_steps`."""
+    """The page's data about a film, apart from what changes with the steps. stops: see `stops`."""
     *labels, right = recording.words.labels[film.word]
     return {
         "text": "".join(labels),
@@ -32,20 +31,30 @@ def about_film(recording: Recording, film: Film) -> dict[str, Any]:
         "right": right,
         "source": SOURCE,
         "missing": film.missing,
-        "formed": formed_steps(recording, film),
-        **{role: place and "{}.{}".format(*place) for role, place in film.heads.items()},
+        "finder": film.finder and head_name(film.finder),
+        "writers": [head_name(place) for place in film.writers],
+        "stops": stops(recording, film),
     }
 
 
-def formed_steps(recording: Recording, film: Film) -> dict[str, int]:
-    """Since when the writer looks one token back, and the finder at what followed the same token before: by role."""
-    steps = {}
-    for role, place in film.heads.items():
-        since = recording.formation[PATTERNS[role]]
-        name = place and "{}.{}".format(*place)
-        if name in since:
-            steps[role] = since[name]
-    return steps
+def head_name(place: tuple[int, int]) -> str:
+    """Returns such as "2.1" for head 1 of layer 2."""
+    return "{}.{}".format(*place)
+
+
+def stops(recording: Recording, film: Film) -> dict[str, int]:
+    """The steps at which the film stops, by what happens there.
+
+    writers: the first writer begins to look one token back. leap: the probability of the right token rises most.
+    """
+    steps = recording.mapped
+    if film.missing or len(steps) < 2:
+        return {}
+    since = recording.formation["previous_token"]
+    begun = [since[name] for name in map(head_name, film.writers) if name in since]
+    rises = np.diff([recording.frame(step).chance[film.word] for step in steps])
+    leap = {"leap": steps[1 + int(rises.argmax())]}
+    return {"writers": min(begun)} | leap if begun else leap
 
 
 def word_reading(recording: Recording, film: Film, step: int) -> RecordedReading:

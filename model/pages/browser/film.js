@@ -1,19 +1,19 @@
 // The film (see film.py): plays the steps of training on a made-up word that begins again. It draws an arrow into the
 // head that finds how the word goes on, the finder, from each head that raises its score of that place; and says what
-// happens, in one line. At the steps where the two heads begin to form it stops with a question.
+// happens, in one line. It stops with a question where heads begin to look back, and where the word is learned.
 
 import { shape } from "browser/chart.js";
-import { $, button, closest, element } from "browser/elements.js";
+import { $, button, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { figuresOf } from "browser/recorded.js";
 import { probabilities } from "browser/sampling.js";
 import {
-  ALL_HEADS, data, headNumber, headPart, LAST, nearest, PLAIN, snapshots, state, textNumber,
+  ALL_HEADS, data, headNumber, headPart, LAST, nearest, PLAIN, state, stepOf, textNumber,
 } from "browser/state.js";
 import { box, keepText, showInBox } from "browser/text.js";
-import { decimal, listed, percent, quote } from "browser/words.js";
+import { capital, decimal, largestFirst, listed, percent, quote } from "browser/words.js";
 import { stopWriting } from "browser/writing.js";
 
 const SECONDS = 10; // from the first step to the last, without the questions
@@ -22,12 +22,12 @@ const WIDEST = 6; // pixels of an arrow
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches; // then a person goes from step to step
 const { film } = data;
 const { right, source } = film ?? {};
-export const [finder, writer] = [film?.finder, film?.writer].map(headNumber); // undefined if there is no such head
-const capital = (head) => headPart(head).replace("h", "H");
+export const finder = headNumber(film?.finder); // undefined if there is no such head
+export const writers = (film?.writers ?? []).map(headNumber); // the one that helps most first
+const first = `the first ${quote(film?.labels[source] ?? "")}`;
 
-// By stop of the slider: the role of the head that begins to form there. If both do, the finder's question covers both.
-const roles = new Map(["writer", "finder"].flatMap((role) =>
-  (film?.formed[role] ? [[nearest(film.formed[role]), role]] : [])));
+// Where the film stops, by place on the slider. If both happen there, it asks about the leap.
+const stops = new Map(Object.entries(film?.stops ?? {}).map(([what, step]) => [nearest(step), what]));
 
 let timer = null; // of the next step
 
@@ -64,41 +64,39 @@ function goOn() {
 function next() {
   if (state.at === LAST) return showWord();
   const at = state.at + 1;
-  change({ at, film: roles.has(at) ? "asks" : "plays" });
+  change({ at, film: stops.has(at) ? "asks" : "plays" });
   goOn();
 }
 
-// Each question and its answer are about what was recorded at that step.
-function questionOf(role, { chance, raises }, weight) {
+// Which heads raise the finder's score of that place, by how much, most first.
+function helpOf(raises) {
+  const heads = largestFirst(raises).filter((head) => raises[head] >= LEAST);
+  if (!heads.length) return "no earlier head raises its score there yet";
+  const named = listed(heads.map((head) => `${headPart(head)} (+${decimal(raises[head], 1)})`));
+  return `${named} ${heads.length > 1 ? "raise" : "raises"} its score there`;
+}
+
+// Each question and its answer are about what was recorded at that step; `before`: the chance at the step before.
+function questionOf(what, { chance, raises }, before, weight) {
   const gets = `${quote(right)} gets ${percent(chance)}`;
-  const best = closest(ALL_HEADS, (head) => -raises[head]);
-  const gives = `${headPart(finder)} gives it ${percent(weight)} of its attention, and ${gets}`;
-  if (role === "finder") {
-    const found = raises[best] < LEAST
-      ? `No earlier head raises its score of that place by ${LEAST} or more yet.`
-      : `By what ${headPart(best)} has written there, of all earlier heads the most: it raises the score by ` +
-        `${decimal(raises[best], 1)}.`;
-    const begins = `${capital(finder)} begins to look at what followed ${quote(film.labels.at(-1))} before.`;
-    return [`${begins} How does it find it?`, `${found} So ${gives}.`];
+  const looks = `gives ${first} ${percent(weight)} of its attention`;
+  if (what === "writers") {
+    const begin = `${capital(listed(writers.map(headPart)))} ${writers.length > 1 ? "begin" : "begins"}`;
+    return [`${begin} to look one token back. Does that help already?`,
+      `${chance < 0.25 ? "Not yet" : "Yes"}: ${gets}. ${capital(headPart(finder))} ${looks}; ${helpOf(raises)}.`];
   }
-  const score = decimal(snapshots[shown.at].scores.previous_token.flat()[writer]);
-  const begins = `${capital(writer)} begins to look one token back (score ${score}).`;
-  const place = `${quote(film.labels[source])} in ${headPart(finder)}`;
-  const helps = `it raises the score of ${place} by ${decimal(raises[writer], 1)}`;
-  return weight < 0.25
-    ? [`${begins} Why does that not help yet?`, `Nothing uses it: ${helps}; ${gives}.`]
-    : [`${begins} What does that add?`, `Now ${helps}; ${gives}.`];
+  const since = `Since step ${stepOf(shown.at - 1)} ${quote(right)} has risen`;
+  return [`${since} from ${percent(before)} to ${percent(chance)}. What does ${headPart(finder)} do now?`,
+    `It ${looks}, because it followed ${quote(film.labels.at(-1))} before. How it finds it: ${helpOf(raises)}.`];
 }
 
 function sentenceOf({ chance, raises }, weight) {
   const gets = `${quote(right)}, which is right, gets ${percent(chance)}.`;
   if (film.missing) return `${gets} At the last step, ${film.missing}.`;
-  const first = `the first ${quote(film.labels[source])}`;
-  return `${gets} ${capital(finder)} gives ${first} ${percent(weight)} of its attention; ${headPart(writer)} ` +
-    `raises its score there by ${decimal(raises[writer], 1)}.`;
+  return `${gets} ${capital(headPart(finder))} gives ${first} ${percent(weight)} of its attention; ${helpOf(raises)}.`;
 }
 
-// At the end the reader switches the two heads off, in the live model.
+// At the end the reader switches these heads off, in the live model.
 function experiment() {
   const [{ typed, logits, whole, off }] = shown.sides;
   const id = typed.tokens[source];
@@ -106,15 +104,14 @@ function experiment() {
   const told = off.length
     ? `Without ${listed(off)} ${quote(right)} gets ${chance(logits)} instead of ${chance(whole)}.`
     : `These letters are random: only their first copy tells that ${quote(right)} comes next (${chance(whole)}). ` +
-      `${capital(finder)} looks there; arrows show which heads tell it where. Switch one off:`;
-  const toggle = (head) => {
-    const isOff = off.includes(headPart(head));
-    const rest = off.filter((part) => part !== headPart(head));
-    return Object.assign(button(headPart(head), () =>
-      change({ off: isOff ? rest : [...off, headPart(head)], head: finder, part: null })),
-    { className: "switch", ariaPressed: !isOff, title: "switch it off or on" });
+      `${capital(headPart(finder))} looks there; arrows show which heads tell it where. Which is needed most? Switch:`;
+  const toggle = (part) => {
+    const isOff = off.includes(part);
+    const then = isOff ? off.filter((other) => other !== part) : [...off, part];
+    const onclick = () => change({ off: then, head: finder, part: null });
+    return element("button", { className: "switch", ariaPressed: !isOff, onclick }, isOff ? `${part}: off` : part);
   };
-  return [told, " ", ...[writer, finder].map(toggle)];
+  return [told, " ", ...[...writers, finder].map(headPart).map(toggle)];
 }
 
 addView(async function drawFilm() {
@@ -123,17 +120,18 @@ addView(async function drawFilm() {
   if (state.film && !isShown) pause();
   $("film").hidden = !film || frame.other !== null;
   $("play").hidden = !film || LAST < 1;
-  $("play").textContent = state.film ? "❚❚ pause" : "▶ film";
-  const figures = isShown ? await figuresOf("word", frame.at) : null;
+  $("play").textContent = { plays: "❚❚ pause", asks: "▶ go on", answers: "▶ go on" }[state.film] ?? "▶ film";
+  const steps = isShown ? [frame.at, Math.max(0, frame.at - 1)] : [];
+  const [figures, before] = await Promise.all(steps.map((at) => figuresOf("word", at)));
   if (frame !== shown) return;
-  drawArrows(figures && !frame.off?.length ? figures.raises : null);
+  drawArrows(frame.off?.length ? null : figures?.raises);
   if (!isShown) return $("film-says").replaceChildren(
-    button("the made-up word", () => showWord({ at: LAST })),
-    " Or type any letters twice: its heads look for copies.");
+    button("back to the made-up word", () => showWord({ at: LAST })),
+    " Or type any letters twice: the model's heads look for copies.");
   const [{ weights, labels }] = frame.sides;
   const weight = finder === undefined ? 0 : weightAt(ofHead(weights, finder, labels.length), labels.length - 1, source);
-  const role = roles.get(frame.at);
-  const [question, found] = role && state.film ? questionOf(role, figures, weight) : [];
+  const stop = state.film && stops.get(frame.at);
+  const [question, found] = stop ? questionOf(stop, figures, before.chance, weight) : [];
   const isLive = frame.typing && !film.missing && frame.token === labels.length - 1;
   const place = [...$("film-says").children].indexOf(document.activeElement);
   $("film-says").replaceChildren(...(
@@ -162,4 +160,4 @@ function drawArrows(raises) {
   if ($("arrows").childElementCount) shape($("arrows"), "path", { d: tip });
 }
 
-$("play").addEventListener("click", () => (state.film ? pause() : play()));
+$("play").addEventListener("click", () => ({ plays: pause, asks: next, answers: next }[state.film] ?? play)());

@@ -4,14 +4,14 @@ import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
 import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, weightAt } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
 import { data, headName } from "browser/state.js";
-import { squareInWords } from "browser/words.js";
+import { capital, squareInWords } from "browser/words.js";
 
 const over = $("over");
 const mapOf = ({ head, weights, labels }) => ofHead(weights, head, labels.length);
 
 addView(function drawStage() {
   const { sides: [side], labels, palette } = shown;
-  const title = headName(shown.head).replace("l", "L");
+  const title = capital(headName(shown.head));
   $("stage-title").textContent = shown.other === null ? title : `${title}, ${side.title}`;
   fillRamp($("ramp"), "weights", ["0%", "25%", "100%"]);
   // The map fits into the window, below the header and with the rest of this panel, whose height is known by now.

@@ -4,12 +4,12 @@ import { $, button, element } from "browser/elements.js";
 import { addFollower, addView, change, chosenToken, shown } from "browser/render.js";
 import { headName, headPart } from "browser/state.js";
 import { weightsOf } from "browser/text.js";
-import { largestFirst, readsInWords } from "browser/words.js";
+import { capital, largestFirst, readsInWords } from "browser/words.js";
 
 addView(function drawSays() {
   const { head, sides } = shown;
   const texts = sides.map(({ label, descriptions }) => ({ label, ...descriptions[head] }));
-  const name = headName(head).replace("l", "L");
+  const name = capital(headName(head));
   const isOff = shown.typing && shown.off.includes(headPart(head));
   const off = isOff ? "Switched off now: what it reads does not reach the model. " : "";
   $("sentences").replaceChildren(...texts.map(({ label, sentence }) =>

@@ -4,13 +4,13 @@
 
 import { $, button, element, onKeys, SIDEWAYS } from "browser/elements.js";
 import { TRIED_AT } from "browser/experiments.js";
-import { finder, showWord, word, writer } from "browser/film.js";
+import { finder, showWord, word, writers } from "browser/film.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, rendered, shown } from "browser/render.js";
-import { data, headName, headPart, PLAIN, snapshots, state } from "browser/state.js";
+import { data, headPart, PLAIN, snapshots, state } from "browser/state.js";
 import { probabilities } from "browser/sampling.js";
 import { engine, tokensOf } from "browser/typed-text.js";
-import { percent, quote } from "browser/words.js";
+import { listed, percent, quote } from "browser/words.js";
 import { stopWriting } from "browser/writing.js";
 
 const KEPT_AS = "glassgpt: tour"; // the key in the browser's storage, set once a person has closed the tour
@@ -22,7 +22,7 @@ let turn = 0; // counts visits to stops: a visit ends early once there is a late
 let opener = null; // the element that had the focus
 let toured = null; // the state that the present stop has set
 
-// What the film's word shows: how it goes on, the head that finds it, and the head on which that one builds.
+// What the film's word shows: how it goes on, the head that finds it, and the heads on which that one builds.
 async function stopsOf(calm) {
   const { text, right, source, missing } = data.film ?? {};
   if (!shown.typing || !data.film || missing) return [];
@@ -33,26 +33,29 @@ async function stopsOf(calm) {
     percent(probabilities(await ask("logits", heads.map(headPart), { token: last }), PLAIN)[tokens[source]]);
   const { weights } = await ask("read", [], { deep: false });
   const weight = percent(weightAt(ofHead(weights, finder, tokens.length), last, source));
-  const [whole, alone, without] = [await chanceWithout(), await chanceWithout(finder), await chanceWithout(writer)];
-  const [found, first] = [`${headPart(finder)} (${headName(finder)}, both counted from 0)`, quote(labels[source])];
-  const off = (head) => ({ ...calm, off: [headPart(head)] });
+  const [whole, alone] = [await chanceWithout(), await chanceWithout(finder)];
+  const groups = [...writers.map((head) => [head]), ...(writers.length > 1 ? [writers] : [])];
+  const without = [];
+  for (const heads of groups) without.push(`without ${listed(heads.map(headPart))} ${await chanceWithout(...heads)}`);
+  const off = (...heads) => ({ ...calm, off: heads.map(headPart) });
   return [{
     thing: "stage", patch: calm,
-    sentence: `How does the model continue letters that it has never seen? In the last row, ${found} gives ${weight} ` +
-      `of its attention to the first ${first}, which followed ${quote(labels[last])} before: an induction head.`,
+    sentence: `How does the model continue letters that it has never seen? In the last row ${headPart(finder)} gives ${weight} of ` +
+      `its attention to the first ${quote(right)}, which followed ${quote(labels[last])} before: an induction head.`,
   }, {
     thing: "coming", patch: off(finder),
     sentence: `With ${headPart(finder)} switched off, ${quote(right)} gets ${alone} (the bar) instead of ` +
       `${whole} (the tick).`,
   }, {
     thing: "square", patch: { ...calm, square: { query: last, key: source } },
-    sentence: `${headPart(writer).replace("h", "H")} has told the first ${first} that ` +
-      `${quote(labels[source - 1])} came before it, ` +
-      `and ${headPart(finder)} looks for this (see “Score”; other parts may help). Without ` +
-      `${headPart(writer)} ${quote(right)} gets ${without}.`,
+    sentence: `What tells it where? ${listed(writers.map(headPart))} noted at each token what came before it, and ` +
+      `${headPart(finder)} looks for the note ${quote(labels[last])} (see “Score”).`,
+  }, {
+    thing: "coming", patch: off(...writers),
+    sentence: `What ${quote(right)} gets: ${listed(without)}.`,
   }, {
     thing: "controls", patch: calm,
-    sentence: "The film shows how these two heads formed while the model learned: end the tour, and press ▶.",
+    sentence: "The film shows how these heads formed while the model learned: press ▶ film.",
   }];
 }
 

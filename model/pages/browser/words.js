@@ -36,6 +36,7 @@ export function percent(share) {
   return share > 0 ? "<0.1%" : "0%";
 }
 
+export const capital = (text) => text[0].toUpperCase() + text.slice(1);
 const list = new Intl.ListFormat("en-GB"); // "a, b and c"
 export const listed = (items) => list.format(items);
 

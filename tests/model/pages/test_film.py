@@ -13,13 +13,13 @@ from tests.html_pages import Page
 from tests.model.pages.model_pages import LETTERS, TOKENIZER, recording_of
 
 
-def test_a_page_has_the_word_its_two_heads_and_their_figures_at_each_step():
+def test_a_page_has_the_word_its_heads_and_their_figures_at_each_step():
     gpts = {0: GPT(induction_gpt().config).eval(), 8: induction_gpt()}
     recording = recording_of(*LETTERS, has_film=True).with_losses([*gpts.items()], TOKENIZER.label)
     page = Page(run_page("a title", recording))
     film = page.data["film"]
-    assert (film["finder"], film["writer"], film["missing"]) == ("1.2", "0.1", None)
-    assert film["formed"] == {"finder": 8, "writer": 8}
+    assert (film["finder"], film["writers"], film["missing"]) == ("1.2", ["0.1"], None)
+    assert film["stops"] == {"writers": 8, "leap": 8}
     assert film["labels"][SOURCE] == film["right"] and "".join(film["labels"]) == film["text"]
     opening = page.data["run"]["opening"]
     assert opening == {"head": "1.2", "probe": "word", "score": "induction"}

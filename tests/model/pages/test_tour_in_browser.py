@@ -41,25 +41,26 @@ def test_the_tour_shows_the_circuit_of_the_model_and_restores_the_page(first_vis
     expected = [
         ("stage", "head 1.2 100% induction"),
         ("coming", f"head 1.2 “{right}” 100%"),
-        ("square", f"head 0.1 head 1.2 “{right}”"),
+        ("square", "head 0.1 head 1.2"),
+        ("coming", f"head 0.1 “{right}”"),
         ("controls", "▶"),
     ]
     for number, (what, parts) in enumerate(expected, 1):
         if number > 1:
             page.keyboard.press("ArrowRight")
-        wait_for(page, "#tour-place", f"{number} of 4")
+        wait_for(page, "#tour-place", f"{number} of 5")
         _, sentence, toured = told(page)
         sentence = re.sub("[\u2068\u2069]", "", sentence).replace("Head", "head")
         assert toured == what and all(part in sentence for part in parts.split()), sentence
     press(page.locator("#tour button").nth(1), "ArrowLeft")
-    wait_for(page, "#tour-place", "3 of 4")
+    wait_for(page, "#tour-place", "4 of 5")
     click(page, "#tour button >> text=skip")
     assert page.is_hidden("#tour") and page.is_hidden(".toured") and "off" not in address(page)
     page.reload()
     settle(page)
     assert page.is_hidden("#tour")
     click(page, "#tour-start")
-    assert told(page)[0] == "1 of 4" and not unnamed(page, "all.filter((one) => one.closest('#tour'))")
+    assert told(page)[0] == "1 of 5" and not unnamed(page, "all.filter((one) => one.closest('#tour'))")
     page.keyboard.press("Escape")
     assert page.is_hidden("#tour")
 
@@ -75,7 +76,7 @@ def test_a_link_opens_its_view_and_only_offers_the_tour(first_visit):
         page.reload()
         settle(page)
     click(page, "#tour-start")
-    assert told(page)[0] == "1 of 4" and page.input_value("#box") != "abcabc"
+    assert told(page)[0] == "1 of 5" and page.input_value("#box") != "abcabc"
     page.fill("#box", "my own words")  # what the user does ends the tour
     settle(page)
     assert page.is_hidden("#tour") and page.input_value("#box") == "my own words"
@@ -94,17 +95,17 @@ def test_a_model_without_such_heads_has_no_tour_and_a_film_that_says_what_is_mis
 def test_the_film_plays_every_step_asks_where_heads_form_and_ends_with_the_live_model(first_visit):
     page = first_visit(NO_TOUR)
     film = in_page(page, "state", "data.film")
-    assert (film["writer"], film["finder"], film["formed"]) == ("0.1", "1.2", {"writer": 8, "finder": 8})
+    assert (film["writers"], film["finder"], film["stops"]) == (["0.1"], "1.2", {"writers": 8, "leap": 8})
     assert page.input_value("#box") == film["text"] and "100%" in page.inner_text("#film")
     assert page.locator("#arrows .arc").count() == 1
     page.click("#play")
-    wait_for(page, "#film", "How does it find it?")
+    wait_for(page, "#film", "What does head 1.2 do now?")
     assert in_page(page, "state", "state.at") == 1  # step 0 has passed; the film waits here
     click(page, "#film button")
     chance, raises = shares(page.inner_text("#film"))[-1], in_page(page, "render", "shown.sides[0].measured.raises")
     assert "head 0.1" in page.inner_text("#film") and chance == 1 and max(raises) == raises[1] > 10
     click(page, "#film button")
-    wait_for(page, "#film", "Switch one off")
+    wait_for(page, "#film", "Which is needed most?")
     assert in_page(page, "state", "state.at") == 2 and page.is_visible("#box")
     for head in (0, 1):
         click(page, f"#film button >> nth={head}")
@@ -128,8 +129,8 @@ def test_without_storage_the_tour_begins_only_from_its_button(first_visit):
     page = first_visit(STORAGE, width=400)
     assert page.is_hidden("#tour")
     click(page, "#tour-start")
-    assert told(page)[0] == "1 of 4"
-    for _ in range(4):
+    assert told(page)[0] == "1 of 5"
+    for _ in range(5):
         box = page.locator("#tour").bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= 400
         click(page, "#tour button >> nth=1")
