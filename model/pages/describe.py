@@ -55,7 +55,9 @@ def _described(
     else:
         name, on_text = followed(snapshot, at), followed(snapshot, at, "text")
         patterns = [pattern for pattern in dict.fromkeys((name, on_text)) if pattern]
-        first = _looks(snapshot, at, name, on_text) if name else "Follows no pattern that has a name"
+        first = "On average over many texts it follows no pattern that has a name"
+        if name:
+            first = _looks(snapshot, at, name, on_text)
         spread = f"On ordinary text it spreads its weight over {snapshot.heads.reach[at]:.1f} tokens on average"
         sentences = [first, spread]
         head = "{}.{}".format(*at)

@@ -104,7 +104,7 @@ function experiment() {
   const told = off.length
     ? `Without ${listed(off)} ${quote(right)} gets ${chance(logits)} instead of ${chance(whole)}.`
     : `These letters are random: only their first copy tells that ${quote(right)} comes next (${chance(whole)}). ` +
-      `${capital(headPart(finder))} looks there; arrows show which heads tell it where. Which is needed most? Switch:`;
+      `${capital(headPart(finder))} looks there; arrows: who tells it where. Which is needed most? Switch them off:`;
   const toggle = (part) => {
     const isOff = off.includes(part);
     const then = isOff ? off.filter((other) => other !== part) : [...off, part];

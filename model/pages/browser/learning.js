@@ -71,7 +71,7 @@ function showValues(step) {
   const number = (value) => value.toLocaleString("en");
   const valueOf = (points) => {
     const found = points.findLast(([at]) => at <= step + NEAR);
-    if (!found) return `– before step ${number(points[0][0])}`;
+    if (!found) return `none before step ${number(points[0][0])}`;
     const [measured, value] = found;
     const when = step - measured > NEAR ? ` (of step ${number(measured)})` : "";
     return (chart.guides ? decimal(value) : written(value)) + when;

@@ -40,15 +40,15 @@ async function stopsOf(calm) {
   const off = (...heads) => ({ ...calm, off: heads.map(headPart) });
   return [{
     thing: "stage", patch: calm,
-    sentence: `How does the model continue letters that it has never seen? In the last row ${headPart(finder)} gives ${weight} of ` +
-      `its attention to the first ${quote(right)}, which followed ${quote(labels[last])} before: an induction head.`,
+    sentence: `How does it continue letters it has never seen? In the last row ${headPart(finder)} gives ${weight} ` +
+      `of its attention to the first ${quote(right)}, which followed ${quote(labels[last])} before: an induction head.`,
   }, {
     thing: "coming", patch: off(finder),
     sentence: `With ${headPart(finder)} switched off, ${quote(right)} gets ${alone} (the bar) instead of ` +
       `${whole} (the tick).`,
   }, {
     thing: "square", patch: { ...calm, square: { query: last, key: source } },
-    sentence: `What tells it where? ${listed(writers.map(headPart))} noted at each token what came before it, and ` +
+    sentence: `What tells it where? At each token ${listed(writers.map(headPart))} noted what came before it, and ` +
       `${headPart(finder)} looks for the note ${quote(labels[last])} (see “Score”).`,
   }, {
     thing: "coming", patch: off(...writers),
