@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from model.checkpoint import read_checkpoint
+from model.files import content_of
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -75,4 +76,4 @@ def assert_same_run(left: str | Path, right: str | Path) -> None:
     assert_same(final_state(left), final_state(right))
     assert metrics(left) == metrics(right), "metrics.csv"
     for file in ("samples.jsonl", "attention/scores.jsonl"):
-        assert Path(left, file).read_text() == Path(right, file).read_text(), file
+        assert content_of(Path(left, file)) == content_of(Path(right, file)), file

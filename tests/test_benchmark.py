@@ -132,8 +132,8 @@ def test_growth_tells_recordings_and_pages_in_steps_and_compares_tokenising_with
 def test_times_are_compared_round_by_round():
     turns = {"glassgpt": (2.0, 2.0, 3.0), "nanogpt": (8.0, 5.0, 3.0)}
     rows = benchmark.compare("learning", {name: [{"seconds": each} for each in turns[name]] for name in turns})
-    assert [row["seconds"] for row in rows] == [2.0, 5.0]
-    assert [row["times_faster"] for row in rows] == [1.0, 2.5]  # the median of 8 / 2, 5 / 2 and 3 / 3
+    # The median of the rounds, and of 8 / 2, 5 / 2 and 3 / 3.
+    assert [(row["seconds"], row["times_faster"]) for row in rows] == [(2.0, 1.0), (5.0, 2.5)]
 
 
 def replace_processes(monkeypatch, **codes):
@@ -180,7 +180,7 @@ def test_the_target_is_reached_at_the_first_evaluation_below_it():
         benchmark.reached({"curve": curve}, 1.7)
 
 
-@pytest.mark.parametrize("length", [5, 9, 57, 1001])
+@pytest.mark.parametrize("length", [5, 57])
 def test_validation_counts_every_token_once_with_the_clock_stopped(length, monkeypatch):
     """Each token has the same nats in any window, and each evaluation takes 50 seconds. Compiling does not count."""
     now, text = 0.0, torch.randint(5, (length,))

@@ -130,7 +130,6 @@ HOSTILE = {
     "python in YAML": (CONFIG, text("config.yaml", "model: !!python/object/apply:os.mkdir [pwned]\ndata: {}\n")),
     "lists of lists in YAML": (CONFIG, text("config.yaml", LAUGHS + "model: *a30\ndata: {}\ntrainer: {}\n")),
     "deep YAML": (CONFIG, text("config.yaml", "[\n" * 300_000)),
-    "flat but deep YAML": (CONFIG, text("config.yaml", "- " * 300_000 + "a\n")),
     "deep code": (["resume", "inspect", "compare"], text("code.json", "[" * 100_000)),
     "class_path Popen": (
         [*OF_A_RUN, "start"],

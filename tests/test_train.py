@@ -93,17 +93,23 @@ def in_batch(monkeypatch):
     return partial(before_call, monkeypatch.setattr, GPTModule, "training_step")
 
 
-@pytest.mark.usefixtures("no_pages")
-@pytest.mark.parametrize(
-    "batch, signum, saved_step, precision",
-    [
-        (1, signal.SIGTERM, 1, "32-true"),
-        (9, signal.SIGINT, 5, "32-true"),
-        (16, signal.SIGUSR1, 8, "bf16-mixed"),  # before a validation
-    ],
-)
-def test_a_stopped_run_resumes_bit_for_bit(train, trained, in_batch, capsys, batch, signum, saved_step, precision):
-    options = [*EVENTFUL, f"--trainer.precision={precision}"]
+# Matrices that are large enough for two threads to share, and few steps: others slow them down.
+WIDE = ["--model.gpt.embed_dim=128", "--model.gpt.context_length=64", "--data.batch_size=16", "--trainer.max_steps=3"]
+WIDE += LITTLE
+STOPS = [  # the batch, the signal, the step that is saved, threads and options
+    (1, signal.SIGTERM, 1, 1, EVENTFUL),
+    (9, signal.SIGINT, 5, 1, EVENTFUL),
+    (16, signal.SIGUSR1, 8, 1, [*EVENTFUL, "--trainer.precision=bf16-mixed"]),  # before a validation
+    (2, signal.SIGTERM, 2, 2, WIDE),
+]
+
+
+@pytest.mark.usefixtures("no_pages", "own_threads")
+@pytest.mark.parametrize("batch, signum, saved_step, threads, options", STOPS)
+def test_a_stopped_run_resumes_bit_for_bit(
+    train, trained, in_batch, capsys, batch, signum, saved_step, threads, options
+):
+    torch.set_num_threads(threads)
     whole = trained(*options)
     in_batch(lambda *_: signal.raise_signal(signum), batch)
     assert train("--name=stopped", *options) == 128 + signum
@@ -111,19 +117,6 @@ def test_a_stopped_run_resumes_bit_for_bit(train, trained, in_batch, capsys, bat
     assert final_state("runs/stopped")["global_step"] == saved_step
     assert train("--resume=runs/stopped") == 0
     assert_same_run(whole, "runs/stopped")
-
-
-@pytest.mark.usefixtures("no_pages", "own_threads")
-def test_a_run_with_two_threads_resumes_bit_for_bit(train, in_batch):
-    """The matrices are large enough for two threads to share, and the steps few: others slow them down."""
-    torch.set_num_threads(2)
-    wide = ["--model.gpt.embed_dim=128", "--model.gpt.context_length=64", "--data.batch_size=16"]
-    wide += ["--trainer.max_steps=3", *LITTLE]
-    assert train("--name=whole", *wide) == 0
-    in_batch(lambda *_: signal.raise_signal(signal.SIGTERM), 2)
-    assert train("--name=stopped", *wide) == 128 + signal.SIGTERM
-    assert train("--resume=runs/stopped") == 0
-    assert_same(final_state("runs/whole"), final_state("runs/stopped"))
 
 
 @pytest.mark.usefixtures("no_pages")
@@ -230,7 +223,7 @@ def test_every_shipped_config_trains(train, config):
 def test_neither_the_locale_nor_a_closed_standard_output_matters(here, small_options):
     """Samples in any language are written and read back. Python reads its locale only when it starts."""
     environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    options = [*small_options, "--name=run", "--trainer.max_steps=4"]
+    options = [*small_options, "--name=run", "--trainer.max_steps=4", "--recording.enabled=false"]
     program = programs.start("train.py", *options, env=environment, stderr=subprocess.PIPE)
     program.stdout.close()
     error = program.stderr.read()

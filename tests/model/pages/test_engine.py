@@ -110,7 +110,8 @@ def check(answers: list, gpt: GPT, name: str):
     changed = [without(gpt, off) for off in OFF]
     written = generate(gpt, TOKENS[None], 30, temperature=0)[0, len(TOKENS) :].tolist()
     after, other = [], read(gpt, Texts.of(OTHER)).heads  # (L, H, T, K)
-    for layer, head, at in np.ndindex(*other.shape[:3]):
+    patched = [*np.ndindex(*other.shape[:3])][::11]  # every head, at different tokens
+    for layer, head, at in patched:
         with replaced(gpt, {f"head {layer}.{head}": other[layer, head, at]}, at):
             after.append(gpt(TOKENS[None])[0, -1])
     for parity, _, answered, *others, write, square, patches in answers:
@@ -129,9 +130,9 @@ def check(answers: list, gpt: GPT, name: str):
         assert added == pytest.approx(cap * math.atanh(likeliest / cap) if cap else likeliest, abs=1e-3), name
         assert write == written, name
         check_square(square, gpt, name)
-        found = np.concatenate([patches[0]["plain"], *(cell for head in patches for cell in head["patched"])])
+        rows = [patches[layer * gpt.config.num_heads + head]["patched"][at] for layer, head, at in patched]
         expected = [[one[TARGET], one.softmax(-1)[TARGET]] for one in (logits[-1], *after)]
-        np.testing.assert_allclose(found, np.ravel(expected), atol=1e-4, err_msg=name)
+        np.testing.assert_allclose([patches[0]["plain"], *rows], expected, atol=1e-4, err_msg=name)
 
 
 def check_details(answered: dict, expected: Reading):

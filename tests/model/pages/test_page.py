@@ -8,14 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from model.gpt import GPT
+from model.inspection.film import SOURCE
 from model.inspection.heads import SCORES
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import run_page, shown_steps
 from tests.command_lines import tells
+from tests.gpts import induction_gpt
 from tests.html_pages import HOSTILE, Page
 from tests.measurements import learned_recording, write_recording
+from tests.model.pages.model_pages import LETTERS, TOKENIZER, recording_of
 
 HISTORY = learned_recording()
 
@@ -117,3 +121,31 @@ def test_steps_whose_maps_are_gone_are_left_out(tmp_path):
     write_recording(HISTORY, tmp_path).path(2).unlink()
     shown = read(Recording.open(tmp_path, "demo")).data["run"]["snapshots"]
     assert [one["step"] for one in shown] == [0, 1, 4, 8]
+
+
+def test_the_page_has_the_film_its_word_its_heads_and_their_figures_at_each_step():
+    gpts = {0: GPT(induction_gpt().config).eval(), 8: induction_gpt()}
+    recording = recording_of(*LETTERS, has_film=True).with_losses([*gpts.items()], TOKENIZER.label)
+    page = read(recording)
+    film = page.data["film"]
+    assert (film["finder"], film["writers"], film["missing"]) == ("1.2", ["0.1"], None)
+    assert film["stops"] == {"writers": 8, "leap": 8}
+    assert film["labels"][SOURCE] == film["right"] and "".join(film["labels"]) == film["text"]
+    opening = page.data["run"]["opening"]
+    assert opening == {"head": "1.2", "probe": "word", "score": "induction"}
+    chances = []
+    for step in gpts:
+        frame = recording.frame(step)
+        figures = json.loads(page.block("word-figures", step))
+        word = next(i for i, labels in enumerate(recording.words.labels) if labels[:-1] == film["labels"])
+        np.testing.assert_allclose(figures["chance"], frame.chance[word], rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(figures["raises"], frame.raises[word, 1, 2].flatten(), rtol=1e-3, atol=1e-3)
+        assert figures["tokens"]["0"] == film["right"] and figures["bits"][-1] is None
+        chances.append(figures["chance"])
+    assert chances[0] < 0.01 and chances[1] > 0.99
+
+
+def test_a_recording_without_words_or_maps_has_no_film():
+    recording = recording_of(*LETTERS).with_losses([(0, induction_gpt())])
+    assert read(recording).data["film"] is None
+    assert "film" not in read(replace(recording, snapshots=[])).data
