@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -27,6 +28,11 @@ settings.register_profile("unhurried", deadline=None)  # no test asserts a durat
 settings.load_profile("unhurried")
 
 
+def pytest_collection_modifyitems(items):
+    """Puts slow tests first, so that no process of xdist ends long after the others."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 def pytest_collection_finish():
     """Excludes everything imported from garbage collection, which saves seconds: imported modules stay anyway."""
     gc.freeze()
@@ -36,8 +42,7 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session", autouse=True)
 def no_power_cut():
     """Replaces os.fsync, so that this process never waits for the disk. A closed file still raises."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", os.fstat)
+    with patch.object(os, "fsync", os.fstat):
         yield
 
 
@@ -50,10 +55,21 @@ def repository_is_read_once():
     def read(*arguments: str) -> str:
         return remembered(*arguments) if code.ROOT == REPOSITORY else git(*arguments)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(code, "git", read)
-        patch.setattr(code, "code_hash", functools.cache(code.code_hash))
+    with patch.multiple(code, git=read, code_hash=functools.cache(code.code_hash)):
         yield
+
+
+@pytest.fixture(autouse=True)
+def process_as_before(tmp_path_factory):
+    """Restores what a program changes in its own process: no test may find the modules of another one's user."""
+    threads, modules = torch.get_num_threads(), {*sys.modules}
+    with patch.dict(os.environ), patch.object(sys, "path", [*sys.path]):
+        yield
+    torch.set_num_threads(threads)
+    for name in sys.modules.keys() - modules:
+        file = getattr(sys.modules[name], "__file__", None) or ""
+        if file.startswith(str(tmp_path_factory.getbasetemp())):
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)
@@ -99,14 +115,6 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def own_threads():
-    """Restores PyTorch's number of threads after the test."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def train(small_options, here):
     """Runs train.py in an empty folder with `small_options` and the given options; returns the exit status.
 
@@ -139,9 +147,9 @@ def trained(small_options, tmp_path_factory):
     @functools.cache
     def run(*options: str) -> Path:
         folder = tmp_path_factory.mktemp("trained")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            patch.setattr("train.finish", finish)  # with a page, even if the first test that asks uses `no_pages`
+        with pytest.MonkeyPatch.context() as here:
+            here.chdir(folder)
+            here.setattr("train.finish", finish)  # with a page, even if the first test that asks uses `no_pages`
             assert main([*small_options, "--name=run", *options]) == 0
         return folder / "runs" / "run"
 

@@ -104,7 +104,7 @@ STOPS = [  # the batch, the signal, the step that is saved, threads and options
 ]
 
 
-@pytest.mark.usefixtures("no_pages", "own_threads")
+@pytest.mark.usefixtures("no_pages")
 @pytest.mark.parametrize("batch, signum, saved_step, threads, options", STOPS)
 def test_a_stopped_run_resumes_bit_for_bit(
     train, trained, in_batch, capsys, batch, signum, saved_step, threads, options
