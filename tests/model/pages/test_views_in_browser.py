@@ -136,19 +136,16 @@ def test_a_diverged_model_has_dashes_instead_of_numbers(open_page):
 
 
 def test_hostile_labels_are_shown_as_text(open_page):
+    """views.test.mjs has how each invisible character is written."""
     labels = [*HOSTILE, "a", "b", "c", "d"]
     page = open_page(plain_history(labels=labels), hash_="#probe=text&token=4&text=surprise")
     assert page.title() == page.inner_text("h1") == "A title & <more>"
     assert page.locator("#main img, #tokens script").count() == 0
     texts = page.locator("#tokens span").evaluate_all("spans => spans.map((span) => span.textContent)")
-    assert texts[:4] == HOSTILE[:4] and texts[4:7] == ["\\u202eright-to-left", "שלום", "👩\\u200d👩\\u200d👧"]
-    assert texts[7:9] == ["\\u0000", "\\ud800"] and len(texts[9]) == 60 and texts[10:12] == ["↵\n", "∅"]
-    assert texts[12:16] == [*HOSTILE[12:15], "\\u2028"]
-    assert "\\u202eright" in page.inner_text("#expected p")
-    assert "\\u0000" in page.locator("#lenses thead").first.inner_text()
+    assert len(texts) == len(labels) and texts[:4] == HOSTILE[:4] and texts[4] == "\\u202eright-to-left"
     point_at(page, 19, 4)
     assert "(token 4)" in page.inner_text("#readout")
-    for part in ("#lens", "#attribution", "#expected", "#readout"):
+    for part in ("#tokens", "#lens", "#attribution", "#expected", "#readout"):
         assert not set(page.locator(part).inner_text()) & {"\u202e", "\x00"}
 
 
