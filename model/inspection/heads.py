@@ -312,14 +312,9 @@ def _patterns_of(texts: Texts) -> Patterns:
         if score.keys and score.probe == texts.kind:
             pattern = score.keys(texts).expand_as(texts.visible)
             keys[name] = _at_measured(pattern, texts)
-            counted[name] = choosing(pattern, texts)
+            counted[name] = (pattern & texts.visible).any(-1) & (texts.visible & ~pattern).any(-1)
     counted = {name: _at_measured(queries, texts) for name, queries in counted.items()}
     return Patterns(keys, counted, _at_measured(texts.visible.sum(-1), texts))
-
-
-def choosing(keys: Tensor, texts: Texts) -> Tensor:
-    """Returns the queries that count, (N, T): those that see a key of the pattern and a key outside it."""
-    return (keys & texts.visible).any(-1) & (texts.visible & ~keys).any(-1)
 
 
 def values_of(maps: Iterable[Tensor], texts: Texts, first: int = 0) -> Values:

@@ -381,12 +381,9 @@ def normed(norm: nn.Module, part: Tensor, whole: Tensor) -> Tensor:
 def factor(norm: nn.Module, whole: Tensor) -> Tensor:
     """Returns what norm(whole) multiplies each number of its centred input by, in float64; `whole` is (N, D)."""
     whole = double(whole)
-    if isinstance(norm, nn.LayerNorm):
-        squares = whole.var(-1, correction=0, keepdim=True)
-    elif isinstance(norm, nn.RMSNorm):
-        squares = whole.square().mean(-1, keepdim=True)
-    else:
+    if not isinstance(norm, nn.LayerNorm | nn.RMSNorm):
         return whole.new_ones(())
+    squares = centred(norm, whole).square().mean(-1, keepdim=True)
     scale = torch.rsqrt(squares + norm.eps)
     return scale if norm.weight is None else scale * double(norm.weight)
 
