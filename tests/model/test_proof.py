@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from data.tokenizers import byte_level
 from model import gpt
 from model.attention import CausalSelfAttention
-from model.checkpoint import entries_of, load_gpt
-from model.proof import prove
+from model.checkpoint import entries_of, load_gpt, read_checkpoint
+from model.proof import difference, prove
 from model.rotary import rotary_angles
 from tests.attentions import ALIBI, with_scores
 from tests.gpts import CONFIGS, MODERN, change_checkpoint, random_gpt, save_checkpoint
@@ -44,6 +44,15 @@ def test_code_that_computes_something_else_is_told_once_and_equal_code_is_not(tm
     patch(owner, name, replacement)
     load_gpt(path)
     assert [str(path) in message for message in caplog.messages] == [True] * (change in OTHER)
+
+
+def test_weights_that_are_no_numbers_are_not_blamed_on_the_code(tmp_path):
+    path, model = tmp_path / "x.ckpt", trained_gpt()
+    save_checkpoint(path, model)
+    torch.nn.init.constant_(model.lm_head.weight, torch.nan)
+    assert difference(path, model, read_checkpoint(path)["proof"]) == ""
+    torch.nn.init.ones_(model.lm_head.weight)
+    assert difference(path, model, read_checkpoint(path)["proof"])
 
 
 def losses(model, text):
