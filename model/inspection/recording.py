@@ -329,9 +329,9 @@ def take_snapshot(
         label, autocast: see `read`.
     """
     everywhere: Vectors = (replacing or {}) if position is None else {}
-    probes, reads = recording.probes, partial(read, gpt, autocast=autocast, label=label)
-    text = reads(probes["text"], replacing=replacing, position=position)
-    repeated = reads(probes["repeated"], replacing=everywhere)
+    read_probe = partial(read, gpt, autocast=autocast, label=label)
+    text = read_probe(recording.probes["text"], replacing=replacing, position=position)
+    repeated = read_probe(recording.probes["repeated"], replacing=everywhere)
     exact = in_float32(gpt)
     with replaced(exact, everywhere):
         heads = measure_heads(exact, recording.windows)

@@ -132,20 +132,27 @@ def test_an_interrupted_snapshot_is_ignored_and_made_again(recorded, monkeypatch
     assert record(recorded, gpt, 1).steps == [0, 1]
 
 
-def with_shorter_maps(path):
-    with np.load(path) as file:
-        np.savez_compressed(path, **(dict(file) | {"text": file["text"][:, :, :-1, :-1]}))
+def with_arrays(**changed):
+    """Damages a step's file: writes it with other arrays, each made of the array that was there."""
 
+    def damage(path):
+        with np.load(path) as file:
+            np.savez_compressed(path, **(dict(file) | {name: change(file[name]) for name, change in changed.items()}))
 
-def without_figures(path):
-    with np.load(path) as file:
-        np.savez_compressed(path, **(dict(file) | {"figures": np.array(b"{}")}))
+    return damage
 
 
 DAMAGED = {  # other content, or the number of bytes that are left
     "probe.json": [b"{", b"[]", b'{"version": 5, "tokenizer": "x", "probes": {"text": {"tokens": [[1]]}}}'],
     "scores.jsonl": [b'{"step": 0}\n', b"\xff\xfe\n"],
-    "step_00000000.npz": [b"", b"PK\x03\x04 cut short", 500, -1, with_shorter_maps, without_figures],
+    "step_00000000.npz": [
+        b"",
+        b"PK\x03\x04 cut short",
+        500,
+        -1,
+        with_arrays(text=lambda maps: maps[..., :-1, :-1]),
+        with_arrays(figures=lambda _: np.array(b"{}")),
+    ],
 }
 
 
