@@ -46,7 +46,8 @@ class Call:
             output = output[0]
         expected = next(iter(shapes.values()))[:-1]
         if not isinstance(output, Tensor) or output.shape[:-1] != expected:
-            raise Mistake(f"{called} returns {getattr(output, 'shape', output)}, which does not begin with {expected}")
+            returned = getattr(output, "shape", type(output))
+            raise Mistake(f"{called} returns {returned}, which does not begin with {expected}")
         return (merge_heads(output) if output.ndim == 4 else output).float()
 
     @cached_property
@@ -61,9 +62,11 @@ def calls(
     """Returns the calls that work, with the first shape of inputs and of a mask for which one does.
 
     Raises:
-        Mistake: if none works, about the one that came furthest.
+        Mistake: if none works.
     """
     names, mask_name = _names(function)
+    if not names:
+        raise Mistake("no argument without a default: an attention takes tokens, or queries, keys and values")
     problems = []
     for shape in shapes:
         for given, meanings in _masks(shape[-2], mask_name):
@@ -77,7 +80,7 @@ def calls(
                     problems.append(problem)
             if found:
                 return found
-    raise max(problems, key=_line_reached)
+    raise Mistake(f"no call works; of the one that came furthest: {max(problems, key=_line_reached)}")
 
 
 def _names(function: Callable[..., Any]) -> tuple[list[str], str]:

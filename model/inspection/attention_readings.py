@@ -39,9 +39,11 @@ class Reading:
             with suppress(RuntimeError):  # a change that does not fit these shapes
                 given = formula(q, k, v, mask, change) @ self.last
                 difference = (given - output).abs().flatten(1)
-                is_nan = difference.isnan()
-                is_near = is_nan | (difference < LIMIT * largest)
-                if (is_near.all(1) & ~is_nan.all(1)).any():
+                is_nan = difference.isnan()  # of queries that may see nothing
+                is_near = difference < LIMIT * largest
+                is_equal = (is_near | is_nan).all(1)
+                is_known = is_near.any(1)
+                if (is_equal & is_known).any():
                     return True
         return False
 
@@ -59,19 +61,22 @@ def readings(
     E = call.output.shape[-1]
     identity = torch.eye(E)
     if len(inputs) == 3 and not matrices:
-        yield Reading(call, [x.reshape(1, 2, -1, *x.shape[-2:]) for x in inputs], identity)
-    sources = (inputs[0], inputs[-2:][0], inputs[-1])
+        heads = [x.reshape(1, 2, -1, *x.shape[-2:]) for x in inputs]
+        yield Reading(call, heads, identity)
+    sources = (inputs[0], inputs[:2][-1], inputs[-1])  # of queries, keys and values
     for makers, last in (
         (matrices[:-1], matrices[-1:]),
         (matrices[1:], matrices[:1]),  # the matrix of the output was made first
         (matrices, [identity]),
     ):
-        if makers and E in last[0].shape and all(D in maker.shape for maker in makers):
+        do_fit = all(D in maker.shape[-2:] for maker in makers)
+        if makers and do_fit and E in last[0].shape[-2:]:
             columns = torch.cat([_taking(D, maker) for maker in makers], -1)
             rows = _taking(E, last[0]).mT
-            for parts in _cuts(columns, len(rows)):
-                pairs = zip(sources, parts, strict=True)
-                heads = [torch.einsum("btd,adhk->abhtk", *pair) for pair in pairs]
+            for cut in _cuts(columns, len(rows)):
+                heads = []
+                for x, part in zip(sources, cut, strict=True):
+                    heads.append(torch.einsum("btd,adhk->abhtk", x, part))
                 yield Reading(call, heads, rows)
 
 
@@ -90,17 +95,20 @@ def _cuts(
     width: int,
 ) -> Iterator[list[Tensor]]:
     """Cuts columns (D, N) into those of queries, keys and values, (A, D, H, K) each, in each order and with each H."""
-    kv_width = (columns.shape[-1] - width) // 2
+    kv_width, rest = divmod(columns.shape[-1] - width, 2)
     for K in range(2, width + 1):
         H = width // K
-        if kv_width == width == H * K:
+        if rest or width != H * K:
+            continue
+        if kv_width == width:
             sizes = {"p": 3, "h": H, "k": K}
             found: list[tuple[Tensor, ...]] = []
             for axes in permutations(sizes):
-                parts = columns.unflatten(-1, [sizes[axis] for axis in axes])
+                shape = [sizes[axis] for axis in axes]
                 letters = "".join(axes)
-                found += permutations(torch.einsum(f"d{letters}->pdhk", parts))
+                parts = torch.einsum(f"d{letters}->pdhk", columns.unflatten(-1, shape))
+                found += permutations(parts)
             yield [torch.stack(each) for each in zip(*found, strict=True)]
-        elif 0 < kv_width < width == H * K and kv_width % K == 0:
-            widths = [width, kv_width, kv_width]
-            yield [part.unflatten(-1, (-1, K))[None] for part in columns.split(widths, -1)]
+        elif 0 < kv_width < width and kv_width % K == 0:
+            parts = columns.split([width, kv_width, kv_width], -1)
+            yield [part.unflatten(-1, (-1, K))[None] for part in parts]

@@ -11,7 +11,7 @@ Shapes: B batch, T query length, S key length, D width of the tokens, H heads, K
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
@@ -42,7 +42,9 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
     with torch.random.fork_rng([]), torch.enable_grad():
         torch.manual_seed(0)
         try:
-            return list(_of_module(attention) if isinstance(attention, nn.Module) else _of_heads(attention, [11]))
+            if isinstance(attention, nn.Module):
+                return list(_of_module(attention))
+            return _of_heads(attention, [[11], [6]])  # two widths, because a constant may be right for one
         except Mistake as problem:
             return [str(problem)]
 
@@ -79,7 +81,7 @@ def _of_module(module: nn.Module) -> Iterator[str]:
         shapes = [(2, T, D) for T in (5, 4) for D in widths]
         yield from _problems(calls(layer.forward, shapes), matrices)
     else:
-        yield from _of_heads(layer.forward, (11, 2, 4, 8, 16, 32, 64))
+        yield from _of_heads(layer.forward, [[11, 2, 4, 8, 16, 32, 64]])
     for name, value in _plain_tensors(layer):
         if id(value) in shared and value.ndim:  # and not what the forward pass keeps for its user
             yield f"{name} is a tensor but no buffer, so `.to` does not move it to a GPU: use register_buffer"
@@ -108,12 +110,17 @@ def _fill(layer: nn.Module) -> dict[str, Tensor]:
 
 def _of_heads(
     function: Callable[..., Any],
-    widths: Iterable[int],
-) -> Iterator[str]:
-    found = []
-    for K in widths:
-        found += calls(function, [(2, 3, 5, K), (2, 5, K)])
-    return _problems(found, {})
+    widths: list[list[int]],
+) -> list[str]:
+    """The problems with the first group of head widths of which none is right."""
+    for group in widths:
+        found = []
+        for K in group:
+            found += calls(function, [(2, 3, 5, K), (2, 5, K)])
+        problems = list(_problems(found, {}))
+        if problems:
+            return problems
+    return []
 
 
 def _of_attend(layer: CausalSelfAttention) -> list[str]:
@@ -121,9 +128,9 @@ def _of_attend(layer: CausalSelfAttention) -> list[str]:
     for T, given in product((5, 3), ({"mask": padding}, {})):
         q = SCALE * torch.randn(2, layer.num_heads, T, layer.head_dim)
         k, v = SCALE * torch.randn(2, 2, layer.num_kv_heads, 5, layer.head_dim)
-        meaning = given.get("mask", causal_mask(T, 5)[None, None])
+        causal = causal_mask(T, 5)[None, None]
         inputs = {"q": q, "k": k, "v": v}
-        call = Call(layer.attend, inputs, given, [meaning])
+        call = Call(layer.attend, inputs, given, [given.get("mask", causal)])
         about = f"attend, with {T} queries, 5 keys and {'a' if given else 'no'} mask"
         problems = [f"{about}: {problem}" for problem in _problems([call], {})]
         if problems:
@@ -138,7 +145,8 @@ def _problems(
     found: list[Call],
     matrices: dict[str, Tensor],
 ) -> Iterator[str]:
-    trials = [list(readings(call, list(matrices.values()))) for call in found]
+    all_matrices = list(matrices.values())
+    trials = [list(readings(call, all_matrices)) for call in found]
     equal = (reading.call for trial in trials for reading in trial if reading.is_given_by({}))
     right = next(equal, None)
     call = right or found[0]
@@ -147,19 +155,24 @@ def _problems(
         return
     unused = [*_without_influence(call, matrices)]
     if unused:
-        yield f"no influence on the output: {', '.join(unused)}"
+        yield f"no influence on the output, or no gradient: {', '.join(unused)}"
     if right:
         yield from _beyond(right)
-    elif causes := next(filter(None, map(_causes, trials)), []):
-        yield from causes
-    elif not unused:
+        return
+    causes = next(filter(None, map(_causes, trials)), [])
+    yield from causes
+    if not causes:
         if not call.output.isfinite().all():
             yield "the output is NaN or infinite"
         if _sees_all_tokens(call):
             yield "the first output depends on the last token"
-        yield "it differs from the formula; the cause is not known" if any(trials) else "it could not be compared"
+        if any(trials):
+            yield "it differs from the formula; none of the known mistakes gives its output"
+        else:
+            yield "it could not be compared with the formula"
         if matrices:
-            yield f"if not all of {', '.join(matrices)} make q, k, v or the output, give a function of q, k, v"
+            names = ", ".join(matrices)
+            yield f"if not all of {names} make q, k, v or the output, give a function of q, k, v"
 
 
 def _causes(trial: list[Reading]) -> list[str]:
@@ -177,17 +190,22 @@ def _without_influence(
 ) -> Iterator[str]:
     """Yields the names of inputs, matrices, and parts of matrices that the output does not depend on."""
     inputs = {name: x.clone().requires_grad_() for name, x in call.inputs.items()}
-    call(inputs).square().sum().backward()
+    loss = call(inputs).square().sum()
+    if loss.requires_grad:
+        loss.backward()
     for name, part in (inputs | matrices).items():
         if part.grad is None or not part.grad.any():
             yield name
-        elif name in matrices and any((part.grad == 0).all(axis).any() for axis in (0, -1)):
-            yield f"rows or columns of {name}"
+        elif name in matrices:
+            is_zero = part.grad == 0
+            if is_zero.all(0).any() or is_zero.all(-1).any():
+                yield f"rows or columns of {name}"
 
 
 def _beyond(call: Call) -> Iterator[str]:
     """What the formula does not say of an attention that it gives."""
-    if not call({name: 5 * x for name, x in call.inputs.items()}).isfinite().all():
+    large = {name: 5 * x for name, x in call.inputs.items()}
+    if not call(large).isfinite().all():
         yield "with large scores the output is not finite: an exponential overflows"
     if not call.mask and _sees_all_tokens(call):
         with Functions() as functions:

@@ -76,8 +76,8 @@ class AnnotatedTransformer(nn.Module):
         scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(self.d_k)
         if mask is not None:
             scores = scores.masked_fill(mask == 0, -1e9)
-        self.attn = scores.softmax(dim=-1)
-        x = torch.matmul(self.attn, value)
+        attn = scores.softmax(dim=-1)
+        x = torch.matmul(attn, value)
         x = x.transpose(1, 2).contiguous().view(nbatches, -1, self.h * self.d_k)
         return self.linears[-1](x)
 
@@ -322,13 +322,12 @@ class FourAxes(nn.Module):
     def __init__(self, d_k=4):
         super().__init__()
         self.temperature = d_k**0.5
-        self.dropout = nn.Dropout(0.1)
 
     def forward(self, q, k, v, mask=None):
         attn = torch.matmul(q / self.temperature, k.transpose(2, 3))
         if mask is not None:
             attn = attn.masked_fill(mask == 0, -1e9)
-        attn = self.dropout(F.softmax(attn, dim=-1))
+        attn = F.softmax(attn, dim=-1)
         return torch.matmul(attn, v), attn
 
 

@@ -21,8 +21,9 @@ from model.multihead import MultiHeadAttention, scaled_dot_product_attention
 from tests.model.inspection import attention_styles
 from tests.small_runs import assert_same
 
-LINES = Path(__file__).with_name("attention_mistakes.txt").read_text(encoding="utf-8").splitlines()[1:]
-CHANGES = [line.replace("\\n", "\n").split(" | ") for line in LINES if not line.endswith(" |")]
+TABLE = Path(__file__).with_name("attention_mistakes.txt").read_text(encoding="utf-8").splitlines()[1:]
+LINES = [line.replace("\\n", "\n") for line in TABLE]
+CHANGES = [line.split(" | ") for line in LINES if not line.endswith(" |")]
 HARMLESS = [line.removesuffix(" |").split(" | ") for line in LINES if line.endswith(" |")]
 STYLES = [name for name, made in vars(attention_styles).items() if inspect.getmodule(made) is attention_styles]
 
