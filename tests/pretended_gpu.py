@@ -112,7 +112,10 @@ def compute(function, args, kwargs):
         raise TypeError(
             f"Cannot convert a MPS Tensor to float64 dtype, which the MPS framework does not have: {function}"
         )
-    result = tree_map_only(torch.Tensor, OnDevice, result)
+    # A view of an older tensor is as old, also in inference mode: the two share a count of their changes.
+    is_new = torch.is_inference_mode_enabled() and not (function.is_view and ours and not ours[0].is_inference())
+    with torch.inference_mode(is_new):
+        result = tree_map_only(torch.Tensor, OnDevice, result)
     return return_and_correct_aliasing(function, args, kwargs, result) if ours and name != "_to_copy" else result
 
 
