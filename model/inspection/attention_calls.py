@@ -3,6 +3,7 @@
 Shapes: T length, D width of the tokens, H heads, K head width, E width of the output. There are two texts.
 """
 
+import functools
 import inspect
 import re
 import traceback
@@ -83,11 +84,27 @@ def calls(
     raise Mistake(f"no call works; of the one that came furthest: {max(problems, key=_line_reached)}")
 
 
+def tokens_first(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function with the first two axes of its inputs and its output exchanged."""
+    names, _ = _names(function)
+
+    @functools.wraps(function)
+    def exchanged(**passed: Tensor) -> Tensor:
+        output = function(**passed | {name: passed[name].transpose(0, 1) for name in names})
+        return (output[0] if isinstance(output, (tuple, list)) else output).transpose(0, 1)
+
+    return exchanged
+
+
 def _names(function: Callable[..., Any]) -> tuple[list[str], str]:
     """Returns the names of the tokens, or of queries, keys and values in this order; and the mask's, "" without one."""
     masks = [""]
     tokens = []
-    for p in inspect.signature(function).parameters.values():
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # written in C
+        raise Mistake("its arguments are not known: pass a Python function (q, k, v, mask) that calls it") from None
+    for p in signature.parameters.values():
         if re.search("mask|valid|len", p.name) and not isinstance(p.default, int):
             masks.insert(-1, p.name)
         elif p.default is p.empty and "*" not in str(p):

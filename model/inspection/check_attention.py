@@ -12,6 +12,7 @@ import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from model.attention import CausalSelfAttention
-from model.inspection.attention_calls import SCALE, Call, calls
+from model.inspection.attention_calls import SCALE, Call, calls, tokens_first
 from model.inspection.attention_mistakes import FORMULA, MISTAKES
 from model.inspection.attention_readings import Reading, readings
 from model.masks import causal_mask, padding_mask
@@ -35,7 +36,7 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
 
     Args:
         attention: a function (q, k, v, mask=None) of tensors (B, H, T, K) or (B, T, K); or a module of tokens
-            (B, T, D), or of queries, keys and values. A mask is boolean, and True means may attend; or 0 and -inf, to
+            (B, T, D) or (T, B, D), or of queries, keys and values. A mask is boolean, and True means may attend; or 0 and -inf, to
             be added to the scores; or `valid_lens`, the number of tokens of each text. If the attention returns a
             tuple, the first element is the output. A warning says if it was compared without a mask.
     """
@@ -79,12 +80,30 @@ def _of_module(module: nn.Module) -> Iterator[str]:
     if matrices:
         widths = dict.fromkeys(size for p in matrices.values() for size in reversed(p.shape))
         shapes = [(2, T, D) for T in (5, 4) for D in widths]
-        yield from _problems(calls(layer.forward, shapes), matrices)
+        yield from _of_tokens(layer.forward, shapes, matrices)
     else:
         yield from _of_heads(layer.forward, [[11, 2, 4, 8, 16, 32, 64]])
     for name, value in _plain_tensors(layer):
         if id(value) in shared and value.ndim:  # and not what the forward pass keeps for its user
             yield f"{name} is a tensor but no buffer, so `.to` does not move it to a GPU: use register_buffer"
+
+
+def _of_tokens(
+    function: Callable[..., Any],
+    shapes: list[tuple[int, ...]],
+    matrices: dict[str, Tensor],
+) -> list[str]:
+    """The problems of a function of (B, T, D); none if it is right as a function of (T, B, D), as PyTorch's default."""
+    try:
+        problems = list(_problems(calls(function, shapes), matrices))
+    except Mistake as problem:
+        problems = [str(problem)]
+    if problems:
+        with suppress(Mistake):
+            if not list(_problems(calls(tokens_first(function), shapes), matrices)):
+                warnings.warn("compared with tokens first, as (T, B, D)", stacklevel=5)
+                return []
+    return problems
 
 
 def _plain_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -71,6 +71,7 @@ class Kept(attention_styles.MinGPT):
 RIGHT = {
     "PyTorch's": lambda: nn.MultiheadAttention(64, 4, batch_first=True, dropout=0.5),
     "PyTorch's, bfloat16": lambda: nn.MultiheadAttention(64, 4, batch_first=True).bfloat16(),
+    "PyTorch's, tokens first": lambda: nn.MultiheadAttention(64, 4),
     "PyTorch's kernel": lambda: lambda query, key, value, mask: F.scaled_dot_product_attention(query, key, value, mask),
     "float16, of training": lambda: attention_styles.MinGPT().half().train(),
     "computed in bfloat16": lambda: (
@@ -83,6 +84,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:compared with tokens first")
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_right_attention_gets_no_sentence_and_is_not_changed(name):
     torch.manual_seed(0)
@@ -112,7 +114,8 @@ def test_what_cannot_be_compared_gets_a_sentence():
             return self.more(super().forward(x))
 
     assert any("more.weight" in sentence for sentence in check_attention(Five()))
-    assert check_attention(nn.Linear(4, 4)) and check_attention(lambda x: x)
+    for other in (nn.Linear(4, 4), lambda x: x, F.scaled_dot_product_attention):
+        assert check_attention(other)
 
 
 def test_an_error_is_shown_with_the_shapes_and_the_line_of_the_user():
