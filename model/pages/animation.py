@@ -93,6 +93,7 @@ def _draw_heads(axes: Axes, film: Film, reading: RecordedReading) -> None:
     rows = [[(layer, head) for head in range(heads)] for layer in reversed(range(layers))]
     draw_mosaic(axes, maps, rows)
     axes.set(xticks=[], yticks=[], aspect="equal")
+    axes.set_title("Each row of a map: what one token reads.", fontsize=11, loc="left")
     if film.finder is None:
         return
 
