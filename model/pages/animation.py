@@ -74,7 +74,7 @@ def _sentence(film: Film, reading: RecordedReading, stop: str | None) -> str:
         return f"At the last step, {film.missing}."
     writers = listed([f"head {head_name(place)}" for place in sorted(film.writers)])
     if stop == "writers":
-        return f"Now {writers} {'begin' if len(film.writers) > 1 else 'begins'} to look one token back."
+        return f"Now {writers} {'look' if len(film.writers) > 1 else 'looks'} one token back."
     weight = reading.maps[film.finder][-1, SOURCE]
     source = visible(reading.tokens[SOURCE])
     looks = f"head {head_name(film.finder)} gives the first {source} {weight:.0%} of its attention"

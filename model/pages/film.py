@@ -45,7 +45,7 @@ def head_name(place: tuple[int, int]) -> str:
 def stops(recording: Recording, film: Film) -> dict[str, int]:
     """The steps at which the film stops, by what happens there.
 
-    writers: the first writer begins to look one token back. leap: the probability of the right token rises most.
+    writers: from here on, each of them looks one token back. leap: the probability of the right token rises most.
     """
     steps = recording.mapped
     if film.missing or len(steps) < 2:
@@ -54,7 +54,7 @@ def stops(recording: Recording, film: Film) -> dict[str, int]:
     begun = [since[name] for name in map(head_name, film.writers) if name in since]
     rises = np.diff([recording.frame(step).chance[film.word] for step in steps])
     leap = {"leap": steps[1 + int(rises.argmax())]}
-    return {"writers": min(begun)} | leap if begun else leap
+    return {"writers": max(begun)} | leap if begun else leap
 
 
 def word_reading(recording: Recording, film: Film, step: int) -> RecordedReading:

@@ -1,6 +1,6 @@
 // The film (see film.py): plays the steps of training on a made-up word that begins again. It draws an arrow into the
 // head that finds how the word goes on, the finder, from each head that raises its score of that place; and says what
-// happens, in one line. It stops with a question where heads begin to look back, and where the word is learned.
+// happens, in one line. It stops with a question where heads look one token back, and where the word is learned.
 
 import { shape } from "browser/chart.js";
 import { $, button, element } from "browser/elements.js";
@@ -68,9 +68,9 @@ function next() {
   goOn();
 }
 
-// Which heads raise the finder's score of that place, by how much, most first.
+// Which heads raise the finder's score of that place, by how much: the three that do so most.
 function helpOf(raises) {
-  const heads = largestFirst(raises).filter((head) => raises[head] >= LEAST);
+  const heads = largestFirst(raises).slice(0, 3).filter((head) => raises[head] >= LEAST);
   if (!heads.length) return "no earlier head raises its score there yet";
   const named = listed(heads.map((head) => `${headPart(head)} (+${decimal(raises[head], 1)})`));
   return `${named} ${heads.length > 1 ? "raise" : "raises"} its score there`;
@@ -81,8 +81,8 @@ function questionOf(what, { chance, raises }, before, weight) {
   const gets = `${quote(right)} gets ${percent(chance)}`;
   const looks = `gives ${first} ${percent(weight)} of its attention`;
   if (what === "writers") {
-    const begin = `${capital(listed(writers.map(headPart)))} ${writers.length > 1 ? "begin" : "begins"}`;
-    return [`${begin} to look one token back. Does that help already?`,
+    const heads = `${capital(listed(writers.map(headPart)))} now ${writers.length > 1 ? "look" : "looks"}`;
+    return [`${heads} one token back. Does that help already?`,
       `${chance < 0.25 ? "Not yet" : "Yes"}: ${gets}. ${capital(headPart(finder))} ${looks}; ${helpOf(raises)}.`];
   }
   const since = `Since step ${stepOf(shown.at - 1)} ${quote(right)} has risen`;
@@ -103,8 +103,8 @@ function experiment() {
   const chance = (of) => percent(probabilities(of, PLAIN)[id]);
   const told = off.length
     ? `Without ${listed(off)} ${quote(right)} gets ${chance(logits)} instead of ${chance(whole)}.`
-    : `These letters are random: only their first copy tells that ${quote(right)} comes next (${chance(whole)}). ` +
-      `${capital(headPart(finder))} looks there; arrows: who tells it where. Which is needed most? Switch them off:`;
+    : `Random letters: only their first copy tells that ${quote(right)} comes next (${chance(whole)}). ` +
+      `${capital(headPart(finder))} looks there; arrows: who tells it where. Which is needed most? Switch off:`;
   const toggle = (part) => {
     const isOff = off.includes(part);
     const then = isOff ? off.filter((other) => other !== part) : [...off, part];
