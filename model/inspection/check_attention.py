@@ -11,7 +11,7 @@ Shapes: B batch, T query length, S key length, D width of the tokens, H heads, K
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Any
@@ -90,7 +90,7 @@ def _of_module(module: nn.Module) -> Iterator[str]:
 
 def _of_tokens(
     function: Callable[..., Any],
-    shapes: list[tuple[int, ...]],
+    shapes: Sequence[tuple[int, ...]],
     matrices: dict[str, Tensor],
 ) -> list[str]:
     """The problems of a function of (B, T, D); none if it is right as a function of (T, B, D), as PyTorch's default."""
