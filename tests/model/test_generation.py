@@ -143,6 +143,17 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
     return result
 
 
+def test_draws_do_not_depend_on_the_memory_layout_nor_on_a_sort():
+    def draw(logits, **options):
+        return sample(logits, **options, generator=torch.Generator().manual_seed(5))
+
+    logits = torch.randn(6, 50)
+    turned = logits.mT.contiguous().mT
+    for options in ({}, {"top_k": 20}):
+        assert torch.equal(draw(turned, **options), draw(logits, **options))
+    assert torch.equal(draw(logits, top_k=50), draw(logits))  # sorts, but leaves no token out
+
+
 DRAWS = [{}, {"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.1}]
 DRAWS += [{"temperature": 1.5, "top_k": 6, "top_p": 0.8, "min_p": 0.2}]
 
