@@ -88,7 +88,7 @@ addView(function drawNext() {
     sides[0].off?.length && "tick: all on",
     typing && (temperature !== 1 || topK) && `at temperature ${temperature}${topK ? `, top ${topK}` : ""}`,
     isLast ? typing && "click to write" : `token ${current()}`,
-    $("next").querySelector(".true") && "frame: true token",
+    $("next").querySelector(".true") && "frame: right token",
     `others ${percent(Math.max(0, rest))}`,
   ].filter(Boolean).join("; ");
 });

@@ -29,7 +29,7 @@ addView(function drawSteps() {
 addView(function drawChanged() {
   const { typing, off, other, sides } = shown;
   const parts = [
-    typing && off.length && `Switched off: ${listed(off)} (gives its mean instead, the same at every token).`,
+    typing && off.length && `Switched off: ${listed(off)} (gives its mean, the same at every token).`,
     other !== null && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
   ].filter(Boolean);
   $("changed").hidden = !parts.length;
