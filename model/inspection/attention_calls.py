@@ -3,7 +3,6 @@
 Shapes: T length, D width of the tokens, H heads, K head width, E width of the output. There are two texts.
 """
 
-import functools
 import inspect
 import re
 import traceback
@@ -31,10 +30,13 @@ class Call:
     inputs: Arguments  # tokens (2, T, D); or queries, keys and values, (2, T, K) or (2, H, T, K)
     mask: Arguments  # empty without a mask
     meanings: list[Tensor]  # what each query may be meant to see, (2 or 1, 1, T or 1, T)
+    tokens_first: bool = False  # whether the function takes and returns (T, 2, ...)
 
     def __call__(self, inputs: Arguments) -> Tensor:
         """Returns the output with its heads merged, (2, T, E)."""
         passed = {name: x.clone() for name, x in (inputs | self.mask).items()}
+        if self.tokens_first:
+            passed |= {name: passed[name].transpose(0, 1) for name in inputs}
         shapes = {name: tuple(x.shape) for name, x in passed.items()}
         called = f"called with the shapes {shapes}, it"
         try:
@@ -49,6 +51,8 @@ class Call:
         if not isinstance(output, Tensor) or output.shape[:-1] != expected:
             returned = getattr(output, "shape", type(output))
             raise Mistake(f"{called} returns {returned}, which does not begin with {expected}")
+        if self.tokens_first:
+            output = output.transpose(0, 1)
         return (merge_heads(output) if output.ndim == 4 else output).float()
 
     @cached_property
@@ -59,6 +63,7 @@ class Call:
 def calls(
     function: Callable[..., Any],
     shapes: Iterable[tuple[int, ...]],
+    tokens_first: bool = False,
 ) -> list[Call]:
     """Returns the calls that work, with the first shape of inputs and of a mask for which one does.
 
@@ -73,7 +78,8 @@ def calls(
         for given, meanings in _masks(shape[-2], mask_name):
             found = []
             for mask in given:
-                call = Call(function, {name: SCALE * torch.randn(shape) for name in names}, mask, meanings)
+                inputs = {name: SCALE * torch.randn(shape) for name in names}
+                call = Call(function, inputs, mask, meanings, tokens_first)
                 try:
                     call(call.inputs)
                     found.append(call)
@@ -82,18 +88,6 @@ def calls(
             if found:
                 return found
     raise Mistake(f"no call works; of the one that came furthest: {max(problems, key=_line_reached)}")
-
-
-def tokens_first(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function with the first two axes of its inputs and its output exchanged."""
-    names, _ = _names(function)
-
-    @functools.wraps(function)
-    def exchanged(**passed: Tensor) -> Tensor:
-        output = function(**passed | {name: passed[name].transpose(0, 1) for name in names})
-        return (output[0] if isinstance(output, (tuple, list)) else output).transpose(0, 1)
-
-    return exchanged
 
 
 def _names(function: Callable[..., Any]) -> tuple[list[str], str]:

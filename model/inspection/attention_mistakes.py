@@ -34,6 +34,7 @@ FORMULA = {
     "values": "weights @ v",
     "output": "merge(values)",
 }
+CONSTANTS = (4, 6, 8, 10, 16, 32, 64, 128, 256, 512, 768)  # widths of heads and of models
 MISTAKES = {
     "scores": {
         "q @ k.mT": "the scores are not divided by the root of the head's width",
@@ -44,17 +45,10 @@ MISTAKES = {
         "q @ k.mT / (H * K)": "the scores are divided by the width of all heads, not by the root of one head's",
         "q @ k.mT / S**0.5": "the scores are divided by the root of the number of keys, not of the head's width",
         "q @ k.mT / H**0.5": "the scores are divided by the root of the number of heads, not of the head's width",
-        "q @ k.mT / 4**0.5": "the scores are divided by a constant, not by the root of the head's width",
-        "q @ k.mT / 6**0.5": "the scores are divided by a constant, not by the root of the head's width",
-        "q @ k.mT / 8**0.5": "the scores are divided by a constant, not by the root of the head's width",
-        "q @ k.mT / 10**0.5": "the scores are divided by a constant, not by the root of the head's width",
-        "q @ k.mT / 16**0.5": "the scores are divided by a constant, not by the root of the head's width",
-        "q @ k.mT / 32**0.5": "the scores are divided by a constant, not by the root of the head's width",
-        "q @ k.mT / 64**0.5": "the scores are divided by a constant, not by the root of the head's width",
-        "q @ k.mT / 128**0.5": "the scores are divided by a constant, not by the root of the head's width",
-        "q @ k.mT / 256**0.5": "the scores are divided by a constant, not by the root of the head's width",
-        "q @ k.mT / 512**0.5": "the scores are divided by a constant, not by the root of the head's width",
-        "q @ k.mT / 768**0.5": "the scores are divided by a constant, not by the root of the head's width",
+        **dict.fromkeys(
+            (f"q @ k.mT / {number}**0.5" for number in CONSTANTS),
+            "the scores are divided by a constant, not by the root of the head's width",
+        ),
     },
     "masked": {
         "scores": "the mask changes nothing: it is not used",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from model.attention import CausalSelfAttention
-from model.inspection.attention_calls import SCALE, Call, calls, tokens_first
+from model.inspection.attention_calls import SCALE, Call, calls
 from model.inspection.attention_mistakes import FORMULA, MISTAKES
 from model.inspection.attention_readings import Reading, readings
 from model.masks import causal_mask, padding_mask
@@ -100,7 +100,7 @@ def _of_tokens(
         problems = [str(problem)]
     if problems:
         with suppress(Mistake):
-            if not list(_problems(calls(tokens_first(function), shapes), matrices)):
+            if not list(_problems(calls(function, shapes, tokens_first=True), matrices)):
                 warnings.warn("compared with tokens first, as (T, B, D)", stacklevel=5)
                 return []
     return problems
