@@ -49,8 +49,9 @@ def own_sources() -> dict[str, str]:
     Loaded modules that lie in the current folder are the user's own, and belong to them.
     """
     files = {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
+    here = Path.cwd()
     loaded = [Path(getattr(module, "__file__", None) or "/") for module in [*sys.modules.values()]]
-    files |= {path.name: path for path in loaded if path.parent == Path.cwd()}
+    files |= {path.name: path for path in loaded if path.parent == here}
     return {name: path.read_text("utf-8", "replace") for name, path in sorted(files.items())}
 
 
@@ -59,6 +60,12 @@ def code_hash(source: str) -> str:
     with suppress(SyntaxError):
         source = ast.unparse(ast.parse(source))
     return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def blob_hash(source: str) -> str:
+    """Returns the name that git gives to a file of this text."""
+    content = source.encode()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def git(*arguments: str) -> str:
@@ -77,8 +84,11 @@ def current_code() -> dict[str, Any]:
     """
     sources = own_sources()
     commit, _, _ = git("rev-parse", "HEAD", "HEAD:./train.py").partition("\n")  # none if train.py is not in it
+    files = git("ls-tree", "-r", commit)
     changed, difference = {}, []
     for name, source in sources.items() if commit else ():
+        if f"{blob_hash(source)}\t{name}\n" in files:  # as in the commit: asked here, not in a process for each file
+            continue
         committed = git("cat-file", "blob", f"{commit}:./{name}").splitlines()
         lines = [*difflib.unified_diff(committed, source.splitlines(), name, name, lineterm="", n=0)]
         if lines:
