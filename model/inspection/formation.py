@@ -6,6 +6,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
+def head_name(place: Iterable[int]) -> str:
+    """Returns such as "2.1" for (2, 1), head 1 of layer 2."""
+    return "{}.{}".format(*place)
+
+
 def formation(flags: Iterable[tuple[int, Mapping[str, ArrayLike]]]) -> dict[str, dict[str, int]]:
     """By score, the heads that have formed: "LAYER.HEAD" -> since which step the head follows the score's pattern.
 
@@ -17,6 +22,6 @@ def formation(flags: Iterable[tuple[int, Mapping[str, ArrayLike]]]) -> dict[str,
     for step, by_score in flags:
         for name, heads in by_score.items():
             since = formed.get(name, {})
-            names = [f"{layer}.{head}" for layer, head in np.argwhere(heads)]
+            names = [head_name(place) for place in np.argwhere(heads)]
             formed[name] = {head: since.get(head, step) for head in names}
     return formed

@@ -16,11 +16,12 @@ from PIL import Image
 
 from model.files import atomic_file
 from model.inspection.film import LEAST_RAISE, SOURCE, Film
+from model.inspection.formation import head_name
 from model.inspection.reading import RecordedReading
 from model.inspection.recording import Recording
 from model.mistakes import Mistake, listed
 from model.pages.describe import visible
-from model.pages.film import LENGTH, RIGHT, film_of, head_name, stops, word_reading
+from model.pages.film import LENGTH, RIGHT, film_of, stops, word_reading
 from model.pages.images import BETWEEN, draw_mosaic, legible
 from model.pages.learning import evenly
 from model.pages.pictures import SETTINGS
@@ -37,12 +38,13 @@ def draw_film(recording: Recording, path: Path) -> None:
     film = film_of(recording)
     if film is None:
         raise Mistake(f"{recording.name} has no film: no made-up word could be recorded")
-    named = {step: what for what, step in stops(recording, film).items()}
+    readings = {step: word_reading(recording, film, step) for step in recording.mapped}
+    named = {step: what for what, step in stops(recording, film, readings).items()}
     steps = sorted({*evenly(recording.mapped, MOST_STEPS), *named})
     still = {*named, steps[-1]}
     milliseconds = [STILL if step in still else QUICK for step in steps]
     with matplotlib.rc_context(SETTINGS):
-        first, *others = [_picture(recording, film, step, named.get(step)) for step in steps]
+        first, *others = [_picture(readings, film, step, named.get(step)) for step in steps]
     with atomic_file(path) as file:
         first.save(
             file,
@@ -54,13 +56,13 @@ def draw_film(recording: Recording, path: Path) -> None:
         )
 
 
-def _picture(recording: Recording, film: Film, step: int, stop: str | None) -> Image.Image:
-    """stop: what happens at this step, see `stops`."""
-    reading = word_reading(recording, film, step)
+def _picture(readings: dict[int, RecordedReading], film: Film, step: int, stop: str | None) -> Image.Image:
+    """readings, stop: see `stops`."""
+    reading = readings[step]
     figure = Figure(SIZE)
     canvas = FigureCanvasAgg(figure)
     reads = "".join(map(visible, reading.tokens))
-    figure.suptitle(f"Step {step} of {recording.mapped[-1]} reads {reads}", x=0.03, ha="left", fontsize=16)
+    figure.suptitle(f"Step {step} of {max(readings)} reads {reads}", x=0.03, ha="left", fontsize=16)
     figure.supxlabel(_sentence(film, reading, stop), fontsize=11)
     _draw_heads(figure.add_axes((0.03, 0.1, 0.53, 0.79)), film, reading)
     _draw_next(figure.add_axes((0.66, 0.2, 0.31, 0.6)), reading)

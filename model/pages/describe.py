@@ -14,6 +14,7 @@ import numpy as np
 
 from model.inspection.experiments import Effect
 from model.inspection.film import Film
+from model.inspection.formation import head_name
 from model.inspection.heads import SCORES, information
 from model.inspection.recording import Recording, Snapshot
 from model.pages.film import film_of
@@ -60,7 +61,7 @@ def _described(
             first = _looks(snapshot, at, name, on_text)
         spread = f"On ordinary text it spreads its weight over {snapshot.heads.reach[at]:.1f} tokens on average"
         sentences = [first, spread]
-        head = "{}.{}".format(*at)
+        head = head_name(at)
         for effect in effects:
             if effect.head == head and effect.weight:
                 weight = f"{effect.weight:.0%} of its weight on average over {effect.texts} texts"
@@ -106,7 +107,7 @@ def first_formed(recording: Recording) -> list[dict[str, Any]]:
             scores = recording.at(step).scores[name]
             at_once = [tuple(map(int, head.split("."))) for head, formed in heads.items() if formed == step]
             strongest = max(at_once, key=lambda at: scores[at])
-            found.append({"score": name, "head": "{}.{}".format(*strongest), "step": step})
+            found.append({"score": name, "head": head_name(strongest), "step": step})
     return sorted(found, key=lambda stage: stage["step"])
 
 
@@ -175,4 +176,4 @@ def opening_view(recording: Recording, film: Film | None = None) -> dict[str, An
         at = max(np.ndindex(snapshot.shape), key=clarity)
         name = followed(snapshot, at, kind) or next(iter(SCORES))
         probe = SCORES[name].probe
-    return {"head": "{}.{}".format(*at), "score": name, "probe": probe}
+    return {"head": head_name(at), "score": name, "probe": probe}

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from model.files import atomic_file
+from model.inspection.formation import head_name
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
 from model.pages.describe import Place
@@ -34,7 +35,7 @@ def choose_heads(recording: Recording, names: Sequence[str] | None = None) -> li
     rows = [[(layer, head) for head in range(heads)] for layer in range(layers)]
     if names is None:
         return rows
-    known = {"{}.{}".format(*head): head for row in rows for head in row}
+    known = {head_name(head): head for row in rows for head in row}
     for name in names:
         if name not in known:
             raise Mistake(f"--head must be LAYER.HEAD, from 0.0 to {layers - 1}.{heads - 1}, not {name}")

@@ -3,11 +3,13 @@
 Shapes: L layers, H heads, T tokens.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from model.inspection.film import BEGIN, SOURCE, WORD, Film, tell_film
+from model.inspection.formation import head_name
 from model.inspection.reading import DIGITS, RecordedReading, as_json
 from model.inspection.recording import Recording
 
@@ -22,8 +24,8 @@ def film_of(recording: Recording) -> Film | None:
     return tell_film(recording.frame(recording.mapped[-1]))
 
 
-def about_film(recording: Recording, film: Film) -> dict[str, Any]:
-    """The page's data about a film, apart from what changes with the steps. stops: see `stops`."""
+def about_film(recording: Recording, film: Film, readings: Mapping[int, RecordedReading]) -> dict[str, Any]:
+    """The page's data about a film, apart from what changes with the steps. readings, and "stops": see `stops`."""
     *labels, right = recording.words.labels[film.word]
     return {
         "text": "".join(labels),
@@ -33,26 +35,24 @@ def about_film(recording: Recording, film: Film) -> dict[str, Any]:
         "missing": film.missing,
         "finder": film.finder and head_name(film.finder),
         "writers": [head_name(place) for place in film.writers],
-        "stops": stops(recording, film),
+        "stops": stops(recording, film, readings),
     }
 
 
-def head_name(place: tuple[int, int]) -> str:
-    """Returns such as "2.1" for head 1 of layer 2."""
-    return "{}.{}".format(*place)
-
-
-def stops(recording: Recording, film: Film) -> dict[str, int]:
+def stops(recording: Recording, film: Film, readings: Mapping[int, RecordedReading]) -> dict[str, int]:
     """The steps at which the film stops, by what happens there.
 
     writers: from here on, each of them looks one token back. leap: the probability of the right token rises most.
+
+    readings: by step, for the steps of the film in their order, see `word_reading`.
     """
-    steps = recording.mapped
+    steps = [*readings]
     if film.missing or len(steps) < 2:
         return {}
     since = recording.formation["previous_token"]
     begun = [since[name] for name in map(head_name, film.writers) if name in since]
-    rises = np.diff([recording.frame(step).chance[film.word] for step in steps])
+    chances = [reading.figures["chance"] for reading in readings.values()]
+    rises = np.diff(np.array(chances, dtype=float))  # NaN for None
     leap = {"leap": steps[1 + int(rises.argmax())]}
     return {"writers": max(begun)} | leap if begun else leap
 

@@ -87,12 +87,13 @@ def run_page(
         film = film_of(recording)
         steps = shown_steps(recording, held)
         data["run"] = _about(recording, film, steps, held)
-        data["film"] = film and about_film(recording, film)
+        words = {step: word_reading(recording, film, step) for step in steps} if film else {}
+        data["film"] = film and about_film(recording, film, words)
         for step in steps:
             described = describe_heads(recording.at(step), effects if [step] == held[-1:] else ())
             elements += [*_step_blocks(recording, step), _json_block(f"descriptions-{step}", described)]
             if film:
-                elements += _reading_blocks("word", step, word_reading(recording, film, step))
+                elements += _reading_blocks("word", step, words[step])
         if len(steps) < len(recording.mapped):
             data["notes"].append(f"This page shows {len(steps)} of {len(recording.mapped)} recorded steps.")
         data["notes"] += recording.problems.values()

@@ -121,7 +121,8 @@ addView(async function drawFilm() {
   $("film").hidden = !film || frame.other !== null;
   $("play").hidden = !film || LAST < 1;
   $("play").textContent = { plays: "❚❚ pause", asks: "▶ go on", answers: "▶ go on" }[state.film] ?? "▶ film";
-  const steps = isShown ? [frame.at, Math.max(0, frame.at - 1)] : [];
+  const stop = state.film && stops.get(frame.at);
+  const steps = isShown ? [frame.at, ...(stop === "leap" ? [Math.max(0, frame.at - 1)] : [])] : [];
   const [figures, before] = await Promise.all(steps.map((at) => figuresOf("word", at)));
   if (frame !== shown) return;
   drawArrows(frame.off?.length ? null : figures?.raises);
@@ -130,8 +131,7 @@ addView(async function drawFilm() {
     " Or type any letters twice: the model's heads look for copies.");
   const [{ weights, labels }] = frame.sides;
   const weight = finder === undefined ? 0 : weightAt(ofHead(weights, finder, labels.length), labels.length - 1, source);
-  const stop = state.film && stops.get(frame.at);
-  const [question, found] = stop ? questionOf(stop, figures, before.chance, weight) : [];
+  const [question, found] = stop ? questionOf(stop, figures, before?.chance, weight) : [];
   const isLive = frame.typing && !film.missing && frame.token === labels.length - 1;
   const place = [...$("film-says").children].indexOf(document.activeElement);
   $("film-says").replaceChildren(...(
