@@ -39,8 +39,8 @@ pictures: $(VENV)/installed-dev ## make the pictures of the README from the newe
 	$(BIN)/python scripts/inspect_attention.py
 	$(BIN)/python tests/pictures.py .github/images/page.png
 
-stress: $(VENV)/installed-dev ## run the long tests of memory and network; ARGS="tests/stress/soak.py" runs one of them
-	$(BIN)/python -m pytest $(or $(ARGS),tests/stress/*.py)
+stress: $(VENV)/installed-dev ## run the long test of memory and open files; STRESS=N sets its steps
+	$(BIN)/python -m pytest tests/stress/soak.py
 
 lock: $(VENV)/installed-dev ## pin every package that the tests run with, with hashes, for pip and uv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)

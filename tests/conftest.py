@@ -1,10 +1,9 @@
-"""Fixtures for all tests: runs that take a second, limits, and what makes the suite faster."""
+"""Fixtures for all tests: runs that take a second, and what makes the suite faster."""
 
 import functools
 import gc
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +17,6 @@ from model.runs import code
 from tests import gpts, small_runs
 from tests.small_runs import REPOSITORY
 
-LIMIT = 600  # seconds
 # transformers copies the source of an exported folder to here. It reads the variable when it is imported.
 MODULES = TemporaryDirectory()
 os.environ["HF_MODULES_CACHE"] = MODULES.name
@@ -70,23 +68,6 @@ def process_as_before(tmp_path_factory):
         file = getattr(sys.modules[name], "__file__", None) or ""
         if file.startswith(str(tmp_path_factory.getbasetemp())):
             del sys.modules[name]
-
-
-@pytest.fixture(autouse=True)
-def limit(request):
-    """Fails a test that hangs: a process may never end, and Playwright waits forever for a promise or a stuck page."""
-
-    def fail(*_):
-        raise TimeoutError(f"the test hangs: it has taken {LIMIT} seconds")
-
-    if not request.path.name.startswith("test_") or sys.platform == "win32":  # other files may take longer
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, fail)
-    signal.alarm(LIMIT)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="session")

@@ -47,10 +47,10 @@ MAPS = ["inspect"]
 METRICS = ["resume", "inspect"]
 
 
-def answer(entry, capfd, *more, ask=call, run=RUN):
+def answer(entry, capfd, ask=call, run=RUN):
     """Returns what `call`, or `refused`, returns for a program."""
     module, *arguments = (argument.replace(RUN, run) for argument in ENTRIES[entry])
-    return ask(importlib.import_module(module).main, capfd, *arguments, *more)
+    return ask(importlib.import_module(module).main, capfd, *arguments)
 
 
 def files_below(folder):
@@ -199,12 +199,3 @@ def test_no_name_of_a_folder_or_tokenizer_controls_the_terminal(run, capfd):
         _, out, err = answer(entry, capfd, run=str(red))
         written = out + err
         assert not set("\x1b\u202e\x9b") & set(written) and r"\x1b[31m" in written, (entry, written)
-
-
-def test_a_class_in_the_config_is_used_if_the_user_names_it_too(run, capfd):
-    callbacks = "callbacks: [{class_path: lightning.pytorch.callbacks.EarlyStopping, init_args: {monitor: val/loss}}]"
-    config(f"  {callbacks}\n")(run)
-    assert answer("resume", capfd)[0] == 2
-    Path("mine.yaml").write_text(f"trainer: {{{callbacks}}}\n")
-    status, _, error = answer("resume", capfd, "--config=mine.yaml")
-    assert status == 0, error

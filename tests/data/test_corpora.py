@@ -12,7 +12,6 @@ from jsonargparse import ArgumentParser
 
 from data import corpora, datamodule
 from data.corpora import CORPORA, CorpusOptions
-from data.corpora.hub import HubCorpus
 from data.datamodule import TextDataModule
 from data.text import SPLITS, Corpus, Passage
 from model.mistakes import Mistake
@@ -133,11 +132,12 @@ def save(folder: Path, kind: str, splits: dict[str, list[dict]]):
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
 def test_hub_reads_local_folders_and_names_missing_columns_and_splits(here, kind):
-    save(here / "own", kind, {"train": ROWS, "validation": ROWS[:5]})
-    corpus = build(dataset="own")
-    assert texts(corpus, "train") == [row["text"] for row in ROWS]
-    assert texts(corpus, "validation") == [row["text"] for row in ROWS[:5]]
-    save(here / "none", kind, {"train": ROWS})
+    """The validation split is the data set's own, never by itself its test split."""
+    save(here / "own", kind, {"train": ROWS, "test": ROWS[5:9], "valid": ROWS[:5]})
+    assert texts(build(dataset="own"), *SPLITS) == [row["text"] for row in ROWS + ROWS[:5]]
+    tested = build(dataset="own", dataset_validation_split="test")
+    assert texts(tested, *SPLITS) == [row["text"] for row in ROWS + ROWS[5:9]]
+    save(here / "none", kind, {"train": ROWS, "test": ROWS[:1]})
     corpus = build(dataset="none", validation_fraction=0.2)
     assert sorted(texts(corpus, *SPLITS)) == sorted(row["text"] for row in ROWS)
     assert 40 < len(texts(corpus, "validation")) < 80
@@ -153,17 +153,6 @@ def test_without_network_the_message_names_the_data_set_and_the_option_for_local
     for name in ("nobody/nothing", "./nowhere"):
         with pytest.raises(Mistake, match=rf"'{name}'.*--data.dataset"):
             texts(build(dataset=name), "train")
-
-
-def test_hub_validates_on_the_data_sets_own_validation_split_but_never_by_itself_on_its_test_split(monkeypatch):
-    import datasets
-
-    splits = {name: datasets.Dataset.from_list([{"text": name}]) for name in ("train", "test", "valid")}
-    monkeypatch.setattr(HubCorpus, "_load", lambda self: splits)
-    assert texts(build(dataset="some/set"), *SPLITS) == ["train", "valid"]
-    assert texts(build(dataset="some/set", dataset_validation_split="test"), *SPLITS) == ["train", "test"]
-    del splits["valid"]
-    assert texts(build(dataset="some/set"), *SPLITS) == ["train"]
 
 
 def test_options_of_a_data_set_are_passed_to_the_hub(monkeypatch):

@@ -1,10 +1,9 @@
-"""A local server that serves a small data set as the Hugging Face Hub does; it can be slow, busy or broken."""
+"""A local server that serves a small data set as the Hugging Face Hub does, or refuses it."""
 
 import http.server
 import io
 import json
 import re
-import time
 
 import pyarrow
 import pyarrow.parquet
@@ -22,22 +21,17 @@ REVISION = "0123456789" * 4
 TREE = [{"type": "file", "path": name, "size": len(content), "oid": name} for name, content in FILES.items()]
 ABOUT = {"id": "owner/texts", "sha": REVISION}
 PAGES = {"resolve": FILES, "tree": {"": json.dumps(TREE).encode()}, "revision": {"": json.dumps(ABOUT).encode()}}
-REFUSALS = {"missing": (404, "RepoNotFound"), "gated": (403, "GatedRepo"), "busy": (503, "")}
+REFUSALS = {"missing": (404, "RepoNotFound"), "gated": (403, "GatedRepo")}
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
     """Serves the data set OWNER/texts; the owner's name says what goes wrong.
 
-    fine: nothing; slow: files come after a second; busy_at_first: the first request is refused; cut: parquet files end
-    in the middle; dropped: connections are closed without an answer; or a name in REFUSALS.
+    fine: nothing; cut: parquet files end in the middle; or a name in REFUSALS.
     """
 
     def do_GET(self) -> None:
         owner, kind, name = re.fullmatch(r".*/datasets/(\w+)/texts/(\w+)/\w+/?([^?]*).*", self.path).groups()
-        owner = self.server.once.pop(owner, owner)
-        if owner == "dropped":
-            return
-        time.sleep(owner == "slow" and kind == "resolve")
         content = PAGES[kind].get(name, b"")
         status, error = REFUSALS.get(owner) or ((200, "") if content else (404, "EntryNotFound"))
         self.send_response(status)

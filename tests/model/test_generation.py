@@ -100,17 +100,6 @@ def test_texts_written_in_turns_or_in_threads_are_those_written_alone(monkeypatc
         assert [*threads.map(lambda seed: [*map(int, text(seed))], range(4))] == expected
 
 
-def test_a_text_with_its_own_generator_does_not_depend_on_the_others():
-    gpt, options = random_gpt(MODERN), {"top_k": 20, "temperature": 1.5}
-
-    def texts(*seeds):
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        return generate(gpt, torch.ones(len(seeds), 2, dtype=torch.long), 12, generator=generators, **options).tolist()
-
-    alone = [texts(seed)[0] for seed in (4, 5, 6)]
-    assert texts(4, 5, 6) == alone and alone[0] != alone[1]
-
-
 @EVERY_CONFIG
 def test_a_kept_cache_continues_a_text_and_reads_only_new_tokens(config):
     gpt = random_gpt(replace(config, context_length=40))

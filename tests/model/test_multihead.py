@@ -77,7 +77,8 @@ def test_formula_and_kernel_agree_with_pytorch(seed, leading, T, S, K, Kv, data)
 def test_multi_head_attention_of_padded_texts_equals_pytorchs(bias):
     sizes = {"bias": bias, "kdim": 10, "vdim": 14, "batch_first": True}
     reference = nn.MultiheadAttention(24, 4, **sizes, dtype=torch.float64)
-    ours = MultiHeadAttention(24, 4, key_dim=10, value_dim=14, qkv_bias=bias, output_bias=bias).double()
+    widths = {"key_dim": 10, "value_dim": 14}
+    ours = MultiHeadAttention(24, 4, **widths, qkv_bias=bias, output_bias=bias, dropout=0.5).double()
     projections = ours.query_proj, ours.key_proj, ours.value_proj
     reference.q_proj_weight, reference.k_proj_weight, reference.v_proj_weight = (each.weight for each in projections)
     reference.out_proj = ours.output_proj
@@ -88,8 +89,9 @@ def test_multi_head_attention_of_padded_texts_equals_pytorchs(bias):
     expected = values_and_gradients(lambda *x: reference(*x, **hidden)[0], inputs)
     for need_weights in (False, True):
         options = {"mask": mask, "is_causal": True, "need_weights": need_weights}
-        actual = values_and_gradients(lambda *x, options=options: ours(*x, **options)[0], inputs)
+        actual = values_and_gradients(lambda *x, options=options: ours.eval()(*x, **options)[0], inputs)
         torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+        assert not torch.allclose(ours.train()(*inputs, **options)[0], expected[0])  # dropout, in training only
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
@@ -103,14 +105,6 @@ def test_dropout_drops_and_rescales(need_weights):
     torch.testing.assert_close(values[~dropped], torch.full_like(values[~dropped], 1 / T / 0.75))
     if need_weights:
         torch.testing.assert_close(weights, values)  # the weights that were used, not those before dropout
-
-
-def test_dropout_is_active_in_training_only():
-    """tests/model/test_losses.py holds this of the GPT's layer."""
-    dropping, plain, x = MultiHeadAttention(16, 2, dropout=0.5), MultiHeadAttention(16, 2), torch.randn(2, 8, 16)
-    plain.load_state_dict(dropping.state_dict())
-    assert not torch.allclose(dropping(x)[0], dropping(x)[0])
-    torch.testing.assert_close(dropping.eval()(x), plain(x))
 
 
 q, layer = torch.zeros(2, 4, 8), MultiHeadAttention(8, 2)

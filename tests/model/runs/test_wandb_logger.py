@@ -67,9 +67,7 @@ def test_a_run_logs_metrics_maps_and_samples_of_each_recorded_step(train, servic
         ("auto", "", "offline"),
         ("auto", "WANDB_API_KEY=secret", "online"),
         ("auto", "WANDB_API_KEY=secret WANDB_MODE=offline", "offline"),
-        ("auto", "WANDB_MODE=disabled", None),
-        ("offline", "WANDB_API_KEY=secret", "offline"),
-        ("online", "WANDB_MODE=offline", "online"),
+        ("online", "WANDB_MODE=disabled", "online"),
         ("disabled", "WANDB_API_KEY=secret", None),
     ],
 )
