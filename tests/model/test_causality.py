@@ -104,7 +104,7 @@ def test_documents_in_one_row_do_not_see_each_other_and_a_leak_between_them_is_f
 
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
-def test_torch_compile_and_export_capture_the_gpt_in_one_graph(packed):
+def test_torch_compile_captures_the_gpt_in_one_graph(packed):
     # GPT-2 with documents, and the modern family with short attention in bfloat16.
     config = GPT2 if packed else replace(MODERN, num_kv_heads=4, logit_soft_cap=15.0)
     gpt = random_gpt(replace(config, num_layers=1))
@@ -117,5 +117,3 @@ def test_torch_compile_and_export_capture_the_gpt_in_one_graph(packed):
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     gradients, exact = (torch.autograd.grad(x.square().mean(), list(gpt.parameters())) for x in (actual, expected))
     torch.testing.assert_close(gradients, exact, atol=1e-4, rtol=1e-4)
-    exported = torch.export.export(gpt, (torch.randint(50, (2, 12)),)).module()
-    torch.testing.assert_close(exported(tokens), gpt(tokens), atol=1e-5, rtol=1e-5)

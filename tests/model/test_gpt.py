@@ -11,35 +11,6 @@ from model.gpt import ACTIVATIONS, GPT, GPTConfig
 from tests.by_hand import ByHand
 from tests.gpts import CONFIGS, SIZES, TOKENS, loss_of, random_gpt
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_kv_heads", [4, 2])
-def test_modern_family_equals_hugging_face_nanochat(num_kv_heads):
-    transformers = pytest.importorskip("transformers")
-    gpt = random_gpt(GPTConfig(**SIZES, num_kv_heads=num_kv_heads))
-    widths = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 128, "max_position_embeddings": 16}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": num_kv_heads, "attn_implementation": "eager"}
-    config = transformers.NanoChatConfig(**widths, **heads, num_hidden_layers=3, final_logit_softcapping=15.0)
-    peer = transformers.NanoChatForCausalLM(config).eval()
-
-    def mirrored(weight):
-        """Exchanges the halves of each head: NanoChat rotates pairs in the opposite sense."""
-        return weight.unflatten(0, (-1, 2, 4)).flip(1).flatten(0, 2)
-
-    weights = {"model.embed_tokens.weight": gpt.token_embedding.weight, "lm_head.weight": gpt.lm_head.weight}
-    for layer, block in enumerate(gpt.blocks):
-        q, k, v = block.attention.qkv_proj.weight.split((32, 8 * num_kv_heads, 8 * num_kv_heads))
-        attention = {"q_proj": mirrored(q), "k_proj": mirrored(k), "v_proj": v}
-        attention["o_proj"] = block.attention.output_proj.weight
-        weights |= {f"model.layers.{layer}.self_attn.{name}.weight": weight for name, weight in attention.items()}
-        weights[f"model.layers.{layer}.mlp.fc1.weight"] = block.feed_forward.up_proj.weight
-        weights[f"model.layers.{layer}.mlp.fc2.weight"] = block.feed_forward.down_proj.weight
-    peer.load_state_dict(weights)
-    tokens = torch.randint(50, (2, 16))
-    with torch.no_grad():
-        torch.testing.assert_close(gpt(tokens), peer(tokens).logits, atol=1e-4, rtol=1e-4)
-
-
 FORMULAS = CONFIGS | {name: GPTConfig(**SIZES, activation=name) for name in ACTIVATIONS}
 
 

@@ -89,7 +89,7 @@ def test_an_epoch_of_lightning_is_what_lies_between_two_validations(train, monke
     before_call(monkeypatch.setattr, end_of_step.EndOfStep, "on_train_epoch_end", note)
     resume = "--resume=runs/run/checkpoints/step_00000006.ckpt"
     for options, expected in (
-        (["--name=run", "--checkpoints.keep_steps=[6]"], [(0, 4), (1, 8), (2, 12)]),
+        (["--name=run", "--checkpoints.keep_steps=[6]", "--recording.enabled=false"], [(0, 4), (1, 8), (2, 12)]),
         ([resume, "--trainer.accumulate_grad_batches=2", "--trainer.max_steps=13"], [(1, 8), (2, 12), (3, 13)]),
         ([resume, "--trainer.val_check_interval=5"], [(1, 10), (2, 13)]),
     ):

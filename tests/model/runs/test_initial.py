@@ -70,14 +70,10 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, c
     for name in ("from_own", "from_folder", "new"):
         gpt, description = load_gpt(f"runs/{name}")
         assert description["tokenizer"] == described["tokenizer"] and (gpt.config == own.config) >= (name != "new")
-    losses = [column(f"runs/{name}", "val/loss")[0] for name in ("from_own", "from_folder")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-2)  # bfloat16
-
     # A BPE tokenizer of the same size trained on other text is refused.
     save_checkpoint(Path("bytes.ckpt"), GPT(GPTConfig(vocab_size=257)))
     resumed = ["--resume=runs/from_own", "--data.tokenizer=./bytes.ckpt"]
     for options in (resumed, ["--model.init_from=folder", *own_text, *bpe]):
         assert main(options) == 2 and "--data.tokenizer" in capsys.readouterr().err.splitlines()[-1]
-    for name in ("own", "folder"):  # the checkpoint holds the tokenizer
-        Path("runs/own" if name == "own" else name).rename(f"gone_{name}")
-        assert main([f"--resume=runs/from_{name}", "--trainer.max_steps=3"]) == 0
+    Path("folder").rename("gone")  # the checkpoint holds the tokenizer
+    assert main(["--resume=runs/from_folder", "--trainer.max_steps=3"]) == 0

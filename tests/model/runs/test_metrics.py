@@ -121,13 +121,15 @@ class OwnFigure(Callback):
 """
 
 
-def test_figures_of_the_users_callbacks_are_in_the_row_of_their_step_even_after_a_resume(train, here, monkeypatch):
+def test_figures_of_the_users_callbacks_are_in_the_row_of_their_step_even_after_a_resume(
+    train, no_pages, here, monkeypatch
+):
     """ModelCheckpoint without a folder saves into the run's, and any of its files can be resumed."""
     monkeypatch.syspath_prepend(here)
     Path("own_figures_of_tests.py").write_text(CALLBACKS)
     keep = "{class_path: ModelCheckpoint, init_args: {every_n_train_steps: 5, save_top_k: -1}}"
     names = ("LearningRateMonitor", "own_figures_of_tests.OwnFigure", keep)
-    options = [f"--trainer.callbacks+={name}" for name in names]
+    options = ["--recording.enabled=false", *(f"--trainer.callbacks+={name}" for name in names)]
     assert train("--name=run", *options, "--trainer.log_every_n_steps=1") == 0
     rows = metrics("runs/run")
     steps = [int(row["step"]) for row in rows]

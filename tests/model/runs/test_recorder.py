@@ -48,9 +48,7 @@ def started(folder: Path, text: list[int], length: int, context: int = 512, mask
     return monitor.recording
 
 
-@pytest.mark.parametrize(
-    "known, drawn", [([0, 7, 8, 9], {7, 8, 9}), ([0, 7], set(range(1, 50))), ([7], set(range(1, 50)))]
-)
+@pytest.mark.parametrize("known, drawn", [([0, 7, 8, 9], {7, 8, 9}), ([0, 7], {*range(1, 50)})])
 def test_random_tokens_are_drawn_from_the_tokens_of_the_validation_text(tmp_path, known, drawn):
     """From all tokens if the text has fewer than two different ones."""
     tokens = started(tmp_path, known * 20, 20).probes["repeated"].tokens[0].tolist()
@@ -89,8 +87,7 @@ def test_a_leak_is_reported_on_the_terminal_on_the_page_and_with_a_table(train, 
     assert any(int(row["key"]) > int(row["query"]) and float(row["weight"]) > 0 for row in weights)
 
 
-@pytest.mark.parametrize("options, measured", [([], {12}), (["--checkpoints.keep_steps=[4,8]"], {4, 8, 12})])
-def test_losses_without_each_part_are_measured_where_weights_are_kept_and_at_the_end(trained, options, measured):
-    snapshots = Recording.open(trained(*options) / "attention").snapshots
-    assert {snapshot.step for snapshot in snapshots if snapshot.ablation} == measured
+def test_losses_without_each_part_are_measured_where_weights_are_kept_and_at_the_end(trained):
+    snapshots = Recording.open(trained("--checkpoints.keep_steps=[4]") / "attention").snapshots
+    assert {snapshot.step for snapshot in snapshots if snapshot.ablation} == {4, 12}
     assert all(snapshot.loss.keys() == {"text", "repeated"} for snapshot in snapshots if snapshot.ablation)

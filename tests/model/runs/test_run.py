@@ -31,20 +31,21 @@ def test_the_newest_run_and_its_best_checkpoint_are_found():
     Path("runs/empty").mkdir()
     assert Run.open().checkpoint == Path("runs/new/checkpoints/best.ckpt")
     assert Run.open(Path("runs/old/checkpoints")).checkpoint == Path("runs/old/checkpoints/best.ckpt")
-    assert Run.open(Path("runs/new/checkpoints/last.ckpt")).checkpoint.name == "last.ckpt"
-    Path("runs/new/checkpoints/best.ckpt").unlink()
-    assert Run.open(Path("runs/new")).checkpoint.name == "last.ckpt"
+    last = Path("runs/new/checkpoints/last.ckpt")
+    assert Run.open(last).checkpoint == last
+    last.with_name("best.ckpt").unlink()
+    assert Run.open(Path("runs/new")).checkpoint == last
 
 
 def test_a_run_is_found_by_any_path_in_it_or_as_the_newest_and_nowhere_else(monkeypatch):
     write("runs/new/metrics.csv", age=1)
     write("runs/old/metrics.csv", age=2)
-    write("runs/old/attention/probe.json")
+    probe = write("runs/old/attention/probe.json")
     for other in ("runs/without/config.yaml", "metrics.csv", "runs/metrics.csv"):
         write(other)
     assert Run.open(None, METRICS).folder == Path("runs/new")
-    for path in ("runs/old", "runs/old/metrics.csv", "runs/old/attention", "runs/old/attention/probe.json"):
-        assert Run.open(Path(path), METRICS).folder == Path("runs/old")
+    for path in (probe, probe.parent, Path("runs/old/metrics.csv"), Path("runs/old")):
+        assert Run.open(path, METRICS).folder == Path("runs/old")
     with pytest.raises(FileNotFoundError, match="runs/without"):
         Run.open(Path("runs/without"), METRICS)
     monkeypatch.chdir("runs/old/attention")
