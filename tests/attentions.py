@@ -1,6 +1,7 @@
 """Attentions that a user may put in place of `CausalSelfAttention.attend`, and a comparison by gradients."""
 
 import torch
+from torch import nn
 
 
 def random(*shape, dtype=torch.float64):
@@ -38,3 +39,15 @@ def distances(scores):
 ALIBI = with_scores(distances)
 LEAK = with_scores(lambda scores: scores, seen_ahead=99)
 UNIFORM = with_scores(lambda scores: scores.where(scores.isinf(), 0.0))  # averages the visible values
+
+
+class Linears(nn.Module):
+    """Has a linear layer for each of its names."""
+
+    names = ""
+    d_in = d_out = 16
+
+    def __init__(self):
+        super().__init__()
+        for name in self.names.split():
+            self.add_module(name, nn.Linear(self.d_in, self.d_out))

@@ -13,6 +13,7 @@ from model.inspection.parts import Change
 from model.inspection.reading import RecordedReading, read
 from model.inspection.recording import Recording, Snapshot
 from model.inspection.texts import Texts, repeated_tokens
+from tests.by_hand import ByHand, turned
 from tests.gpts import TOKENS, random_gpt
 
 TEXT = TOKENS.tolist()
@@ -118,3 +119,22 @@ def random_snapshot(maps, probes, step, checks) -> Snapshot:
     parts = figures["text"]["parts"]
     ablation = {kind: {part: Change(float(draw.normal()), 1e-4) for part in parts} for kind in probes}
     return snapshot_of(maps, probes, step, checks, figures, loss=dict.fromkeys(probes, 2.5), ablation=ablation)
+
+
+def raised(exact: ByHand, head: int, written: torch.Tensor, query: int, key: int) -> float:
+    """By how much `written` (T, D), a part of the stream, raises a score of the last layer above the query's mean.
+
+    The norms have the scales that they have for the whole stream and for the whole key.
+    """
+    config, seen, attention = exact.config, exact.layers[-1], f"blocks.{exact.config.num_layers - 1}.attention"
+    group = head // (config.num_heads // config.num_kv_heads)
+    rows = slice((config.num_heads + group) * config.head_dim, (config.num_heads + group + 1) * config.head_dim)
+    normed = exact.share_of_norm(written, seen["stream into the block"], f"{attention}_norm")
+    keys = normed @ exact.weights[f"{attention}.qkv_proj.weight"][rows].T
+    queries = seen["queries"]
+    if config.qk_norm:
+        keys = keys / seen["queries, keys, values"][:, rows].square().mean(-1, keepdim=True).sqrt()
+    if config.position == "rotary":
+        keys, queries = turned(keys), seen["queries, turned"]
+    scores = keys @ queries[head, query] / math.sqrt(config.head_dim)
+    return (scores[key] - scores[seen["mask"][query]].mean()).item()

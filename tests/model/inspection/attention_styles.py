@@ -1,7 +1,7 @@
 # ruff: noqa: B905, RUF005, RUF059 (the styles are those of their authors)
 """Right attentions in the styles of public notebooks, books and libraries; test_check_attention.py breaks them.
 
-All are 16 wide with 4 heads of 4, where they have heads. They share nothing, as their models share nothing.
+All are 16 wide with 4 heads of 4, where they have heads. Only the layers that most of them have are made for them.
 """
 
 import math
@@ -11,29 +11,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from model.attention import CausalSelfAttention, merge_heads, split_heads
+from tests.attentions import Linears
 
 
-class DiveIntoDeepLearning(nn.Module):
+class DiveIntoDeepLearning(Linears):
     """Queries, keys, values and valid lengths; heads are moved into the batch."""
 
-    def __init__(self):
-        super().__init__()
-        self.num_heads = 4
-        self.dropout = nn.Dropout(0.1)
-        self.W_q = nn.Linear(16, 16, bias=False)
-        self.W_k = nn.Linear(16, 16, bias=False)
-        self.W_v = nn.Linear(16, 16, bias=False)
-        self.W_o = nn.Linear(16, 16, bias=False)
+    names = "W_q W_k W_v W_o"
+    num_heads = 4
 
     def masked_softmax(self, X, valid_lens):
-        if valid_lens is None:
-            return F.softmax(X, dim=-1)
-        shape = X.shape
-        valid_lens = torch.repeat_interleave(valid_lens, shape[1])
-        X = X.reshape(-1, shape[-1])
-        mask = torch.arange(shape[-1])[None, :] < valid_lens[:, None]
-        X = X.masked_fill(~mask, -1e6)
-        return F.softmax(X.reshape(shape), dim=-1)
+        if valid_lens is not None:
+            mask = torch.arange(X.shape[-1])[None, None, :] < valid_lens[:, None, None]
+            X = X.masked_fill(~mask, -1e6)
+        return F.softmax(X, dim=-1)
 
     def transpose_qkv(self, X):
         X = X.reshape(X.shape[0], X.shape[1], self.num_heads, -1)
@@ -52,7 +43,7 @@ class DiveIntoDeepLearning(nn.Module):
         if valid_lens is not None:
             valid_lens = valid_lens.repeat_interleave(self.num_heads, dim=0)
         scores = torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[-1])
-        output = torch.bmm(self.dropout(self.masked_softmax(scores, valid_lens)), values)
+        output = torch.bmm(self.masked_softmax(scores, valid_lens), values)
         return self.W_o(self.transpose_output(output))
 
 
@@ -66,8 +57,6 @@ class AnnotatedTransformer(nn.Module):
         self.linears = nn.ModuleList([nn.Linear(d_model, d_model) for _ in range(4)])
 
     def forward(self, query, key, value, mask=None):
-        if mask is not None:
-            mask = mask.unsqueeze(1)
         nbatches = query.size(0)
         query, key, value = [
             lin(x).view(nbatches, -1, self.h, self.d_k).transpose(1, 2)
@@ -75,43 +64,34 @@ class AnnotatedTransformer(nn.Module):
         ]
         scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(self.d_k)
         if mask is not None:
-            scores = scores.masked_fill(mask == 0, -1e9)
-        attn = scores.softmax(dim=-1)
-        x = torch.matmul(attn, value)
+            scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
+        x = torch.matmul(scores.softmax(dim=-1), value)
         x = x.transpose(1, 2).contiguous().view(nbatches, -1, self.h * self.d_k)
         return self.linears[-1](x)
 
 
-class RaschkaMultiHead(nn.Module):
-    """The layer of the book: one matrix for all heads, d_in != d_out."""
+class RaschkaMultiHead(Linears):
+    """The layer of the book: d_in != d_out, a context of 6."""
 
-    def __init__(self, d_in=12, d_out=16, context_length=6, num_heads=4):
+    names = "W_query W_key W_value"
+    d_in = 12
+
+    def __init__(self):
         super().__init__()
-        self.d_out = d_out
-        self.num_heads = num_heads
-        self.head_dim = d_out // num_heads
-        self.W_query = nn.Linear(d_in, d_out, bias=False)
-        self.W_key = nn.Linear(d_in, d_out, bias=False)
-        self.W_value = nn.Linear(d_in, d_out, bias=False)
-        self.out_proj = nn.Linear(d_out, d_out)
-        self.dropout = nn.Dropout(0.1)
-        self.register_buffer("mask", torch.triu(torch.ones(context_length, context_length), diagonal=1))
+        self.out_proj = nn.Linear(16, 16)
+        self.register_buffer("mask", torch.triu(torch.ones(6, 6), diagonal=1))
 
     def forward(self, x):
-        b, num_tokens, d_in = x.shape
-        keys = self.W_key(x).view(b, num_tokens, self.num_heads, self.head_dim)
-        queries = self.W_query(x).view(b, num_tokens, self.num_heads, self.head_dim)
-        values = self.W_value(x).view(b, num_tokens, self.num_heads, self.head_dim)
-        keys = keys.transpose(1, 2)
-        queries = queries.transpose(1, 2)
-        values = values.transpose(1, 2)
+        b, num_tokens, _ = x.shape
+        keys = self.W_key(x).view(b, num_tokens, 4, 4).transpose(1, 2)
+        queries = self.W_query(x).view(b, num_tokens, 4, 4).transpose(1, 2)
+        values = self.W_value(x).view(b, num_tokens, 4, 4).transpose(1, 2)
         attn_scores = queries @ keys.transpose(2, 3)
         mask_bool = self.mask.bool()[:num_tokens, :num_tokens]
         attn_scores.masked_fill_(mask_bool, -torch.inf)
         attn_weights = torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1)
-        attn_weights = self.dropout(attn_weights)
         context_vec = (attn_weights @ values).transpose(1, 2)
-        return self.out_proj(context_vec.contiguous().view(b, num_tokens, self.d_out))
+        return self.out_proj(context_vec.contiguous().view(b, num_tokens, -1))
 
 
 class MinGPT(nn.Module):
@@ -124,11 +104,10 @@ class MinGPT(nn.Module):
         self.attn_dropout = nn.Dropout(0.1)
         self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size)).view(1, 1, block_size, block_size))
         self.n_head = n_head
-        self.n_embd = n_embd
 
     def forward(self, x):
         B, T, C = x.size()
-        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        q, k, v = self.c_attn(x).split(C, dim=2)
         k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
         q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
         v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
@@ -141,14 +120,15 @@ class MinGPT(nn.Module):
         return self.c_proj(y)
 
 
-class LectureHead(nn.Module):
-    def __init__(self, head_size=4, n_embd=16, block_size=8):
+class LectureHead(Linears):
+    """A single head."""
+
+    names = "key query value"
+    d_out = 4
+
+    def __init__(self):
         super().__init__()
-        self.key = nn.Linear(n_embd, head_size, bias=False)
-        self.query = nn.Linear(n_embd, head_size, bias=False)
-        self.value = nn.Linear(n_embd, head_size, bias=False)
-        self.register_buffer("tril", torch.tril(torch.ones(block_size, block_size)))
-        self.dropout = nn.Dropout(0.2)
+        self.register_buffer("tril", torch.tril(torch.ones(8, 8)))
 
     def forward(self, x):
         B, T, C = x.shape
@@ -157,7 +137,6 @@ class LectureHead(nn.Module):
         wei = q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5
         wei = wei.masked_fill(self.tril[:T, :T] == 0, float("-inf"))
         wei = F.softmax(wei, dim=-1)
-        wei = self.dropout(wei)
         v = self.value(x)
         return wei @ v
 
@@ -165,10 +144,10 @@ class LectureHead(nn.Module):
 class LectureHeads(nn.Module):
     """Karpathy's lecture: a list of heads, and a matrix that mixes them."""
 
-    def __init__(self, num_heads=4, n_embd=16):
+    def __init__(self):
         super().__init__()
-        self.heads = nn.ModuleList([LectureHead() for _ in range(num_heads)])
-        self.proj = nn.Linear(n_embd, n_embd)
+        self.heads = nn.ModuleList([LectureHead() for _ in range(4)])
+        self.proj = nn.Linear(16, 16)
         self.dropout = nn.Dropout(0.2)
 
     def forward(self, x):
@@ -188,18 +167,15 @@ class Lucidrains(nn.Module):
         self.to_out = nn.Linear(heads * dim_head, dim)
 
     def forward(self, x, mask=None):
-        b, n, _ = x.shape
-        h = self.heads
         q, k, v = self.to_q(x), *self.to_kv(x).chunk(2, dim=-1)
-        q, k, v = (t.reshape(b, n, h, -1).permute(0, 2, 1, 3) for t in (q, k, v))
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
         q = q * self.scale
         sim = torch.einsum("b h i d, b h j d -> b h i j", q, k)
         if mask is not None:
             sim = sim.masked_fill(~mask, -torch.finfo(sim.dtype).max)
         attn = sim.softmax(dim=-1)
         out = torch.einsum("b h i j, b h j d -> b h i d", attn, v)
-        out = out.permute(0, 2, 1, 3).reshape(b, n, -1)
-        return self.to_out(out)
+        return self.to_out(out.transpose(1, 2).flatten(2))
 
 
 class Timm(nn.Module):
@@ -210,7 +186,7 @@ class Timm(nn.Module):
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.scale = self.head_dim**-0.5
-        self.qkv = nn.Linear(dim, dim * 3, bias=True)
+        self.qkv = nn.Linear(dim, dim * 3)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x):
@@ -219,65 +195,50 @@ class Timm(nn.Module):
         q, k, v = qkv.unbind(0)
         q = q * self.scale
         attn = q @ k.transpose(-2, -1)
-        attn = attn.softmax(dim=-1)
-        x = attn @ v
+        x = attn.softmax(dim=-1) @ v
         x = x.transpose(1, 2).reshape(B, N, C)
         return self.proj(x)
 
 
-class Bert(nn.Module):
+class Bert(Linears):
     """An additive mask, no output matrix."""
 
-    def __init__(self, hidden_size=16, num_attention_heads=4):
-        super().__init__()
-        self.num_attention_heads = num_attention_heads
-        self.attention_head_size = hidden_size // num_attention_heads
-        self.query = nn.Linear(hidden_size, hidden_size)
-        self.key = nn.Linear(hidden_size, hidden_size)
-        self.value = nn.Linear(hidden_size, hidden_size)
+    names = "query key value"
 
     def transpose_for_scores(self, x):
-        x = x.view(x.size()[:-1] + (self.num_attention_heads, self.attention_head_size))
-        return x.permute(0, 2, 1, 3)
+        return x.view(x.size()[:-1] + (4, 4)).permute(0, 2, 1, 3)
 
     def forward(self, hidden_states, attention_mask=None):
         query_layer = self.transpose_for_scores(self.query(hidden_states))
         key_layer = self.transpose_for_scores(self.key(hidden_states))
         value_layer = self.transpose_for_scores(self.value(hidden_states))
-        attention_scores = torch.matmul(query_layer, key_layer.transpose(-1, -2))
-        attention_scores = attention_scores / math.sqrt(self.attention_head_size)
+        attention_scores = torch.matmul(query_layer, key_layer.transpose(-1, -2)) / math.sqrt(4)
         if attention_mask is not None:
             attention_scores = attention_scores + attention_mask
-        attention_probs = nn.functional.softmax(attention_scores, dim=-1)
-        context_layer = torch.matmul(attention_probs, value_layer)
-        context_layer = context_layer.permute(0, 2, 1, 3).contiguous()
-        return context_layer.flatten(2)
+        context_layer = torch.matmul(attention_scores.softmax(dim=-1), value_layer)
+        return context_layer.permute(0, 2, 1, 3).flatten(2)
 
 
 class TransformerLens(nn.Module):
     """A parameter of (H, D, K) for the queries of all heads, and (H, K, D) for the output."""
 
-    def __init__(self, n_heads=4, d_model=16, d_head=4):
+    def __init__(self, d_head=4):
         super().__init__()
-        self.d_head = d_head
-        self.W_Q = nn.Parameter(torch.randn(n_heads, d_model, d_head) / 4)
-        self.W_K = nn.Parameter(torch.randn(n_heads, d_model, d_head) / 4)
-        self.W_V = nn.Parameter(torch.randn(n_heads, d_model, d_head) / 4)
-        self.W_O = nn.Parameter(torch.randn(n_heads, d_head, d_model) / 4)
-        self.b_Q = nn.Parameter(torch.zeros(n_heads, d_head))
-        self.b_K = nn.Parameter(torch.zeros(n_heads, d_head))
-        self.b_V = nn.Parameter(torch.zeros(n_heads, d_head))
-        self.b_O = nn.Parameter(torch.zeros(d_model))
+        self.W_Q = nn.Parameter(torch.randn(4, 16, d_head))
+        self.W_K = nn.Parameter(torch.randn(4, 16, d_head))
+        self.W_V = nn.Parameter(torch.randn(4, 16, d_head))
+        self.W_O = nn.Parameter(torch.randn(4, d_head, 16))
+        self.b_Q = nn.Parameter(torch.zeros(4, d_head))
+        self.b_O = nn.Parameter(torch.zeros(16))
         self.register_buffer("IGNORE", torch.tensor(-1e5))
 
     def forward(self, x):
         q = torch.einsum("bpd,hde->bphe", x, self.W_Q) + self.b_Q
-        k = torch.einsum("bpd,hde->bphe", x, self.W_K) + self.b_K
-        v = torch.einsum("bpd,hde->bphe", x, self.W_V) + self.b_V
-        scores = torch.einsum("bqhe,bkhe->bhqk", q, k) / self.d_head**0.5
-        mask = torch.triu(torch.ones(scores.size(-2), scores.size(-1)), diagonal=1).bool()
-        scores = scores.masked_fill(mask, self.IGNORE)
-        pattern = scores.softmax(-1)
+        k = torch.einsum("bpd,hde->bphe", x, self.W_K)
+        v = torch.einsum("bpd,hde->bphe", x, self.W_V)
+        scores = torch.einsum("bqhe,bkhe->bhqk", q, k) / q.shape[-1] ** 0.5
+        mask = torch.triu(torch.ones(scores.shape[-2:]), diagonal=1).bool()
+        pattern = scores.masked_fill(mask, self.IGNORE).softmax(-1)
         z = torch.einsum("bkhe,bhqk->bqhe", v, pattern)
         return torch.einsum("bqhe,hed->bqd", z, self.W_O) + self.b_O
 
@@ -287,19 +248,16 @@ class ParameterHeads(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.Wq = nn.ParameterList([nn.Parameter(torch.randn(4, 16) / 4) for _ in range(4)])
-        self.Wk = nn.ParameterList([nn.Parameter(torch.randn(4, 16) / 4) for _ in range(4)])
-        self.Wv = nn.ParameterList([nn.Parameter(torch.randn(4, 16) / 4) for _ in range(4)])
-        self.Wo = nn.Parameter(torch.randn(16, 16) / 4)
+        self.Wq, self.Wk, self.Wv = (
+            nn.ParameterList([nn.Parameter(torch.randn(4, 16)) for _ in range(4)]) for _ in range(3)
+        )
+        self.Wo = nn.Parameter(torch.randn(16, 16))
 
     def forward(self, x, mask=None):
         outputs = []
         for Wq, Wk, Wv in zip(self.Wq, self.Wk, self.Wv):
             q, k, v = x @ Wq.T, x @ Wk.T, x @ Wv.T
-            scores = q @ k.transpose(-1, -2) / Wk.shape[0] ** 0.5
-            if mask is not None:
-                scores = scores.masked_fill(mask == 0, float("-inf"))
-            outputs.append(scores.softmax(-1) @ v)
+            outputs.append(step_by_step(q, k, v, mask))
         return torch.cat(outputs, dim=-1) @ self.Wo.T
 
 
@@ -319,16 +277,8 @@ class Wrapped(nn.Module):
 class FourAxes(nn.Module):
     """A module of queries, keys and values that are cut into heads already."""
 
-    def __init__(self, d_k=4):
-        super().__init__()
-        self.temperature = d_k**0.5
-
     def forward(self, q, k, v, mask=None):
-        attn = torch.matmul(q / self.temperature, k.transpose(2, 3))
-        if mask is not None:
-            attn = attn.masked_fill(mask == 0, -1e9)
-        attn = F.softmax(attn, dim=-1)
-        return torch.matmul(attn, v), attn
+        return step_by_step(q, k, v, mask)
 
 
 def step_by_step(q, k, v, mask=None):
@@ -352,8 +302,7 @@ class Replaced(CausalSelfAttention):
         super().__init__(16, 4, num_kv_heads=2)
 
     def attend(self, q, k, v, mask=None):
-        groups = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+        k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
         T, S = q.shape[-2], k.shape[-2]
         if mask is None:
             mask = torch.ones(T, S, dtype=torch.bool).tril(S - T)
@@ -361,15 +310,15 @@ class Replaced(CausalSelfAttention):
         return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
 
 
-class GroupedQuery(nn.Module):
+class GroupedQuery(Linears):
     """Two heads of keys and values for four of queries; the fused kernel."""
+
+    names = "wq wk wv wo"
 
     def __init__(self):
         super().__init__()
-        self.wq = nn.Linear(16, 16)
         self.wk = nn.Linear(16, 8)
         self.wv = nn.Linear(16, 8)
-        self.wo = nn.Linear(16, 16)
 
     def forward(self, x):
         q = split_heads(self.wq(x), 4)

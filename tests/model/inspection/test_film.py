@@ -1,6 +1,5 @@
 """The film: its words can be typed, and its frames hold what the model computes of each word alone."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -11,8 +10,9 @@ from model.inspection.film import BEGIN, SOURCE, WORD, WORDS, film_texts, take_f
 from model.inspection.reading import read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts
-from tests.by_hand import ByHand, turned
+from tests.by_hand import ByHand
 from tests.gpts import CONFIGS, induction_gpt, random_gpt
+from tests.measurements import raised
 from tests.model.inspection.test_experiments import CODE
 from tests.model.pages.model_pages import recording_of
 
@@ -36,25 +36,6 @@ def test_words_are_distinct_tokens_that_begin_again_and_can_be_typed(tokenizer, 
 WORDS_OF_IDS = Texts.of([[*range(word, word + WORD), *range(word, word + BEGIN + 1)] for word in (3, 20)])
 
 
-def raised(exact: ByHand, head: int, written: torch.Tensor) -> float:
-    """By how much `written` (T, D), a part of the stream, raises the score of the source in a head of the last layer.
-
-    The norms have the scales that they have for the whole stream and for the whole key.
-    """
-    config, seen, attention = exact.config, exact.layers[-1], f"blocks.{exact.config.num_layers - 1}.attention"
-    group = head // (config.num_heads // config.num_kv_heads)
-    rows = slice((config.num_heads + group) * config.head_dim, (config.num_heads + group + 1) * config.head_dim)
-    normed = exact.share_of_norm(written, seen["stream into the block"], f"{attention}_norm")
-    keys = normed @ exact.weights[f"{attention}.qkv_proj.weight"][rows].T
-    query = seen["queries"]
-    if config.qk_norm:
-        keys = keys / seen["queries, keys, values"][:, rows].square().mean(-1, keepdim=True).sqrt()
-    if config.position == "rotary":
-        keys, query = turned(keys), seen["queries, turned"]
-    scores = keys @ query[head, -1] / math.sqrt(config.head_dim)
-    return (scores[SOURCE] - scores[seen["mask"][-1]].mean()).item()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["modern", "gpt2", "grouped heads", "window", "every norm and bias"])
 def test_a_frame_holds_what_the_model_computes_of_each_word(name):
@@ -73,7 +54,8 @@ def test_a_frame_holds_what_the_model_computes_of_each_word(name):
             part = f"head {layer}.{earlier}"
             assert frame.parts[word, layer, earlier].item() == pytest.approx(parts[part], rel=1e-3, abs=1e-4)
             found = frame.raises[word, -1, :, layer, earlier].tolist()
-            expected = [raised(exact, head, exact.written()[part]) for head in range(config.num_heads)]
+            written = exact.written()[part]
+            expected = [raised(exact, head, written, -1, SOURCE) for head in range(config.num_heads)]
             assert found == pytest.approx(expected, rel=1e-3)
     assert not frame.raises[:, 0].any() and not frame.raises[:, 1, :, 1:].any()
 

@@ -21,8 +21,9 @@ from model.inspection.parts import part_means, replaced
 from model.inspection.reading import Reading, read
 from model.inspection.texts import Texts
 from model.pages import template, weights
-from tests.by_hand import ByHand, turned
+from tests.by_hand import ByHand
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
+from tests.measurements import raised
 from tests.model.pages.model_pages import GPTS, TOKENIZER, page_of
 from tests.model.pages.test_views_in_node import run_node
 
@@ -94,17 +95,18 @@ def packed() -> dict[str, weights.Packed]:
     return packed
 
 
-def test_node_computes_what_pytorch_computes(packed, monkeypatch):
+def test_node_computes_what_pytorch_computes(packed, monkeypatch, subtests):
     """Two of the models also without WebAssembly's SIMD."""
     monkeypatch.setattr(reading, "DIGITS", ".9g")
     models = [questions(one) for one in packed.values()]
     answered, plainly = in_node([("models", models), ("models", [one | {"simd": False} for one in models[:2]])])
     for name, *answers in zip_longest(packed, answered, plainly):
-        check(list(filter(None, answers)), packed[name].models[0][0], name)
+        with subtests.test(name):
+            check(list(filter(None, answers)), packed[name].models[0][0])
 
 
 @torch.no_grad()
-def check(answers: list, gpt: GPT, name: str):
+def check(answers: list, gpt: GPT):
     """Asserts that the answers to `questions` are those of PyTorch."""
     logits, taken = gpt(TOKENS[None])[0], read(gpt, Texts.of(TOKENS))
     changed = [without(gpt, off) for off in OFF]
@@ -115,24 +117,24 @@ def check(answers: list, gpt: GPT, name: str):
         with replaced(gpt, {f"head {layer}.{head}": other[layer, head, at]}, at):
             after.append(gpt(TOKENS[None])[0, -1])
     for parity, _, answered, *others, write, square, patches in answers:
-        assert parity["error"] < 1e-4, name
+        assert parity["error"] < 1e-4
         for answer, expected in zip((answered, *others), (logits, *changed), strict=True):
             nats = [bits * math.log(2) for bits in answer["figures"]["bits"][:-1]]
             loss = F.cross_entropy(expected[:-1], TOKENS[1:]).item()
-            assert np.mean(nats) == pytest.approx(loss, abs=1e-4), name
+            assert np.mean(nats) == pytest.approx(loss, abs=1e-4)
             likeliest = expected[-1].softmax(-1).topk(20)
-            assert [token for token, _ in answer["next"]] == likeliest.indices.tolist(), name
+            assert [token for token, _ in answer["next"]] == likeliest.indices.tolist()
             shares = [probability for _, probability in answer["next"]]
-            np.testing.assert_allclose(shares, likeliest.values, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(shares, likeliest.values, atol=1e-5)
         check_details(answered, taken)
         likeliest, cap = logits[-1].max().item(), gpt.config.logit_soft_cap  # the parts add up to the uncapped logit
         added = sum(answered["figures"]["attribution_of_likeliest"])
-        assert added == pytest.approx(cap * math.atanh(likeliest / cap) if cap else likeliest, abs=1e-3), name
-        assert write == written, name
-        check_square(square, gpt, name)
+        assert added == pytest.approx(cap * math.atanh(likeliest / cap) if cap else likeliest, abs=1e-3)
+        assert write == written
+        check_square(square, ByHand(gpt, TOKENS.tolist()))
         rows = [patches[layer * gpt.config.num_heads + head]["patched"][at] for layer, head, at in patched]
         expected = [[one[TARGET], one.softmax(-1)[TARGET]] for one in (logits[-1], *after)]
-        np.testing.assert_allclose([patches[0]["plain"], *rows], expected, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose([patches[0]["plain"], *rows], expected, atol=1e-4)
 
 
 def check_details(answered: dict, expected: Reading):
@@ -145,48 +147,29 @@ def check_details(answered: dict, expected: Reading):
     for name, numbers in {**measured, **measured["lens"]}.items():
         if name not in ("lens", "attribution_error", "tokens"):  # None where there is no number
             told = np.array((found | found["lens"])[name], float)
-            np.testing.assert_allclose(told, np.array(numbers, float), atol=1e-4, rtol=1e-4, err_msg=name)
+            np.testing.assert_allclose(told, np.array(numbers, float), atol=1e-4, rtol=1e-4)
     assert found["attribution_error"] < 1e-3
 
 
-def check_square(square: dict, gpt: GPT, name: str):
-    """Asserts that scores, weights and what the value adds are those of the tensors that `attend` gets."""
-    traced, block = read(gpt, Texts.of(TOKENS)), gpt.blocks[SQUARE["layer"]].attention
-    layer, query, key, head = (SQUARE[name] for name in ("layer", "query", "key", "head"))
-    q, k, v = (tensor[layer, head].double() for tensor in (traced.q, traced.k, traced.v))
-    visible = slice(max(0, query + 1 - (gpt.config.window or query + 1)), query + 1)
-    scores = k[visible] @ q[query] / math.sqrt(q.shape[-1])
-    assert square["first"] == visible.start, name
-    np.testing.assert_allclose(square["scores"], scores, atol=1e-4, err_msg=name)
-    np.testing.assert_allclose(square["weights"], scores.softmax(0), atol=1e-5, err_msg=name)
-    check_sources(square, gpt, visible, q[query])
-    written = block.output_proj.weight.double().unflatten(1, (gpt.config.num_heads, -1))[:, head]  # (D, K)
-    added = written @ v[key] * traced.maps[layer, head, query, key]
-    normed = ByHand(gpt, TOKENS.tolist()).share_of_norm(added, traced.residual[-1][query].double(), "final_norm")
-    changes = gpt.lm_head.weight.double() @ normed
-    largest = changes.topk(5)
-    assert [token for token, _ in square["pushes"]] == largest.indices.tolist(), name
-    np.testing.assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4, err_msg=name)
-
-
-def check_sources(square: dict, gpt: GPT, visible: slice, q: torch.Tensor):
-    """Asserts by how much each part raises the score above the mean, with each norm's scale for its whole input."""
-    config, layer = gpt.config, gpt.config.num_layers - 1
-    exact = ByHand(gpt, TOKENS.tolist())
-    seen, name, K = exact.layers[layer], f"blocks.{layer}.attention", config.head_dim
-    first = (config.num_heads + config.num_kv_heads - 1) * K  # row of the last head's key
-    projection = exact.weights[f"{name}.qkv_proj.weight"][first : first + K]
-    keys = seen["queries, keys, values"][:, first : first + K]
-    scale = (keys.square().mean(-1, keepdim=True) + 1e-6).sqrt() if config.qk_norm else 1
-    expected = {}
-    for part, x in exact.written(layer).items():
-        share = exact.share_of_norm(x, seen["stream into the block"], f"{name}_norm") @ projection.T / scale
-        share = turned(share) if config.position == "rotary" else share
-        scores = share[visible] @ q / math.sqrt(K)
-        expected[part] = (scores[SQUARE["key"] - visible.start] - scores.mean()).item()
+def check_square(square: dict, exact: ByHand):
+    """Asserts that scores, their sources, weights and what the value adds are those of the formula."""
+    query, key, head, seen = SQUARE["query"], SQUARE["key"], exact.config.num_heads - 1, exact.layers[-1]
+    visible = seen["mask"][query]
+    assert square["first"] == visible.nonzero()[0]
+    np.testing.assert_allclose(square["scores"], seen["scores"][head, query, visible], atol=1e-4)
+    np.testing.assert_allclose(square["weights"], seen["weights"][head, query, visible], atol=1e-5)
+    written = exact.written(exact.config.num_layers - 1)
+    expected = {part: raised(exact, head, x, query, key) for part, x in written.items()}
     found, largest = dict(square["sources"]), sorted(map(abs, expected.values()), reverse=True)
     assert found == pytest.approx({part: expected[part] for part in found}, abs=1e-4)
     np.testing.assert_allclose([abs(share) for share in found.values()], largest[: len(found)], atol=1e-4)
+    output = exact.weights[f"blocks.{exact.config.num_layers - 1}.attention.output_proj.weight"]
+    added = output[:, -exact.config.head_dim :] @ seen["values"][-1, key] * seen["weights"][head, query, key]
+    normed = exact.share_of_norm(added, seen["stream after the block"][query], "final_norm")
+    changes = exact.weights["lm_head.weight"] @ normed
+    largest = changes.topk(5)
+    assert [token for token, _ in square["pushes"]] == largest.indices.tolist()
+    np.testing.assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4)
 
 
 def without(gpt: GPT, off: list[str]) -> torch.Tensor:
