@@ -22,7 +22,20 @@ from model.inspection.texts import Texts
 from model.pages.page import run_page
 from tests.command_lines import tells
 from tests.gpts import repeating_gpt
-from tests.model.pages.browsing import click, in_page, number_in, press, put, settle, shares, slide, unnamed, wait_for
+from tests.model.pages.browsing import (
+    address,
+    click,
+    in_page,
+    number_in,
+    point_at,
+    press,
+    put,
+    settle,
+    shares,
+    slide,
+    unnamed,
+    wait_for,
+)
 from tests.model.pages.conftest import NO_TOUR
 from tests.model.pages.model_pages import (
     CONFIG,
@@ -80,21 +93,15 @@ def test_typed_and_clicked_text_gets_the_figures_of_pytorch(page):
     assert "PyTorch" in page.inner_text("#parity.good")
     for text in (OPENING, "def f(x):", "def f(x): return"):
         type_text(page, text)
-        logits, coloured = logits_of(GPTS[-1], text), page.locator("#tokens span")
-        nats = F.cross_entropy(logits[:-1], torch.tensor(TOKENIZER.encode(text)[1:]), reduction="none")
-        assert coloured.all_inner_texts() == list(text)
-        depths = coloured.evaluate_all("all => all.map((one) => Number(one.style.getPropertyValue('--depth')))")
-        assert depths == pytest.approx([0, *(nats / math.log(2) / 10).clamp(max=1).tolist()], abs=2e-3)
+        logits, tokens = logits_of(GPTS[-1], text), TOKENIZER.encode(text)
+        nats = F.cross_entropy(logits[:-1], torch.tensor(tokens[1:])).item()
+        assert page.locator("#tokens span").all_inner_texts() == list(text)
         assert_next(page, logits)
-        cost, bits = page.inner_text("#cost"), nats.mean() / math.log(2)
-        assert tells(cost, f"{len(text)} {nats.mean():.2f} {bits:.2f}")
-        assert page.locator(".lens tbody tr").last.locator("td").count() == len(text)
-        weights = read(GPTS[-1], Texts.of(TOKENIZER.encode(text))).maps
+        assert tells(page.inner_text("#cost"), f"{len(text)} {nats:.2f} {nats / math.log(2):.2f}")
         click(page, ".thumb >> nth=3")
-        n = len(text)
-        before = 3 * n * (n + 1) // 2 + n * (n - 1) // 2  # weights of other heads and of earlier queries
-        in_map = (in_page(page, "render", f"shown.sides[0].weights[{before + 2}]") / 255) ** 2
-        assert in_map == pytest.approx(weights[1, 1, -1, 2].item(), abs=4e-3)
+        point_at(page, len(text) - 1, 2)
+        weight = read(GPTS[-1], Texts.of(tokens)).maps[1, 1, -1, 2].item()
+        assert shares(page.inner_text("#readout")) == [pytest.approx(weight, abs=0.006)]
     for _ in range(2):
         text += page.evaluate(NEXT)[1][0]
         click(page, "#next button >> nth=1")
@@ -105,25 +112,21 @@ def test_typed_and_clicked_text_gets_the_figures_of_pytorch(page):
 @torch.no_grad()
 def test_the_bars_show_the_current_tokens_probabilities_with_temperature_and_top_k(page):
     type_text(page, "def f(x): return")
-    page.evaluate("import('browser/render.js').then(({ change }) => change({ token: 9 }))")
+    in_page(page, "render", "change({ token: 9 })")
     settle(page)
     shown = dict(page.evaluate(NEXT))
     expected = logits_of(GPTS[-1], "def f(x): return")[9].softmax(-1)
     assert "r" in shown  # the true next token is listed
-    for text, share in shown.items():
-        assert share == pytest.approx(expected[ord(text)].item(), abs=5e-3)
+    assert shown == pytest.approx({text: expected[ord(text)].item() for text in shown}, abs=5e-3)
     assert page.locator("#next button:enabled").count() == 0  # a token can be clicked only at the end
     type_text(page, "def g")
-    logits = logits_of(GPTS[-1], "def g")[-1]
     put(page, "#temperature", 0.5)
     page.select_option("#top-k", "5")
     settle(page)
-    values, ids = logits.topk(5)
-    expected = (values / 0.5).softmax(-1).tolist()
-    shown = page.evaluate(NEXT)
-    assert [text for text, _ in shown[:5]] == [chr(token) for token in ids]
-    assert [share for _, share in shown[:5]] == pytest.approx(expected, abs=1e-3)
-    assert all(share == 0 for _, share in shown[5:])
+    values, ids = logits_of(GPTS[-1], "def g")[-1].topk(5)
+    drawn = {text: share for text, share in page.evaluate(NEXT) if share}
+    expected = zip(map(chr, ids), (values / 0.5).softmax(-1).tolist(), strict=True)
+    assert drawn == pytest.approx(dict(expected), abs=1e-3)
 
 
 def test_no_text_is_lost_and_undo_takes_back_each_change(page):
@@ -177,26 +180,21 @@ def test_any_text_can_be_typed_and_is_shown_as_text(page):
         assert page.locator("#editor").evaluate("box => box.scrollTop + box.clientHeight > box.scrollHeight - 2")
         assert in_page(page, "render", "shown.labels.length") == count
         assert page.locator("#text img, .lens img").count() == 0
-        panel, last = (page.locator(one).bounding_box() for one in ("#coming", "#next li:last-child"))
-        assert last["y"] + last["height"] <= panel["y"] + panel["height"]  # all next tokens are in sight
-        valid = text.replace("\udc00", "\ufffd")
-        shown = page.locator("#tokens").evaluate("box => box.textContent").replace("\udc00", "\ufffd")
-        assert shown == valid + "\u200b"
-        assert_next(page, logits_of(GPTS[-1], valid))
+        assert page.locator("#tokens").evaluate("box => box.textContent") == text + "\u200b"
+        assert_next(page, logits_of(GPTS[-1], text.replace("\udc00", "\ufffd")))
 
 
 def test_switching_parts_off_changes_the_loss_as_in_pytorch(page, open_page):
-    tokens = torch.tensor(TOKENIZER.encode(OPENING))
-    losses = losses_without_each(GPTS[-1], Texts.of(tokens), part_means(GPTS[-1], Texts.of(tokens)))
+    text = Texts.of(TOKENIZER.encode(OPENING))
+    losses = losses_without_each(GPTS[-1], text, part_means(GPTS[-1], text))
     expected = {part: change.rise for part, change in changes(losses).items()}
     press(page, "ArrowDown", "x")  # the next head
-    thumb = page.locator('.thumb[aria-pressed="true"]')
+    thumb = page.locator(".thumb.off")
     name = thumb.get_attribute("aria-label")
-    assert "switched off" in name and thumb.evaluate("one => one.classList.contains('off')")
+    assert "switched off" in name
     layer, head = re.findall(r"\d", name)[:2]
     assert damage(page) == pytest.approx(expected[f"head {layer}.{head}"], abs=0.006)
-    assert page.locator("#next u").count() == 8
-    click(page, ".thumb[aria-pressed=true]")
+    click(page, ".thumb.off")
     assert page.is_hidden("#damage b")
     click(page, "#grid [aria-label='feed-forward 1']")
     assert damage(page) == pytest.approx(expected["feed-forward 1"], abs=0.006)
@@ -234,15 +232,14 @@ def test_a_patched_head_changes_the_logit_as_in_pytorch(page):
     press(matrix, *["ArrowDown"] * 2, *["ArrowRight"] * 30)  # head 1.0, at the last token
     told = page.inner_text("#patch-note")
     assert told.startswith("head 1.0 at token 22")
-    tokens = torch.tensor(TOKENIZER.encode(OPENING))
-    given = read(GPTS[-1], Texts.of(tokens.flip(0))).heads[1, 0, -1]
-    plain = logits_of(GPTS[-1], OPENING)[-1]
-    with replaced(GPTS[-1], {"head 1.0": given}, len(tokens) - 1):
-        patched = logits_of(GPTS[-1], OPENING)[-1]
-    change = (patched - plain)[int(page.input_value("#patch-target"))].item()
-    assert number_in(told.split()[-1]) == pytest.approx(change, abs=0.011) != 0
+    given = read(GPTS[-1], Texts.of(TOKENIZER.encode(OPENING[::-1]))).heads[1, 0, -1]
+    plain = logits_of(GPTS[-1], OPENING)
+    with replaced(GPTS[-1], {"head 1.0": given}, 22):
+        change = logits_of(GPTS[-1], OPENING) - plain
+    expected = change[-1, int(page.input_value("#patch-target"))].item()
+    assert number_in(told.split()[-1]) == pytest.approx(expected, abs=0.011) != 0
     press(matrix, "Enter")
-    assert "head=1.0" in page.url and "token=22" in page.url
+    assert (address(page)["head"], address(page)["token"]) == ("1.0", "22")
 
 
 def test_the_slider_selects_the_step_whose_weights_answer(page):
@@ -255,12 +252,11 @@ def test_the_slider_selects_the_step_whose_weights_answer(page):
     page.click("#compare")  # step 0 beside itself, then beside the other
     page.locator("#slide-b input").press("End")
     type_text(page, "abc")
-    of_both = [logits_of(gpt, "abc")[-1].softmax(-1) for gpt in GPTS]
-    likeliest = [chr(probabilities.argmax()) for probabilities in of_both]
-    shown = page.evaluate(NEXT)
-    assert {text for text, *_ in shown} >= set(likeliest)
-    for text, *found in shown:
-        assert found == pytest.approx([probabilities[ord(text)].item() for probabilities in of_both], abs=1e-3)
+    of_both = torch.stack([logits_of(gpt, "abc")[-1].softmax(-1) for gpt in GPTS])
+    shown = {ord(text): found for text, *found in page.evaluate(NEXT)}
+    assert {*of_both.argmax(-1).tolist()} <= shown.keys()
+    for token, found in shown.items():
+        assert found == pytest.approx(of_both[:, token].tolist(), abs=1e-3)
 
 
 def test_a_step_without_weights_shows_the_recorded_text_and_its_button_as_pressed(open_page):
