@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from model.gpt import GPT
-from model.inspection.passes import Hook, blocks_of, features_of, hooked, undisturbed
+from model.inspection.passes import Hook, blocks_of, features_of, hooked, method_replaced, undisturbed
 from model.inspection.texts import Texts
 from model.losses import next_token_loss
 
@@ -215,6 +215,5 @@ def _started_at(
     first = [blocks[layer]] if layer else []
     with hooked(first, [], lambda block, _: block_inputs[block]), ExitStack() as undo:
         for block in blocks[:layer]:
-            block.forward = lambda x, **_: x
-            undo.callback(block.__delattr__, "forward")
+            undo.enter_context(method_replaced(block, "forward", lambda x, **_: x))
         yield

@@ -107,12 +107,21 @@ def observed(gpt: GPT) -> Iterator[list[Call]]:
     with one_at_a_time, ExitStack() as undo:
         for block in blocks_of(gpt):
             layer = block.attention
-            if "attend" in vars(layer):  # somebody has replaced the method of this layer
-                undo.callback(setattr, layer, "attend", layer.attend)
-            else:
-                undo.callback(delattr, layer, "attend")
-            layer.attend = observing(layer.attend)
+            undo.enter_context(method_replaced(layer, "attend", observing(layer.attend)))
         yield calls
+
+
+@contextmanager
+def method_replaced(module: nn.Module, name: str, method: Callable) -> Iterator[None]:
+    """Replaces a method of this one module while the block runs. One that somebody has put on it comes back."""
+    methods = vars(module)
+    before = {name: methods[name]} if name in methods else {}
+    methods[name] = method
+    try:
+        yield
+    finally:
+        del methods[name]
+        methods.update(before)
 
 
 @contextmanager
