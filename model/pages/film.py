@@ -51,10 +51,11 @@ def stops(recording: Recording, film: Film, readings: Mapping[int, RecordedReadi
         return {}
     since = recording.formation["previous_token"]
     begun = [since[name] for name in map(head_name, film.writers) if name in since]
+    looking = [step for step in steps if begun and step >= max(begun)]  # the page may lack the step itself
     chances = [reading.figures["chance"] for reading in readings.values()]
     rises = np.diff(np.array(chances, dtype=float))  # NaN for None
     leap = {"leap": steps[1 + int(rises.argmax())]}
-    return {"writers": max(begun)} | leap if begun else leap
+    return {"writers": looking[0]} | leap if looking else leap
 
 
 def word_reading(recording: Recording, film: Film, step: int) -> RecordedReading:

@@ -122,12 +122,13 @@ def shown_steps(recording: Recording, wanted: Collection[int] = ()) -> list[int]
     """Returns the steps that a page shows: not more than MAX_STEPS, and not more than fit into MAX_MAP_BYTES.
 
     If there are too many, every second one is left out, again and again; so a step that was left out once is never
-    packed again. The first, the last and the `wanted` ones stay. Raises a `Mistake` if not even two fit.
+    packed again. The first, the last and the `wanted` ones stay. Raises a `Mistake` if the first and the last
+    do not fit.
     """
     steps = recording.mapped
     size = sum(map(len, _step_blocks(recording, steps[-1])))
     count = min(MAX_STEPS, MAX_MAP_BYTES // size)
-    if count < 2:
+    if count < min(2, len(steps)):
         length = max(probe.length for probe in recording.probes.values())
         raise Mistake(f"maps of {length} tokens do not fit into a page: use a shorter text, or a table of its maps")
     kept = steps

@@ -111,8 +111,11 @@ def test_a_page_that_would_be_too_large_leaves_out_every_second_step_and_never_p
     assert tells(page.data["notes"][0], "11 20")
 
 
-def test_a_size_limit_that_no_step_fits_is_refused(monkeypatch):
-    monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", 1000)
+def test_a_size_limit_that_the_steps_do_not_fit_is_refused(monkeypatch):
+    alone = learned_recording(steps=[8])
+    assert shown_steps(alone) == [8]
+    monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", sum(map(len, alone.snapshots[0].packed)))
+    assert shown_steps(alone) == [8]
     with pytest.raises(Mistake, match="fit"):
         read()
 
@@ -124,8 +127,9 @@ def test_steps_whose_maps_are_gone_are_left_out(tmp_path):
 
 
 def test_the_page_has_the_film_its_word_its_heads_and_their_figures_at_each_step():
-    gpts = {0: GPT(induction_gpt().config).eval(), 8: induction_gpt()}
+    gpts = {0: GPT(induction_gpt().config).eval(), 4: induction_gpt(), 8: induction_gpt()}
     recording = recording_of(*LETTERS, has_film=True).with_losses([*gpts.items()], TOKENIZER.label)
+    recording.snapshots[1] = replace(recording.snapshots[1], readings=None)  # the page lacks the step
     page = read(recording)
     film = page.data["film"]
     assert (film["finder"], film["writers"], film["missing"]) == ("1.2", ["0.1"], None)
@@ -134,7 +138,7 @@ def test_the_page_has_the_film_its_word_its_heads_and_their_figures_at_each_step
     opening = page.data["run"]["opening"]
     assert opening == {"head": "1.2", "probe": "word", "score": "induction"}
     chances = []
-    for step in gpts:
+    for step in (0, 8):
         frame = recording.frame(step)
         figures = json.loads(page.block("word-figures", step))
         word = next(i for i, labels in enumerate(recording.words.labels) if labels[:-1] == film["labels"])
