@@ -123,12 +123,13 @@ class TrainingWindows(IterableDataset):
             numbers = self.first_window + read * self.batch_size + np.array(self.rows)
             windows = self.tokens.gather(self.sampler.starts(numbers), length)
             is_random = evenly_spread(numbers, self.repeats.random_fraction)
-            for row in np.flatnonzero(is_random):
-                drawn = self.sampler.draw(numbers[row], self.vocab_size, self.end_of_text)
-                windows[row, : len(drawn)] = drawn
             is_in_range = self.repeats.begin <= batch // self.batches_in_step < self.repeats.end
             is_repeated = is_random | (is_in_range & evenly_spread(numbers, self.repeats.fraction))
             periods = np.where(is_repeated, self.sampler.periods(numbers), length)
+            for row in np.flatnonzero(is_random):
+                drawn = self.sampler.draw(numbers[row], self.vocab_size, self.end_of_text)
+                windows[row, : len(drawn)] = drawn
+                periods[row] = min(periods[row], len(drawn))
             yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
 
 

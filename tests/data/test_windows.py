@@ -95,6 +95,12 @@ def test_text_repeats_from_one_step_to_another_and_random_tokens_from_the_start(
     assert len(set(firsts)) > len(firsts) / 2
 
 
+def test_random_windows_hold_no_text_even_if_half_the_context_has_more_tokens_than_the_vocabulary():
+    sampler = WindowSampler(50_000, 64, seed=5)
+    windows = [*TrainingWindows(TEXT, sampler, 0, Repeats(random_fraction=1), 9, 0, 8, range(8), range(12))]
+    assert set(np.unique(windows).tolist()) == set(range(1, 9))
+
+
 def test_a_stream_too_short_for_a_window_is_refused_with_both_numbers():
     with pytest.raises(Mistake, match=r"context_length 64 .*65.* 64"):
         WindowSampler(64, 64, seed=0)
