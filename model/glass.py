@@ -73,6 +73,7 @@ def open_run(
     """
     check(isinstance(source, str | Path | None), "source", "a path or the name of a model", source)
     check(other_code in get_args(OtherCode), "other_code", f"one of {get_args(OtherCode)}", other_code)
+    check_range("step", step, 0, whole=True)
     check_device("device", device)
     if is_huggingface(source):
         if step is not None:
@@ -111,7 +112,7 @@ def is_huggingface(source: str | Path | None) -> bool:
         return False
     if Path(source).exists():
         return Path(source, "config.json").is_file()
-    if not isinstance(source, str) or source.startswith(f"{RUNS}/"):
+    if not isinstance(source, str) or source.startswith(f"{RUNS}/") or source.endswith(".ckpt"):
         return False
     return HUB_NAME.fullmatch(source) is not None
 

@@ -106,9 +106,9 @@ class GPTConfig:
         )
         for name in sizes:
             check_range(f"model.gpt.{name}", getattr(self, name), 1)
-        self.ngram_sizes = sorted(set(self.ngram_sizes))
         for size in self.ngram_sizes:
-            check_range("model.gpt.ngram_sizes", size, 2, len(NGRAM_FACTORS))
+            check_range("model.gpt.ngram_sizes", size, 2, len(NGRAM_FACTORS), whole=True)
+        self.ngram_sizes = sorted(set(self.ngram_sizes))
         check_range("model.gpt.logit_soft_cap", self.logit_soft_cap, 0, 1000, low_open=True)
         check_range("model.gpt.dropout", self.dropout, 0, 1, high_open=True)
         check_divides("model.gpt.num_heads", self.num_heads, "embed_dim", self.embed_dim)

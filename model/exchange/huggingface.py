@@ -9,7 +9,6 @@ Reading a folder runs no code from it: options are JSON, weights are safetensors
 import importlib
 import json
 import re
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -138,9 +137,10 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     files = {CONFIG_JSON: options | end_ids, GENERATION: generation | end_ids}
     if tokenizer is not None:
         files |= tokenizer.huggingface_files(gpt.config.context_length)
-    try:
-        with file_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+    is_new = not folder.exists()
+    with file_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
             for name, content in files.items():
                 text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
                 (folder / name).write_text(text, encoding="utf-8")
@@ -148,9 +148,12 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
             (folder / WEIGHTS).write_bytes(safetensors.save(to_theirs(gpt, as_gpt2=as_gpt2), {"format": "pt"}))
             if not as_gpt2:
                 copy_network(folder)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        except BaseException:
+            for file in folder.iterdir():
+                file.unlink()
+            if is_new:
+                folder.rmdir()
+            raise
     return GPT2_CLASS if as_gpt2 else OUR_CLASS
 
 

@@ -76,6 +76,7 @@ def test_flops_are_those_that_pytorch_counts():
         ({"bias": "no"}, "bias .*'no'"),
         ({"embed_dim": 36, "num_heads": 12}, "embed_dim / num_heads is 3"),
         ({"logit_soft_cap": 0.0}, "logit_soft_cap .*0.0"),
+        ({"ngram_sizes": [2.5]}, "ngram_sizes .*2.5"),
         ({"vocab_size": None}, "vocab_size is null"),
     ],
 )

@@ -283,9 +283,12 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(tmp_path, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    with pytest.raises(Mistake, match="No space"):
-        to_huggingface(gpt, tmp_path / "new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "taken"]
+    (tmp_path / "own").mkdir()
+    for name in ("new", "own"):
+        with pytest.raises(Mistake, match="No space"):
+            to_huggingface(gpt, tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "own", "taken"]
+    assert not any((tmp_path / "own").iterdir())
 
 
 def test_the_message_for_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
