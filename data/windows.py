@@ -161,17 +161,15 @@ class ValidationWindows(IterableDataset):
 
 
 def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dict[str, Tensor]:
-    """Splits windows (B, T + 1) into inputs and targets (B, T); `with_documents` adds `document_ids` (B, T)."""
+    """Splits windows (B, T + 1) into inputs and targets (B, T); `with_documents` adds `document_ids` (B, T).
+
+    An end-of-text begins a document.
+    """
     tokens = np.maximum(windows[:, :-1], 0)  # IGNORED is no token: 0 takes its place, and no loss counts it
     batch = {"tokens": tokens, "targets": windows[:, 1:].copy()}
     if with_documents:
-        batch["document_ids"] = document_ids(tokens, end_of_text)
+        batch["document_ids"] = np.cumsum(tokens == end_of_text, axis=-1)
     return {name: torch.from_numpy(array) for name, array in batch.items()}
-
-
-def document_ids(tokens: np.ndarray, end_of_text: int) -> np.ndarray:
-    """Returns the number of each token's document, (..., T), for document_masking. End-of-text begins a document."""
-    return np.cumsum(tokens == end_of_text, axis=-1)
 
 
 def permute(positions: np.ndarray, size: int, key: int) -> np.ndarray:

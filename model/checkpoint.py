@@ -53,12 +53,10 @@ def load_gpt(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT,
     if path.is_dir():
         checkpoints = [path / name for name in RUN_CHECKPOINTS]
         path = next(filter(Path.is_file, checkpoints), checkpoints[0])
-    checkpoint = read_checkpoint(path)
-    description = {key: checkpoint[key] for key in ("tokenizer", "global_step")}
-    gpt = build_gpt(path, checkpoint).to(device).eval()
+    gpt, checkpoint = open_checkpoint(path, device)
     if told := difference(path, gpt, checkpoint["proof"]):
         log.warning("%s", told)
-    return gpt, description
+    return gpt, {key: checkpoint[key] for key in ("tokenizer", "global_step")}
 
 
 def entries_of(
@@ -91,26 +89,29 @@ def gpt_weights(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def build_gpt(path: Path, checkpoint: dict[str, Any]) -> GPT:
-    """Builds the GPT of a checkpoint's config, with the checkpoint's tensors as its weights, in float32.
+def open_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[GPT, dict[str, Any]]:
+    """Returns the GPT in a checkpoint, on `device`, in evaluation mode and float32; and what `read_checkpoint` does.
 
-    The model is built on the meta device, so that a config too large for any machine costs no memory.
-
-    Raises a `Mistake` that names `path` if the weights do not fit the config.
+    Raises the errors of `read_checkpoint`, and a `Mistake` that names `path` if the weights do not fit the config.
     """
+    checkpoint = read_checkpoint(path)
     with parsing(path, ", or was written by another version of GlassGPT"):
         config = GPTConfig(**checkpoint["gpt_config"])
         weights = gpt_weights(checkpoint["state_dict"])
     try:
-        return with_weights(config, weights)
+        gpt = with_weights(config, weights)
     except Mistake as error:
         raise Mistake(
             f"{path} holds weights that do not fit its own config in this version of the code: {error}"
         ) from error
+    return gpt.to(device).eval(), checkpoint
 
 
 def with_weights(config: GPTConfig, weights: dict[str, Tensor]) -> GPT:
-    """Builds a GPT whose weights are these tensors, in float32. Raises a `Mistake` if they do not fit the config."""
+    """Builds a GPT whose weights are these tensors, in float32. Raises a `Mistake` if they do not fit the config.
+
+    It is built on the meta device, so that a config too large for any machine costs no memory.
+    """
     for name, weight in weights.items():
         if not isinstance(weight, Tensor) or not weight.is_floating_point():
             raise Mistake(f"{name} holds {getattr(weight, 'dtype', type(weight).__name__)}, not floats")

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from data.tokenizers import Tokenizer
-from model.checkpoint import build_gpt, read_checkpoint
+from model.checkpoint import open_checkpoint
 from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
 from model.generation import stream
 from model.gpt import GPT
@@ -66,7 +66,7 @@ def open_run(
         device: "cpu", "cuda" or "mps".
         other_code: what to do if this code computes something else than the code that trained the checkpoint, see
             model/proof.py. What you replace after opening a model is not noticed.
-        tokenizer: the published encoding of a Hugging Face model whose folder has no tokenizer, such as "gpt2".
+        tokenizer: the published encoding, such as "gpt2", to use instead of the tokenizer in a Hugging Face folder.
 
     Warns if some weights are not numbers. Raises a `Mistake` if there is no such run, model, step or device, the Hub
     cannot be reached, a file is damaged, or the model has something that our GPT lacks.
@@ -88,8 +88,7 @@ def open_run(
     path = None if source is None else Path(source)
     run = Run.open(path)
     checkpoint = run.checkpoint if step is None else run.at(step)
-    description = read_checkpoint(checkpoint)
-    gpt = build_gpt(checkpoint, description).to(device).eval()
+    gpt, description = open_checkpoint(checkpoint, device)
     if other_code != "accept":
         check_code(checkpoint, gpt, description, refuse=other_code == "refuse")
     with parsing(checkpoint):
@@ -153,6 +152,11 @@ class Glass:
     @property
     def device(self) -> torch.device:
         return self.gpt.token_embedding.weight.device
+
+    @property
+    def begins_document(self) -> int | None:
+        """The token that begins a document, if the model attends within documents only; else None."""
+        return self.tokenizer.end_of_text if self.document_masking else None
 
     @property
     def name(self) -> str:
@@ -226,20 +230,21 @@ class Glass:
         check(name in names, "the name of a part", f"one of {', '.join(names)}", name)
         return name
 
-    def encode(self, text: Text) -> Tensor:
+    def encode(self, text: Text, at_least: int = 1) -> Tensor:
         """Returns the token ids (T,) of a text, as the model reads it. Pages and scripts use this too.
 
         If the text is longer than the model's context, warns and returns its last tokens only. Generation also reads
-        only these of a prompt.
+        only these of a prompt. Raises a `Mistake` for less than `at_least` tokens: two are needed to predict one.
         """
         try:
             ids = torch.as_tensor(self.tokenizer.encode(text) if isinstance(text, str) else text)
             (length,) = ids.shape
-            if not length:
-                raise ValueError("it is empty")
+            if length < at_least:
+                raise ValueError(f"it has {length}")
             tokens = self.gpt.known_ids(ids)
         except (ValueError, TypeError, RuntimeError) as error:  # torch raises various errors for what is no tensor
-            raise Mistake(f"{text!r:.80} is neither a text of at least one token nor token ids (T,): {error}") from None
+            wanted = f"a text nor token ids (T,) of {at_least} or more tokens"
+            raise Mistake(f"{text!r:.80} is neither {wanted}: {error}") from None
         context = self.gpt.config.context_length
         if length > context:
             log.warning("The text has %s tokens; only the last %s, the model's context, are read.", length, context)
@@ -251,7 +256,7 @@ class Glass:
             tokens.cpu(),
             self.tokenizer.label,
             kind=kind,
-            end_of_text=self.tokenizer.end_of_text if self.document_masking else None,
+            end_of_text=self.begins_document,
             attention_window=self.gpt.config.window,
         )
 
@@ -271,12 +276,9 @@ class Glass:
             batches = [self.recorded.windows["text"]]
         else:
             is_list = isinstance(texts, list) and any(isinstance(text, str) or np.ndim(text) for text in texts)
-            batches = [self.texts(self.encode(text)) for text in (texts if is_list else [texts])]  # type: ignore[arg-type]
-        losses = []
-        for batch in batches:
-            if batch.length < 2:
-                raise Mistake("a loss needs texts of at least two tokens each")
-            losses.append(losses_without_each(self.gpt, batch, self.means(batch.tokens[0])))
+            each = texts if is_list else [texts]
+            batches = [self.texts(self.encode(text, at_least=2)) for text in each]  # type: ignore[arg-type]
+        losses = [losses_without_each(self.gpt, batch, self.means(batch.tokens[0])) for batch in batches]
         by_part = {name: torch.cat([loss[name] for loss in losses]) for name in losses[0]}
         return dict(sorted(changes(by_part).items(), key=lambda item: -item[1].rise))
 
@@ -358,7 +360,7 @@ class Glass:
         check(isinstance(prompt, str), "prompt", "a text", prompt)
         check_range("num_texts", num_texts, 1, whole=True)
         check_range("seed", seed, 0, whole=True)
-        tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
+        tokens = self.tokenizer.prompt(prompt)
         prompts = torch.tensor([tokens], device=self.device).repeat(num_texts, 1)
         if seed is not None:
             seeds = range(seed, seed + num_texts)

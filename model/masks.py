@@ -85,6 +85,11 @@ def document_mask(document_ids: Tensor) -> Tensor:
     return same.unsqueeze(1)
 
 
+def document_ids(tokens: Tensor, end_of_text: int | None) -> Tensor | None:
+    """(..., T) -> (..., T): the number of each token's document, which end-of-text begins. None if `end_of_text` is."""
+    return None if end_of_text is None else (tokens == end_of_text).cumsum(-1)
+
+
 def check_mask(mask: Tensor, shape: tuple[int, ...]) -> None:
     """Checks a mask for scores of `shape` (..., T, S).
 

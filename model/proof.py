@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model.gpt import GPT, one_at_a_time
 from model.losses import text_logprobs
+from model.masks import document_ids
 from model.mistakes import Mistake, parsing
 
 NUM_TOKENS = 256  # of which the loss is known, at most
@@ -39,11 +40,11 @@ def prove(gpt: GPT, text: Tensor, end_of_text: int | None = None) -> dict[str, A
 
 def token_losses(gpt: GPT, text: Tensor, end_of_text: int | None) -> Tensor:
     """Returns the losses of a text's tokens but the first: in nats, on the CPU, computed without dropout and TF32."""
-    document_ids = None if end_of_text is None else (text == end_of_text).cumsum(dim=0)
+    documents = document_ids(text, end_of_text)
     with one_at_a_time, ExitStack() as undo:
         undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
         torch.set_float32_matmul_precision("highest")
-        return -text_logprobs(gpt, text, stride=gpt.config.context_length, document_ids=document_ids)
+        return -text_logprobs(gpt, text, stride=gpt.config.context_length, document_ids=documents)
 
 
 def difference(path: Path, gpt: GPT, proof: dict[str, Any]) -> str:

@@ -11,16 +11,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Mistake
 from model.runs.terminal import exit_status, say
 from scripts.parser import Parser
-
-if TYPE_CHECKING:
-    from data.tokenizers import Tokenizer
 
 
 @exit_status("convert_huggingface.py")
@@ -53,6 +49,7 @@ def import_model(options: argparse.Namespace) -> None:
     """Writes a checkpoint that every script can read, and train.py with --model.init_from."""
     import torch
 
+    from data.tokenizers import Tokenizer
     from model.checkpoint import WEIGHT_PREFIX, entries_of
     from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
     from model.files import atomic_file
@@ -63,7 +60,7 @@ def import_model(options: argparse.Namespace) -> None:
         raise Mistake(f"{output} already exists: name a new file")
     folder = local_folder(options.source)
     gpt = from_huggingface(folder)
-    tokenizer = tokenizer_of(folder, options.tokenizer)
+    tokenizer = Tokenizer.from_folder(folder, options.tokenizer)
     check_vocabulary(gpt, tokenizer)
     weights = {WEIGHT_PREFIX + name: weight for name, weight in gpt.state_dict().items()}
     tokens = torch.arange(min(gpt.config.vocab_size, NUM_TOKENS + 1))
@@ -71,13 +68,6 @@ def import_model(options: argparse.Namespace) -> None:
     with atomic_file(output) as file:
         torch.save(checkpoint | {"state_dict": weights, "global_step": 0}, file)
     say(f"{output}: {gpt.num_parameters():,} parameters, tokenizer {tokenizer.name}")
-
-
-def tokenizer_of(folder: Path, name: str | None) -> Tokenizer:
-    """Returns the tokenizer called `name`; None is the tokenizer in the folder."""
-    from data.tokenizers import Tokenizer, published
-
-    return published(name) if name else Tokenizer.from_folder(folder)
 
 
 def export_model(options: argparse.Namespace) -> None:

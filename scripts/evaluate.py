@@ -138,13 +138,11 @@ def measure(glass: Glass, tokens: np.ndarray, stride: int) -> dict[str, Any]:
     """
     import torch
 
-    from data.windows import document_ids
     from model.losses import count_nats, loss_and_bits, text_logprobs
+    from model.masks import document_ids
 
-    tokenizer = glass.tokenizer
-    text, documents = torch.from_numpy(tokens.astype("int64")), None
-    if glass.document_masking:
-        documents = torch.from_numpy(document_ids(tokens, tokenizer.end_of_text))
+    tokenizer, text = glass.tokenizer, torch.from_numpy(tokens.astype("int64"))
+    documents = document_ids(text, glass.begins_document)
     logprobs = text_logprobs(glass.gpt, text, stride=stride, document_ids=documents)
     nats, bits = loss_and_bits(count_nats(-logprobs, text[1:], torch.from_numpy(tokenizer.lengths)))
     return {

@@ -177,9 +177,7 @@ def of_prompt(options: argparse.Namespace) -> Shown:
     from model.pages.page import run_page
 
     glass = open_run(options.run)
-    tokenizer, tokens = glass.tokenizer, glass.encode(prompt_text(options.prompt))
-    if len(tokens) < 2:
-        raise Mistake("--prompt must be at least 2 tokens long, so that there is a next token; this one is 1")
+    tokenizer, tokens = glass.tokenizer, glass.encode(prompt_text(options.prompt), at_least=2)
     opened = [glass.at(step) for step in options.steps] if options.steps else [glass]
     recording = recording_of([(glass, glass.read(tokens)) for glass in opened])
     models = [(glass.step or 0, glass.gpt) for glass in opened]

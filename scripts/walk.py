@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
-from model.mistakes import Missing, Mistake, check_range
+from model.mistakes import Missing, check_range
 from model.runs.terminal import exit_status, say
 from scripts.parser import Parser, prompt_text
 
@@ -207,10 +207,8 @@ def open_model(checkpoint: Path | None) -> Glass:
 
 def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
     """Returns the walk as lines of text. Raises Mistake for a prompt, layer or head that the model does not accept."""
-    config, reading = glass.gpt.config, glass.read(prompt)
+    config, reading = glass.gpt.config, glass.read(glass.encode(prompt, at_least=2))
     T, H, H_kv = len(reading.ids), config.num_heads, config.num_kv_heads
-    if T < 2:
-        raise Mistake("--prompt must be at least 2 tokens long, so that there is a next token; this one is 1")
     check_range("--layer", layer, 0, config.num_layers - 1)
     check_range("--head", head, 0, H - 1)
     token = min(2, T - 2)  # it has a next token, and sees three keys if the prompt is long enough
@@ -263,7 +261,7 @@ def lesson(glass: Glass, reading: Reading, layer: int, token: int) -> Iterator[S
     from model.attention import CausalSelfAttention
     from model.gpt import GPT, Block, FeedForward, NgramEmbedding
     from model.inspection.maps import EXACT
-    from model.inspection.parts import hooked
+    from model.inspection.passes import run, undisturbed
     from model.losses import next_token_loss
     from model.masks import sliding_window_mask
     from model.multihead import scaled_dot_product_attention
@@ -272,11 +270,8 @@ def lesson(glass: Glass, reading: Reading, layer: int, token: int) -> Iterator[S
     gpt, tokens = glass.gpt, reading.ids[None]
     config, block = gpt.config, gpt.blocks[layer]
     attention, feed_forward = block.attention, block.feed_forward
-    outputs: dict = {}  # what each module returns; of the last matrix, what it is given
-    hidden_units = feed_forward.down_proj
-    others = [module for module in gpt.modules() if module is not hidden_units]
-    with torch.no_grad(), hooked([hidden_units], others, outputs.__setitem__):
-        gpt(tokens)
+    with torch.no_grad(), undisturbed(gpt):
+        _, _, inputs, outputs = run(gpt, glass.texts(reading.ids), gpt.modules())
         queries, _, _ = attention.project(outputs[block.attention_norm])  # not yet turned by rotary positions
     surprise = reading.surprise * math.log(2)  # in nats
     q, k, v, weights, mixed = (
@@ -316,7 +311,7 @@ def lesson(glass: Glass, reading: Reading, layer: int, token: int) -> Iterator[S
         ("stream after attention", "(B, T, D)", Block.forward, streams[2 * layer + 1]),
         f"Block {layer}, feed-forward: each token by itself",
         ("feed-forward norm", "(B, T, D)", Block.forward, outputs[block.feed_forward_norm]),
-        ("hidden units", "(B, T, F)", FeedForward.forward, outputs[hidden_units]),
+        ("hidden units", "(B, T, F)", FeedForward.forward, inputs[feed_forward.down_proj]),
         ("feed-forward output", "(B, T, D)", FeedForward.forward, outputs[feed_forward]),
         ("stream after the block", "(B, T, D)", Block.forward, streams[2 * layer + 2]),
         "From vectors to the loss",

@@ -107,7 +107,7 @@ def test_the_page_of_a_prompt_has_maps_of_the_kept_checkpoints():
 
 MISTAKES = {
     "--run bare": "bare attention/scores.jsonl",
-    "--prompt x": "prompt 2 1",
+    "--prompt x": "'x' 2 1",
     "--output maps.jpg": "--output maps.jpg .html .png .svg",
     "--output folder.html": "folder.html directory",
     "--steps 0,1": "--steps --prompt",

@@ -134,7 +134,7 @@ def test_a_diverged_model_and_control_characters_are_shown(tmp_path, capsys):
 
 
 MISTAKES = {
-    "--prompt a": "--prompt 2 1",
+    "--prompt a": "'a' 2 1",
     "--layer 3": "--layer 2 3",
     "--head -1": "--head 0 -1",
 }

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.masks import document_mask, sliding_window_mask
+from model.masks import document_ids, document_mask, sliding_window_mask
 
 # How many windows of each kind are measured: few enough that a recording takes as long as a few training steps.
 TEXT_WINDOWS = 16
@@ -58,8 +58,7 @@ class Texts:
         options: values for the other fields.
         """
         rows = torch.atleast_2d(torch.as_tensor(tokens, dtype=torch.long))
-        if end_of_text is not None:
-            options["document_ids"] = (rows == end_of_text).cumsum(-1)
+        options.setdefault("document_ids", document_ids(rows, end_of_text))
         return cls(rows, [[label(token) for token in row] for row in rows.tolist()], **options)
 
     def __len__(self) -> int:

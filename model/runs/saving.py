@@ -26,7 +26,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
-from model.checkpoint import build_gpt, read_checkpoint
+from model.checkpoint import open_checkpoint, read_checkpoint
 from model.files import atomic_file, write_atomically
 from model.mistakes import Mistake, check_range, file_errors, listed
 from model.runs.code import check_code
@@ -58,13 +58,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         # Plain data only, and onto the CPU, whatever the arguments say.
-        checkpoint = read_checkpoint(Path(path))
+        gpt, checkpoint = open_checkpoint(Path(path))
         if missing := [key for key in RESUMED if key not in checkpoint]:
             raise Mistake(
                 f"{path} has no {listed(missing)}: it has the weights only, or is of another version; start a new run "
                 "from its weights with --model.init_from"
             )
-        gpt = build_gpt(Path(path), checkpoint)  # raises if the weights do not fit the model that it describes
         if not self.other_code:
             check_code(Path(path), gpt, checkpoint, refuse=True)
         del checkpoint["loops"]  # see start_loops_at

@@ -192,7 +192,7 @@ def test_the_title_of_a_reading_names_what_was_changed(glass):
 
 MISTAKES = {  # what a user writes, and names and figures of the message
     "glass.at(5)": "5",
-    "glass.read('')": "one empty",
+    "glass.read('')": "1 0",
     "glass.recorded.at(5)": "5 0 12",
     "glass.recorded.maps(5)": "5",
     "glass.read([300])": "300",
@@ -203,9 +203,9 @@ MISTAKES = {  # what a user writes, and names and figures of the message
     "glass.read('the').top(at='x')": "at x",
     "glass.read('the').top(at=None)": "at None",
     "glass.patch('the', 'and', head=(0, 0), position=None)": "position None",
-    "glass.ablate([])": "one []",
-    "glass.ablate(3)": "one 3",
-    "glass.ablate([[5]])": "two",
+    "glass.ablate([])": "2 [] 0",
+    "glass.ablate(3)": "2 3",
+    "glass.ablate([[5]])": "[5] 2 1",
     "glass.patch('the', 'the', head=(7, 0), position=0)": "7.0",
     "glass.patch('the', 'the', head=(0, 0), position=0, source=9)": "source 9",
     "glass.read('the').top(count=5000)": "count 1 257 5000",
