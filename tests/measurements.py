@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from model.gpt import GPTConfig
+from model.inspection.film import BEGIN, WORD
 from model.inspection.heads import HeadTable, table_of, values_of
 from model.inspection.maps import Checks
 from model.inspection.parts import Change
@@ -17,6 +18,7 @@ from tests.by_hand import ByHand, turned
 from tests.gpts import TOKENS, random_gpt
 
 TEXT = TOKENS.tolist()
+WORDS = Texts.of([[*range(word, word + WORD), *range(word, word + BEGIN + 1)] for word in (3, 20)])  # of a film
 
 
 def text_of(tokens, labels=None, kind="text", **options) -> Texts:

@@ -8,13 +8,12 @@ import torch
 from data.tokenizers import byte_level, train_bpe
 from model.inspection.film import BEGIN, SOURCE, WORD, WORDS, film_texts, take_frame, tell_film
 from model.inspection.reading import read
-from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts
 from tests.by_hand import ByHand
 from tests.gpts import CONFIGS, induction_gpt, random_gpt
+from tests.measurements import WORDS as FILM
 from tests.measurements import raised
 from tests.model.inspection.test_experiments import CODE
-from tests.model.pages.model_pages import recording_of
 
 T = WORD + BEGIN
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -33,16 +32,13 @@ def test_words_are_distinct_tokens_that_begin_again_and_can_be_typed(tokenizer, 
     assert film_texts(tokenizer, text, T - 1) is film_texts(tokenizer, "abc", T) is None
 
 
-WORDS_OF_IDS = Texts.of([[*range(word, word + WORD), *range(word, word + BEGIN + 1)] for word in (3, 20)])
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["modern", "gpt2", "grouped heads", "window", "every norm and bias"])
 def test_a_frame_holds_what_the_model_computes_of_each_word(name):
     gpt = random_gpt(CONFIGS[name])
     config = gpt.config
-    frame = take_frame(gpt, replace(WORDS_OF_IDS, attention_window=config.window))
-    for word, (*tokens, right) in enumerate(WORDS_OF_IDS.tokens.tolist()):
+    frame = take_frame(gpt, replace(FILM, attention_window=config.window))
+    for word, (*tokens, right) in enumerate(FILM.tokens.tolist()):
         reading = read(gpt, Texts.of(tokens, attention_window=config.window))
         exact = ByHand(gpt, tokens)
         torch.testing.assert_close(frame.maps[word], reading.maps)
@@ -67,17 +63,3 @@ def test_the_film_names_the_heads_of_an_induction_circuit_or_what_is_missing():
     assert (film.finder, film.writers, film.missing) == ((1, 2), ((0, 1),), None)
     untrained = tell_film(take_frame(random_gpt(induction_gpt().config, std=0.02), words))
     assert untrained.finder is None and not untrained.writers and untrained.missing
-
-
-def test_frames_are_recorded_and_read_back(tmp_path):
-    words = film_texts(byte_level(), LETTERS, 32)
-    gpt = random_gpt(replace(induction_gpt().config, context_length=32))
-    recording = replace(recording_of(LETTERS), words=words, folder=tmp_path)
-    taken = take_snapshot(gpt, 3, recording)
-    recording.append(taken)
-    found = Recording.open(tmp_path)
-    assert torch.equal(found.words.tokens, words.tokens)
-    stored = vars(found.frame(3))
-    assert stored.pop("top").tolist() == taken.frame.top.tolist()
-    for name, tensor in stored.items():
-        torch.testing.assert_close(tensor, getattr(taken.frame, name).to(tensor.dtype), atol=2e-3, rtol=2e-3)

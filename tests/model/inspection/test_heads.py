@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributions import Bernoulli, Categorical, kl_divergence
 
 from model.gpt import GPTConfig
 from model.inspection import heads
@@ -70,11 +71,9 @@ def test_delimiters_contain_no_letter_digit_or_combining_mark():
 
 @pytest.mark.parametrize("score, uniform", [(0.9, 0.1), (1.0, 0.3), (0.4, 0.4), (0.1, 0.4), (math.nan, 0.2)])
 def test_information_is_the_divergence_from_uniform_attention(score, uniform):
-    """For a query with ten keys, where the keys of the pattern share `score`."""
-    hits = round(10 * uniform)
-    weights = torch.tensor([score / hits] * hits + [(1 - score) / (10 - hits)] * (10 - hits))
-    divergence = torch.xlogy(weights, weights * 10).sum().item() if score > uniform else 0.0
-    assert heads.information(score, uniform) == pytest.approx(divergence, abs=1e-6)
+    """Within the keys of the pattern, and within the others, the weight is spread equally."""
+    divergence = kl_divergence(*(Bernoulli(torch.tensor(p).double(), validate_args=False) for p in (score, uniform)))
+    assert heads.information(score, uniform) == pytest.approx(divergence.item() if score > uniform else 0.0, abs=1e-6)
 
 
 # ---- over many windows
@@ -120,7 +119,7 @@ def test_scores_over_windows_have_mean_standard_error_and_reach(limit, gpt, monk
         close(found.scores[name], each.mean(0))
         close(found.errors[name], each.std(0, ddof=1) / len(each) ** 0.5)
         assert found.counts[name] == len(each)
-    tokens = torch.distributions.Categorical(probs=maps["text"]).entropy().exp().mean(0)  # perplexity of the weights
+    tokens = Categorical(probs=maps["text"]).entropy().exp().mean(0)  # perplexity of the weights
     close(found.reach, tokens[..., 1:].mean(-1), atol=2e-3)
     assert found.windows == {"text": [len(WINDOWS["text"]), T], "repeated": [8, T]}
 

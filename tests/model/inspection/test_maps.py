@@ -30,6 +30,12 @@ FAMILIES = [("the layer's own", "grouped heads"), ("the layer's own", "window")]
 FAMILIES += [(name, family) for name in REPLACED for family in ("modern", "gpt2")]
 
 
+def check_rows(call, weights):
+    """Asserts that the rows of two blocks of queries are those of the whole map."""
+    blocks = torch.tensor([[1, 2, 3, 4], [T - 4, T - 3, T - 2, T - 1]])
+    torch.testing.assert_close(weights_of_blocks(call, blocks), weights[..., blocks.flatten(), :], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name, config", FAMILIES)
 def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, monkeypatch):
     """d(output at query) / d(value at key), computed by autograd for the layer as the model runs it."""
@@ -45,6 +51,7 @@ def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, monk
     assert maps.shape == (3, 4, T, T) and maps.dtype == torch.float32
     assert leaks or maps.std() > 0.05  # uniform heads would hide mistakes
     for call, weights in zip(calls, maps, strict=True):
+        check_rows(call, weights[None])
         group = call.q.shape[1] // call.v.shape[1]
         for head, query in ((0, 0), (1, 7), (3, T - 1)):
             values = call.v.detach().requires_grad_()
@@ -56,21 +63,17 @@ def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, monk
 
 
 def differs_with_a_cache(self, q, k, v, mask=None):
-    return REPLACED["the layer's own"](self, q if q.shape[-2] == k.shape[-2] else -q, k, v, mask)
+    return ALIBI(self, q if q.shape[-2] == k.shape[-2] else -q, k, v, mask)
 
 
-@pytest.mark.parametrize("name, config", [*FAMILIES, ("another one with a cache", "modern"), ("documents", "modern")])
-def test_rows_of_a_map_are_those_of_the_whole_map(name, config, monkeypatch):
-    attends = REPLACED | {"another one with a cache": differs_with_a_cache}
-    monkeypatch.setattr(CausalSelfAttention, "attend", attends.get(name, CausalSelfAttention.attend))
-    blocks = torch.tensor([[1, 2, 3, 4], [T - 4, T - 3, T - 2, T - 1]])
-    documents = torch.arange(2 * T).view(2, T) // 5 if name == "documents" else None
-    gpt, tokens = random_gpt(CONFIGS[config]), torch.stack([TOKENS, TOKENS.flip(0)])
+@pytest.mark.parametrize("attend", [CausalSelfAttention.attend, differs_with_a_cache])
+def test_rows_of_a_map_are_those_of_the_whole_map_for_documents_and_any_attend(attend, monkeypatch):
+    monkeypatch.setattr(CausalSelfAttention, "attend", attend)
+    gpt, documents = random_gpt(CONFIGS["modern"]), torch.arange(2 * T).view(2, T) // 5
     with torch.no_grad(), observed(gpt) as calls:
-        gpt(tokens, document_ids=documents)
+        gpt(torch.stack([TOKENS, TOKENS.flip(0)]), document_ids=documents)
         for call in calls:
-            expected = weights_of(call)[..., blocks.flatten(), :]
-            torch.testing.assert_close(weights_of_blocks(call, blocks), expected, atol=1e-5, rtol=1e-5)
+            check_rows(call, weights_of(call))
 
 
 def test_an_attend_with_further_arguments_is_observed():

@@ -11,6 +11,7 @@ from torch import nn
 from model.inspection import parts as module
 from model.inspection.parts import changes, losses_without_each, part_means
 from model.inspection.texts import Texts
+from tests.by_hand import ByHand
 from tests.gpts import TOKENS
 
 BATCH = torch.arange(3 * 10).view(3, 10)
@@ -22,17 +23,6 @@ def loss(gpt, tokens, documents=None, at=slice(None)):
     """The loss at the given positions, in float64, with attention within the given documents."""
     logits = gpt(tokens[None], document_ids=None if documents is None else documents[None])[0]
     return F.cross_entropy(logits[:-1].double()[at], tokens[1:][at]).item()
-
-
-@torch.no_grad()
-def mean_input(gpt, module):
-    """The mean input of a module over all tokens of BATCH, read one sequence at a time."""
-    seen = []
-    hook = module.register_forward_pre_hook(lambda _, args: seen.append(args[0][0].double().mean(0)))
-    for row in BATCH:
-        gpt(row[None])
-    hook.remove()
-    return torch.stack(seen).mean(0)
 
 
 def tables_of(gpt):
@@ -54,12 +44,16 @@ def without(gpt, part, layer=None, head=None):
         table, ids = tables_of(edited)[part]
         table.weight[:] = table.weight[ids.flatten()].double().mean(0)
         return edited
-    name = "feed_forward.down_proj" if head is None else "attention.output_proj"
-    source, target = (model.blocks[layer].get_submodule(name) for model in (gpt, edited))
-    K = gpt.config.head_dim
-    columns = slice(None) if head is None else slice(head * K, (head + 1) * K)
-    constant = source.weight[:, columns].double() @ mean_input(gpt, source)[columns]
-    target.bias = nn.Parameter((constant + (0 if source.bias is None else source.bias)).float())
+    seen = [ByHand(gpt, row).layers[layer] for row in BATCH.tolist()]
+    if head is None:
+        target, columns = edited.blocks[layer].feed_forward.down_proj, slice(None)
+        inputs = torch.cat([one["hidden units"] for one in seen])
+    else:
+        K = gpt.config.head_dim
+        target, columns = edited.blocks[layer].attention.output_proj, slice(head * K, (head + 1) * K)
+        inputs = torch.cat([one["mixed values"][head] for one in seen])
+    constant = target.weight[:, columns].double() @ inputs.mean(0)
+    target.bias = nn.Parameter((constant + (0 if target.bias is None else target.bias)).float())
     target.weight[:, columns] = 0
     return edited
 

@@ -174,24 +174,16 @@ def told_by(reading_) -> dict:
 
 @torch.no_grad()
 def test_later_changes_of_the_model_do_not_change_a_reading(each_gpt):
+    """Nor does the end of a hook, which has its effect while the text is read."""
+    plain = told_by(read(each_gpt, TEXT))
+    hook = each_gpt.blocks[0].feed_forward.register_forward_hook(lambda _, args, result: 2 * result)
     expected = told_by(read(copy.deepcopy(each_gpt), TEXT))
     found = read(each_gpt, TEXT)
+    hook.remove()
     for parameter in each_gpt.parameters():
         parameter.normal_()
     for layer in each_gpt.blocks:
         layer.attention.attend = lambda q, k, v, mask=None: 2 * q
-    assert told_by(found) == expected
+    assert told_by(found) == expected != plain
     found.ids.zero_()
     assert TEXT.tokens[0].tolist() == TOKENS.tolist()
-
-
-def test_a_hook_has_an_effect_only_while_the_text_is_read():
-    gpt = random_gpt(CONFIGS["modern"])
-    plain = read(gpt, TEXT)
-    hook = gpt.blocks[0].feed_forward.register_forward_hook(lambda _, args, result: 2 * result)
-    hooked = read(gpt, TEXT)
-    hook.remove()
-    with torch.no_grad():
-        gpt.blocks[0].feed_forward.down_proj.weight *= 2
-    torch.testing.assert_close(hooked.logits, read(gpt, TEXT).logits, atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(hooked.logits, plain.logits, atol=1e-2)

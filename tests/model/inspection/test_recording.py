@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from model.inspection.heads import SCORES
@@ -16,7 +17,7 @@ from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
 from model.mistakes import Missing, Mistake
 from tests.gpts import CONFIGS, random_gpt
-from tests.measurements import TEXT, new_recording, snapshot_of, text_of, uniform_maps
+from tests.measurements import TEXT, WORDS, new_recording, snapshot_of, text_of, uniform_maps
 
 GROUPED = CONFIGS["grouped heads"]
 
@@ -46,7 +47,7 @@ def contents(folder):
 
 def test_a_snapshot_and_its_readings_can_be_read_back(tmp_path):
     gpt = random_gpt(GROUPED)
-    recorded = new_recording(tmp_path)
+    recorded = replace(new_recording(tmp_path), words=WORDS)
     written = take_snapshot(gpt, 8, recorded, lambda token: f"({token})", with_losses=True)
     recorded.append(written)
     found = Recording.open(tmp_path, "demo")
@@ -62,6 +63,13 @@ def test_a_snapshot_and_its_readings_can_be_read_back(tmp_path):
         exact = read(gpt, found.probes[kind], label=lambda token: f"({token})")
         np.testing.assert_allclose(found.maps(8)[kind], exact.maps, atol=5e-4, rtol=0)
         assert stored.tokens == found.probes[kind].labels[0] and stored.figures == exact.figures
+    assert found.words.to_json() == WORDS.to_json()
+    for name, values in vars(found.frame(8)).items():
+        expected = getattr(written.frame, name)
+        if name == "top":
+            assert values.tolist() == expected.tolist()
+        else:
+            torch.testing.assert_close(values, expected.to(values.dtype), atol=2e-3, rtol=2e-3)
     numbers = re.findall(r"\d+\.\d+", json.dumps(found.readings(8)["text"].figures))
     assert all(len(number.replace(".", "").strip("0")) <= 4 for number in numbers)
 
