@@ -20,12 +20,12 @@ def noise_maps(temperature: float) -> dict[str, torch.Tensor]:
     return {name: causal_softmax(temperature * scores) for name, scores in noise(PROBES).items()}
 
 
-def following(pattern: str, strength: float = 6.0) -> dict[str, torch.Tensor]:
-    """Maps of noise, except that head 1.2 follows a pattern on the probe that shows it."""
-    maps = noise_maps(0.5)
+def following(pattern: str, strength: float = 6.0, head=(1, 2), others=None) -> dict[str, torch.Tensor]:
+    """Maps of noise, or other maps, except that a head follows a pattern on the probe that shows it."""
+    maps = others or noise_maps(0.5)
     score = heads.SCORES[pattern]
     (keys,) = score.keys(PROBES[score.probe]).expand(1, -1, -1)
-    maps[score.probe][1, 2] = causal_softmax(strength * keys.float())
+    maps[score.probe][head] = causal_softmax(strength * keys.float())
     return maps
 
 
@@ -60,7 +60,7 @@ def test_a_head_that_follows_a_pattern_gets_its_name_and_the_page_opens_with_it(
 
 def test_a_previous_token_head_is_not_also_described_as_recent():
     """Even if half of its weight is on other recent tokens."""
-    maps = {name: of.clone() for name, of in following("recent", 9.0).items()}
+    maps = following("recent", 9.0)
     before = heads.SCORES["previous_token"].keys(PROBES["text"]).float()
     maps["text"][1, 2, 1:] = (maps["text"][1, 2, 1:] + before[1:]) / 2
     assert patterns(describe_heads(maps, PROBES))[5] == ["previous_token"]
@@ -90,21 +90,17 @@ def test_a_head_is_described_with_what_experiments_found():
 
 
 def test_a_pattern_is_dated_by_its_first_head_or_the_strongest_of_several():
-    recording = Recording(PROBES)
-    none, weak, strong = (following("first_token", strength) for strength in (0.0, 3.5, 9.0))
-    early, both = ({name: of.clone() for name, of in maps.items()} for maps in (none, strong))
-    early["text"][0, 0] = weak["text"][1, 2]  # head 0.0 forms first and is weaker than head 1.2
-    both["text"][0, 0] = weak["text"][1, 2]
-    for step, maps in ((0, none), (200, early), (400, early), (600, both)):
+    recording, at_once = Recording(PROBES), Recording(PROBES)
+    early = following("first_token", 3.5, (0, 0))  # head 0.0 forms first and is weaker than head 1.2
+    both = following("first_token", 9.0, others={name: of.clone() for name, of in early.items()})
+    for step, maps in ((0, noise_maps(0.5)), (200, early), (400, early), (600, both)):
         recording.append(snapshot_of(maps, PROBES, step))
-    assert recording.formation["first_token"] == {"0.0": 200, "1.2": 600}
-    assert [stage for stage in first_formed(recording) if stage["score"] == "first_token"] == [
-        {"score": "first_token", "head": "0.0", "step": 200}
-    ]
-    at_once = Recording(PROBES)
     at_once.append(snapshot_of(both, PROBES, 0))
-    assert [stage["head"] for stage in first_formed(at_once) if stage["score"] == "first_token"] == ["1.2"]
-    assert "induction" not in {stage["score"] for stage in first_formed(recording)}
+    assert recording.formation["first_token"] == {"0.0": 200, "1.2": 600}
+    for found, head, step in ((recording, "0.0", 200), (at_once, "1.2", 0)):
+        stages = {stage["score"]: stage for stage in first_formed(found)}
+        assert stages["first_token"] == {"score": "first_token", "head": head, "step": step}
+        assert "induction" not in stages
 
 
 def test_for_nan_the_sentence_says_why_there_is_no_pattern():
@@ -123,7 +119,5 @@ def test_labels_are_shortened_and_show_spaces_and_invisible_characters():
 
 @pytest.mark.parametrize("resting", ["first_token", "current_token"])
 def test_the_page_does_not_open_with_a_head_at_rest_if_another_has_a_name(resting):
-    maps = following("delimiter", strength=3.0)
-    (keys,) = heads.SCORES[resting].keys(PROBES["text"]).expand(1, -1, -1)
-    maps["text"][0, 0] = causal_softmax(9.0 * keys.float())
+    maps = following(resting, 9.0, (0, 0), following("delimiter", 3.0))
     assert opening_view(maps, PROBES)["head"] == "1.2"

@@ -10,7 +10,6 @@ import pytest
 
 from model.gpt import GPT
 from model.inspection.film import SOURCE
-from model.inspection.heads import SCORES
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
 from model.pages.describe import describe_heads, opening_view
@@ -55,14 +54,6 @@ def test_the_page_has_maps_scores_checks_and_details_of_every_step_and_opens_wit
             assert json.loads(page.block(f"{kind}-figures", shown["step"])) == reading.figures
         described = json.loads(json.dumps(describe_heads(history.at(shown["step"]))))
         assert json.loads(page.block("descriptions", shown["step"])) == described
-
-
-def test_the_page_of_a_run_that_lacks_a_new_score_shows_the_others(tmp_path, monkeypatch):
-    write_recording(HISTORY, tmp_path)
-    monkeypatch.setitem(SCORES, "new", SCORES["first_token"])
-    scores = read(Recording.open(tmp_path)).data["run"]["snapshots"][-1]["scores"]
-    assert {score for heads in scores["new"] for score in heads} == {None}
-    np.testing.assert_allclose(scores["first_token"], HISTORY.snapshots[-1].scores["first_token"], atol=5.1e-4)
 
 
 def test_a_page_that_is_written_again_packs_only_new_steps(monkeypatch):
