@@ -178,28 +178,6 @@ class Lucidrains(nn.Module):
         return self.to_out(out.transpose(1, 2).flatten(2))
 
 
-class Timm(nn.Module):
-    """A vision transformer's: one reshape for queries, keys, values and heads; no mask."""
-
-    def __init__(self, dim=16, num_heads=4):
-        super().__init__()
-        self.num_heads = num_heads
-        self.head_dim = dim // num_heads
-        self.scale = self.head_dim**-0.5
-        self.qkv = nn.Linear(dim, dim * 3)
-        self.proj = nn.Linear(dim, dim)
-
-    def forward(self, x):
-        B, N, C = x.shape
-        qkv = self.qkv(x).reshape(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
-        q = q * self.scale
-        attn = q @ k.transpose(-2, -1)
-        x = attn.softmax(dim=-1) @ v
-        x = x.transpose(1, 2).reshape(B, N, C)
-        return self.proj(x)
-
-
 class Bert(Linears):
     """An additive mask, no output matrix."""
 

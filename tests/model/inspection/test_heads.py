@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import cycle
 from statistics import mean
 
 import numpy as np
@@ -107,20 +108,18 @@ def close(found, expected, atol=1e-5):
 def test_scores_over_windows_have_mean_standard_error_and_reach(limit, gpt, monkeypatch):
     monkeypatch.setattr(heads, "MAX_WEIGHTS", limit)
     found = measure_heads(gpt, WINDOWS)
-    pieces = {kind: texts.pieces(1) for kind, texts in WINDOWS.items()}
-    maps = {kind: torch.stack([read(gpt, one).maps for one in texts]) for kind, texts in pieces.items()}
-    alone = []
-    for i in range(len(WINDOWS["text"])):
-        rows = {"text": i, "repeated": i % 8}
-        windows = {kind: pieces[kind][row] for kind, row in rows.items()}
-        alone.append(heads_of({kind: maps[kind][row] for kind, row in rows.items()}, windows).scores)
+    alone, tokens = [], []
+    for pair in zip(WINDOWS["text"].pieces(1), cycle(WINDOWS["repeated"].pieces(1)), strict=False):
+        windows = dict(zip(WINDOWS, pair, strict=True))
+        maps = {kind: read(gpt, window).maps for kind, window in windows.items()}
+        alone.append(heads_of(maps, windows).scores)
+        tokens.append(Categorical(probs=maps["text"]).entropy().exp())  # perplexity of the weights
     for name, score in heads.SCORES.items():
         each = np.stack([one[name] for one in alone[: len(WINDOWS[score.probe])]])
         close(found.scores[name], each.mean(0))
         close(found.errors[name], each.std(0, ddof=1) / len(each) ** 0.5)
         assert found.counts[name] == len(each)
-    tokens = Categorical(probs=maps["text"]).entropy().exp().mean(0)  # perplexity of the weights
-    close(found.reach, tokens[..., 1:].mean(-1), atol=2e-3)
+    close(found.reach, torch.stack(tokens).mean(0)[..., 1:].mean(-1), atol=2e-3)
     assert found.windows == {"text": [len(WINDOWS["text"]), T], "repeated": [8, T]}
 
 

@@ -1,15 +1,17 @@
-"""Pictures of maps: labels are legible and never parsed as formulas. test_export.py checks the colours."""
+"""Pictures of maps: colours are those of the weights, labels are legible and never parsed as formulas."""
 
 from dataclasses import replace
 
 import numpy as np
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from model.pages import images
 from model.pages.describe import visible
 from tests.html_pages import HOSTILE
 from tests.measurements import learned_recording
+from tests.watching import before_call
 
 
 def test_labels_are_those_of_the_page_and_differ_for_different_characters():
@@ -19,18 +21,23 @@ def test_labels_are_those_of_the_page_and_differ_for_different_characters():
     assert images.legible("😀") != images.legible("界")
 
 
-def test_hostile_text_is_drawn_without_a_warning(recwarn, tmp_path):
-    recording = replace(learned_recording(1, 2, HOSTILE, (0,), induction=False), name="$\\bad{$ </script>")
-    images.draw_maps(recording, tmp_path / "picture.png", 0, [[(0, 0), (0, 1)]])
-    assert imread(tmp_path / "picture.png").size
+def test_pictures_have_the_colour_of_every_weight_at_its_place_and_labels_as_text(recwarn, tmp_path, monkeypatch):
+    """In the colours of the page, and grey where there is no weight."""
+    run = replace(learned_recording(2, 2, HOSTILE, (4,)), name="$\\bad{$ </script>")
+    rows, figures = [[(1, 1), (0, 1)], [(0, 0), (1, 0)]], []
+    before_call(monkeypatch.setattr, Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    images.draw_maps(run, tmp_path / "maps.png", 4, rows)
     assert not recwarn.list
-
-
-def test_a_mosaic_has_a_square_in_the_colour_of_each_weight_and_grey_for_nan_and_gaps():
-    maps = np.zeros((2, 3, 4, 4))
-    maps[1, 2, 3, 0], maps[0, 0, 0, 0] = 1, np.nan
-    zoom = images.PIXELS // (3 * 5 - 1)
-    found = images.mosaic_pixels(maps)[::zoom, ::zoom]  # with a line between two heads
-    brightest, darkest = (np.round(255 * np.array(to_rgb(images.COLOURS[end]))) for end in (0, -1))
-    assert (found[0, 0] == 200).all() and (found[:, 4] == 200).all()
-    assert (found[5:, :4] == brightest).all() and (found[5 + 3, 2 * 5] == darkest).all()
+    maps, size, [figure] = run.maps(4)["text"].astype(float), len(HOSTILE), figures
+    [image] = figure.axes[0].images
+    drawn = image.to_rgba(image.get_array())[..., :3]
+    pixels = images.mosaic_pixels([[maps[head] for head in row] for row in rows])
+    zoom = images.PIXELS // len(drawn)
+    inks = LinearSegmentedColormap.from_list("ink", images.COLOURS)
+    for picture in (drawn, pixels[::zoom, ::zoom] / 255):
+        assert np.ptp(picture[size]) == np.ptp(picture[:, size]) == 0  # a grey pixel between two maps
+        for row, column in np.ndindex(2, 2):
+            found = picture[row * (size + 1) :, column * (size + 1) :][:size, :size]
+            np.testing.assert_allclose(found, inks(np.sqrt(maps[rows[row][column]]))[..., :3], atol=0.02)
+    texts = {text.get_text() for text in figure.findobj(Text)}
+    assert {"weight", "0.25", "head 0.1", *map(images.legible, HOSTILE)} <= texts

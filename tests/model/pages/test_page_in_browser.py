@@ -95,11 +95,8 @@ def test_the_text_is_shaded_for_the_chosen_token_or_the_one_under_the_pointer(op
     check(weights[11], 11)
     point_at(page, 13, 6)
     check(weights[13], 13)
-    assert page.get_attribute("#tokens .pointed", "data-index") == "6"
     page.mouse.move(0, 0)
     check(weights[3], 3)
-    assert address(page)["token"] == "3"
-
     click(page, "#tokens span >> nth=11")
     page.mouse.move(0, 0)
     press(page, "Escape")
