@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from model.inspection.formation import formation
 from model.inspection.heads import SCORES
 from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
 from model.mistakes import Missing, Mistake
 from tests.gpts import CONFIGS, random_gpt
-from tests.measurements import TEXT, WORDS, new_recording, snapshot_of, text_of, uniform_maps
+from tests.measurements import TEXT, WORDS, new_recording
 
 GROUPED = CONFIGS["grouped heads"]
 
@@ -194,18 +195,11 @@ def test_scores_remain_without_maps(recorded):
         found.maps(4)
 
 
-PROBES = {"text": text_of(range(10)), "repeated": text_of([0] + 2 * [1, 2, 3, 4], kind="repeated")}
-
-
 # The steps of 0, 10, 20 and 40 with the pattern, and the step at which it has formed: after it is lost it has not.
 @pytest.mark.parametrize(
     "has_pattern, formed", [((20, 40), 20), ((0, 20, 40), 20), ((0, 10, 20), None), ((0, 10, 20, 40), 0)]
 )
 def test_a_head_has_formed_at_the_step_from_which_all_snapshots_have_the_pattern(has_pattern, formed):
-    untrained = snapshot_of({name: uniform_maps(probe.length)[None, None] for name, probe in PROBES.items()}, PROBES)
-    snapshots = []
-    for step in (0, 10, 20, 40):
-        patterns = untrained.heads.formed | {"first_token": np.array([[step in has_pattern]])}
-        snapshots.append(replace(untrained, step=step, heads=replace(untrained.heads, formed=patterns)))
-    formation = Recording(PROBES, snapshots=snapshots).formation
-    assert formation.pop("first_token").get("0.0") == formed and not any(formation.values())
+    flags = [(step, {"first_token": [[step in has_pattern]], "recent": [[False]]}) for step in (0, 10, 20, 40)]
+    found = formation(flags)
+    assert found["first_token"].get("0.0") == formed and not found["recent"]

@@ -84,7 +84,7 @@ def test_the_page_loads_nothing_and_holds_every_module_that_it_imports():
 
 
 def test_a_page_that_would_be_too_large_leaves_out_every_second_step_and_never_packs_one_again(monkeypatch):
-    history = learned_recording(2, 3, 40, steps=range(0, 1000, 50))
+    history = learned_recording(steps=range(0, 1000, 50))
     assert shown_steps(history) == history.steps
     monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", 12 * sum(map(len, history.snapshots[-1].packed)))
     assert shown_steps(history, wanted=[150]) == [0, 100, 150, *range(200, 950, 100), 950]
