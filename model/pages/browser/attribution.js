@@ -89,7 +89,8 @@ function sharesOfScore(reading, layer, head, queryVector, position) {
 
 // How a head's query gets its weight on a key, and what this does; compare walk.py. Yields now and then.
 //
-// scores, q.k / sqrt(K), and weights, their softmax: for the keys that the query can see, from the key `first` on.
+// q, k: the vectors (K,). scores, q.k / sqrt(K), and weights, their softmax: for the keys that the query can see, from
+// the key `first` on.
 // sources: [part, share] of the parts that add most to the difference of the key's score from the mean of the scores.
 // pushes: [token, change of its logit] of the tokens that the value by itself raises most, as in `attribution`.
 export function* square(reading, { layer, head, query, key }) {
@@ -117,7 +118,7 @@ export function* square(reading, { layer, head, query, key }) {
   const normed = value.map((x, i) => ((x - middle) / divisor) * (weight ? weight[i] : 1));
   const changes = Float64Array.from({ length: V }, (_, id) => dot(row(network.weight("lm_head"), id, D), normed));
   return {
-    first, scores, weights, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]),
+    q: [...queryVector], k: [...rowOf(cache.keys, key)], first, scores, weights, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]),
     sources: sources.sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, TOP),
   };
 }

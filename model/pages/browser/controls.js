@@ -1,5 +1,4 @@
-// The header, the sliders of the steps, the keys, and a line that says what is switched off or compared, with one
-// button that ends this.
+// The header, the sliders of the steps, the keys, and a line that says what is switched off, with a button that ends it.
 
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
@@ -20,26 +19,17 @@ addView(function drawSteps() {
     const side = shown.sides[i];
     root.hidden = !side;
     if (!side) return;
-    const step = (output.textContent = `step ${side.snapshot.step.toLocaleString("en")}`);
+    const step = (output.textContent = side.title);
     Object.assign(slider, { max: LAST, value: side.at, ariaValueText: step });
   });
   $("compare").ariaPressed = shown.other !== null;
 });
 
 addView(function drawChanged() {
-  const { typing, off, other, sides } = shown;
-  const parts = [
-    typing && off.length && `Switched off: ${listed(off)} (gives its mean, the same at every token).`,
-    other !== null && `Compared: A, ${sides[0].when}, with B, ${sides[1].when}.`,
-  ].filter(Boolean);
-  $("changed").hidden = !parts.length;
-  $("as-trained").textContent = typing && off.length ? "all as trained" : "end this";
-  $("what-changed").textContent = parts.join(" ");
+  const { typing, off } = shown;
+  $("changed").hidden = !typing || !off.length;
+  $("what-changed").textContent = `Switched off: ${listed(off)} (gives its mean, the same at every token).`;
 });
-
-function endChanges() {
-  change({ off: [], other: null, ...PLAIN });
-}
 
 // Compares with the first step, or while a person types with the first that can read what they type.
 const earliest = () => (shown.typing ? [...snapshots.keys()].find(holdsWeights) : 0);
@@ -84,6 +74,6 @@ $("controls").hidden = LAST < 1;
 for (const { slider, field } of slides)
   slider.addEventListener("input", () => change({ [field]: Number(slider.value) }));
 $("compare").addEventListener("click", toggleCompare);
-$("as-trained").addEventListener("click", endChanges);
+$("as-trained").addEventListener("click", () => change({ off: [], ...PLAIN }));
 $("theme").addEventListener("click", () => change({ theme: state.theme === "dark" ? "light" : "dark" }));
 for (const opener of document.querySelectorAll("[aria-haspopup=dialog]")) opener.addEventListener("click", openManual);

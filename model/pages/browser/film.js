@@ -13,6 +13,7 @@ import {
   ALL_HEADS, data, headNumber, headPart, LAST, nearest, PLAIN, state, stepOf, textNumber,
 } from "browser/state.js";
 import { box, keepText, showInBox } from "browser/text.js";
+import { toggled } from "browser/typed-text.js";
 import { capital, decimal, largestFirst, listed, percent, quote } from "browser/words.js";
 import { stopWriting } from "browser/writing.js";
 
@@ -46,6 +47,7 @@ async function play() {
   await stopWriting();
   const head = finder ?? state.head;
   change({ ...word, off: [], film: "plays", head, part: null, ...(state.at === LAST && { at: 0 }) });
+  if (innerWidth < 700) $("controls").scrollIntoView(); // on a narrow screen the film is below the curves
   goOn();
 }
 
@@ -71,9 +73,9 @@ function next() {
 // Which heads raise the finder's score of that place, by how much: the three that do so most.
 function helpOf(raises) {
   const heads = largestFirst(raises).slice(0, 3).filter((head) => raises[head] >= LEAST);
-  if (!heads.length) return "no earlier head raises its score there yet";
+  if (!heads.length) return "no earlier head raises its attention score there yet";
   const named = listed(heads.map((head) => `${headPart(head)} (+${decimal(raises[head], 1)})`));
-  return `${named} ${heads.length > 1 ? "raise" : "raises"} its score there`;
+  return `${named} ${heads.length > 1 ? "raise" : "raises"} its attention score there`;
 }
 
 // Each question and its answer are about what was recorded at that step; `before`: the chance at the step before.
@@ -105,13 +107,12 @@ function experiment() {
     ? `Without ${listed(off)} ${quote(right)} gets ${chance(logits)} instead of ${chance(whole)}.`
     : `Random letters: only their first copy tells that ${quote(right)} comes next (${chance(whole)}). ` +
       `${capital(headPart(finder))} looks there; arrows: who tells it where. Which is needed most? Switch off:`;
-  const toggle = (part) => {
+  const switchOf = (part) => {
     const isOff = off.includes(part);
-    const then = isOff ? off.filter((other) => other !== part) : [...off, part];
-    const onclick = () => change({ off: then, head: finder, part: null });
+    const onclick = () => change({ off: toggled(part), head: finder, part: null });
     return element("button", { className: "switch", ariaPressed: !isOff, onclick }, isOff ? `${part}: off` : part);
   };
-  return [told, " ", ...[...writers, finder].map(headPart).map(toggle)];
+  return [told, " ", ...[...writers, finder].map(headPart).map(switchOf)];
 }
 
 addView(async function drawFilm() {

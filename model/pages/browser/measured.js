@@ -1,6 +1,5 @@
 // Puts into words what was measured of a text: what the model expected at each token, how much the true token surprised
-// it, and what each part adds to the logit of the next token. The parts add up to that logit, up to rounding: each adds
-// a vector to the stream, and the final norm divides all of them by the scale of the whole stream.
+// it, and what each part adds to the logit of the next token (see attribution.js).
 //
 // measured: the figures of a reading with the labels of its tokens. Column t reads token t and predicts token t + 1.
 

@@ -52,7 +52,7 @@ export class Cache {
   }
 }
 
-// What a network computed for up to `room` tokens, row by row; compare `Computed` in reading.py.
+// What a network computed for up to `room` tokens, row by row; compare `Pass` in passes.py.
 export class Trace {
   constructor(config, room) {
     const { num_layers: L, num_heads: H, embed_dim: D } = config;

@@ -104,7 +104,8 @@ async function draw() {
   Object.assign(next, { snapshot: first.snapshot, labels: first.labels });
   // The views measure the layout, so it is set first. If they move its top, another frame follows: see below.
   const top = $("main").offsetTop;
-  $("main").className = `${next.other === null ? "" : "compare"} ${next.typing ? "typing" : ""}`;
+  const classes = { compare: next.other !== null, typing: next.typing, filming: next.film };
+  $("main").className = Object.keys(classes).filter((name) => classes[name]).join(" ");
   document.documentElement.style.setProperty("--top", `${top}px`);
   document.documentElement.style.setProperty("--controls", `${$("kept-in-sight").offsetHeight}px`);
   next.palette = palette(data.colours[next.theme]);
@@ -122,6 +123,6 @@ async function side(name, frame, at) {
   const loaded = await (frame.typing ? readTyped : readRecorded)(frame, at);
   const measured = { ...loaded.figures, labels: loaded.labels };
   const label = frame.other === null ? "" : `${name}: `;
-  const when = `step ${snapshot.step}`;
+  const when = `step ${snapshot.step.toLocaleString("en")}`;
   return { ...loaded, name, label, when, title: label + when, at, snapshot, measured, head: frame.head };
 }

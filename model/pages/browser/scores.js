@@ -16,7 +16,7 @@ addView(function drawCard() {
   $("card").replaceChildren(...Object.entries(SCORES).flatMap(([score, { is_pattern, label, meaning }]) => [
     element("dt", {}, is_pattern ? markOf(score) : "", ` ${label}`),
     ...shown.sides.map((side) => rowOf(side, score)),
-    element("dd", { className: "soft" }, [meaning, ...measuredOn(score), ...formedIn(score)].join("; ")),
+    element("dd", { className: "soft" }, [meaning, ...remarksOn(score)].join("; ")),
   ]));
 });
 
@@ -29,15 +29,12 @@ function rowOf({ name, snapshot, head }, score) {
 }
 
 // Not every window has line breaks or brackets: a score counts only the windows that can show its pattern.
-function measuredOn(score) {
+function remarksOn(score) {
   const { counts, windows } = shown.snapshot;
   const all = windows[SCORES[score].probe][0];
-  return counts[score] < all ? [`${counts[score] || "none"} of ${all} windows can show it`] : [];
-}
-
-function formedIn(score) {
   const step = formation(score, shown.head);
-  return step < Infinity ? [`formed ${formedBetween(step)}`] : [];
+  const few = counts[score] < all && `${counts[score] || "none"} of ${all} windows can show it`;
+  return [few, step < Infinity && `formed ${formedBetween(step)}`].filter(Boolean);
 }
 
 // A change of the loss, [change, error], in words; "no clear effect" if chance may explain it, as in parts.py.

@@ -21,10 +21,8 @@ function drawReading() {
   const token = chosenToken();
   const { labels, head } = shown;
   const name = headPart(head).replace("h", "H");
-  if (token === null) {
-    $("reading").textContent = "Point at a token to see what this head reads there; click to keep it.";
-    return;
-  }
+  if (token === null)
+    return $("reading").replaceChildren("Point at a token to see what this head reads there; click to keep it.");
   const rows = shown.sides.map(weightsOf);
   const square = { query: token, key: largestFirst(rows[0])[0] };
   const why = shown.typing && token ? button("why there?", () => change({ token, square })) : "";

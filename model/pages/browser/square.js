@@ -3,6 +3,7 @@
 
 import { $, element, tableHead, track } from "browser/elements.js";
 import "browser/large-map.js"; // where a person chooses a square: drawn before this view
+import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { headName, placeOf, snapshots } from "browser/state.js";
 import { ask, engine } from "browser/typed-text.js";
@@ -30,7 +31,7 @@ addView(async function drawSquare() {
   opened = square;
 });
 
-function contents({ first, scores, weights, sources, pushes }, { query, key }, { labels, head }) {
+function contents({ q, k, first, scores, weights, sources, pushes }, { query, key }, { labels, head }) {
   const { config: { embed_dim, num_heads } } = engine;
   const width = embed_dim / num_heads;
   const token = (i) => `${quote(labels[i])} (token ${i})`;
@@ -50,8 +51,9 @@ function contents({ first, scores, weights, sources, pushes }, { query, key }, {
       element("h3", {}, `How ${quote(labels[query])} reads ${quote(labels[key])} in ${headName(head)}`), close),
     element("ol", {},
       step("Query and key", `The head makes a query q from the stream of ${token(query)}, and a key k from that of ` +
-        `${token(key)}: lists of ${width} numbers each.`),
-      step("Score", `How well they fit is the scalar product q · k, divided by √${width}: ` +
+        `${token(key)}: lists of ${width} numbers each. Blue is above 0, orange below; where both have one colour, ` +
+        "their product is above 0.", strip("q", q), strip("k", k), strip("q × k", q.map((x, i) => x * k[i]))),
+      step("Attention score", `How well they fit is the sum of these products, q · k, divided by √${width}: ` +
         `${decimal(scores[key - first])}. The mean over all tokens that ${quote(labels[query])} can see is ` +
         `${decimal(mean)}.${madeOf}`),
       step("Softmax", "The weight is e to the power of the score, divided by the sum of this over all tokens that " +
@@ -60,6 +62,14 @@ function contents({ first, scores, weights, sources, pushes }, { query, key }, {
         `stream of ${quote(labels[query])}, through the output matrix.`,
         raised.length ? ` By itself this raises most the logits of ${listed(raised)}.` : "")),
   ];
+}
+
+// A row of squares, one for each number of a vector; the largest number has the full colour.
+function strip(name, vector) {
+  const largest = Math.max(...vector.map(Math.abs));
+  const squares = vector.map((x) =>
+    element("i", { style: { background: rgb(shown.palette.difference(x / largest || 0)) } }));
+  return element("div", { className: "strip" }, element("b", {}, name), ...squares);
 }
 
 function scoreTable(first, scores, weights, key, labels) {

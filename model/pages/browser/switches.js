@@ -6,16 +6,12 @@ import { buttons } from "browser/heads.js";
 import { addChoices, addView, change, shown } from "browser/render.js";
 import { addField, choosing, headPart, state } from "browser/state.js";
 import { lossOf } from "browser/measured.js";
-import { engine } from "browser/typed-text.js";
+import { engine, toggled } from "browser/typed-text.js";
 import { decimal, largestFirst, listed, quote, signed } from "browser/words.js";
 
 const WORST = 5; // tokens that are listed
 
-function toggle(part) {
-  const others = state.off.filter((other) => other !== part);
-  const off = others.length < state.off.length ? others : [...others, part];
-  change({ off, panel: "breaking", ...choosing(part) });
-}
+const toggle = (part) => change({ off: toggled(part), panel: "breaking", ...choosing(part) });
 
 addView(function drawSwitches() {
   for (const [part, button] of buttons) {

@@ -49,7 +49,7 @@ async function stopsOf(calm) {
   }, {
     thing: "square", patch: { ...calm, square: { query: last, key: source } },
     sentence: `What tells it where? At each token ${listed(writers.map(headPart))} noted what came before it, and ` +
-      `${headPart(finder)} looks for the note ${quote(labels[last])} (see “Score”).`,
+      `${headPart(finder)} looks for the note ${quote(labels[last])} (see “Attention score”).`,
   }, {
     thing: "coming", patch: off(...writers),
     sentence: `What ${quote(right)} gets: ${listed(without)}.`,

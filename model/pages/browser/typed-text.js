@@ -10,6 +10,9 @@ export let engine = null;
 export const useEngine = (started) => (engine = started);
 
 Object.assign(state, { typed: "", off: [], otherText: "" });
+// The parts that are off once this one is switched.
+export const toggled = (part) =>
+  (state.off.includes(part) ? state.off.filter((other) => other !== part) : [...state.off, part]);
 
 const encoded = recent(KEPT); // by text
 

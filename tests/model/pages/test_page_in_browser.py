@@ -117,9 +117,9 @@ def test_two_snapshots_are_shown_side_by_side_until_the_comparison_is_ended(open
     point_at(page, 9, 8)
     expected = [maps["text"][0, 0, 9, 8] for maps in (a, b)]
     np.testing.assert_allclose(shares(page.inner_text("#readout")), expected, atol=0.006)
-    assert "step 2" in page.inner_text("#changed")
-    click(page, "#as-trained")
-    assert page.is_hidden("#changed") and page.inner_text("#stage-title") == "Layer 0, head 0"
+    assert page.inner_text("#slide-b output") == "B: step 2"
+    click(page, "#compare")
+    assert page.is_hidden("#slide-b") and page.inner_text("#stage-title") == "Layer 0, head 0"
 
 
 def test_heads_are_marked_from_the_step_at_which_they_formed(open_page):
