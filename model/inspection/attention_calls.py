@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import torch
@@ -34,9 +35,11 @@ class Call:
 
     def __call__(self, inputs: Arguments) -> Tensor:
         """Returns the output with its heads merged, (2, T, E)."""
-        passed = {name: x.clone() for name, x in (inputs | self.mask).items()}
+        given = inputs | self.mask
+        copies = {name: x.clone() for name, x in given.items()}
+        passed = dict(copies)
         if self.tokens_first:
-            passed |= {name: passed[name].transpose(0, 1) for name in inputs}
+            passed |= {name: copies[name].transpose(0, 1) for name in inputs}
         shapes = {name: tuple(x.shape) for name, x in passed.items()}
         called = f"called with the shapes {shapes}, it"
         try:
@@ -45,6 +48,9 @@ class Call:
             line = _lines_of_user(error)[-1]
             what = f"{type(error).__name__}: {error}"
             raise Mistake(f"{called} fails in line {line.lineno}, `{line.line}`, with {what}") from error
+        changed = [name for name, x in given.items() if not torch.equal(copies[name], x)]
+        if changed:
+            raise Mistake(f"{called} changes its argument {changed[0]} in place: the caller still needs it")
         if isinstance(output, (tuple, list)):
             output = output[0]
         expected = next(iter(shapes.values()))[:-1]
@@ -70,11 +76,11 @@ def calls(
     Raises:
         Mistake: if none works.
     """
-    names, mask_name = _names(function)
-    if not names:
+    needed, others, mask_name = _names(function)
+    if not needed:
         raise Mistake("no argument without a default: an attention takes tokens, or queries, keys and values")
     problems = []
-    for shape in shapes:
+    for names, shape in product(dict.fromkeys([needed + others, needed]), shapes):
         for given, meanings in _masks(shape[-2], mask_name):
             found = []
             for mask in given:
@@ -90,10 +96,13 @@ def calls(
     raise Mistake(f"no call works; of the one that came furthest: {max(problems, key=_line_reached)}")
 
 
-def _names(function: Callable[..., Any]) -> tuple[list[str], str]:
-    """Returns the names of the tokens, or of queries, keys and values in this order; and the mask's, "" without one."""
+def _names(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Returns the names of the tokens, or of queries, keys and values in this order; of tokens that keys and values may
+    be made of instead; and the mask's, "" without one.
+    """
     masks = [""]
     tokens = []
+    others = []
     try:
         signature = inspect.signature(function)
     except ValueError:  # written in C
@@ -103,7 +112,10 @@ def _names(function: Callable[..., Any]) -> tuple[list[str], str]:
             masks.insert(-1, p.name)
         elif p.default is p.empty and "*" not in str(p):
             tokens.append(p.name)
-    return sorted(tokens, key=lambda name: "kv".find(name[0].lower())), masks[0]
+        elif p.default is None and re.search("context|memory|encoder", p.name):
+            others.append(p.name)
+    tokens.sort(key=lambda name: "kv".find(name[0].lower()))
+    return (*tokens,), (*others,), masks[0]
 
 
 def _masks(
@@ -134,5 +146,7 @@ def _lines_of_user(error: BaseException) -> list[traceback.FrameSummary]:
 
 def _line_reached(problem: Mistake) -> float:
     error = problem.__cause__
-    lines = _lines_of_user(error)[1:] if error else []
+    if error is None:  # it came to its end
+        return torch.inf
+    lines = _lines_of_user(error)[1:]
     return lines[0].lineno if lines else 0

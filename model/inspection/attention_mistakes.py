@@ -2,7 +2,7 @@
 
 The lines are text: one place holds what is computed and what a learner is shown. `formula` runs them.
 
-Shapes: B batch, T query length, S key length, H heads, H_kv key and value heads, K head width.
+Shapes: B batch, T query length, S key length, H heads, H_kv key and value heads, K head width, E width of the output.
 """
 
 from functools import cache
@@ -17,22 +17,22 @@ from model.attention import merge_heads
 
 TOOLS = {
     "inf": torch.inf,
-    "cat": torch.cat,
     "ones": torch.ones,
     "pad": F.pad,
     "merge": merge_heads,
+    "repeat_interleave": lambda x, H: x.repeat_interleave(H // x.shape[-3], -3),
+    "repeat": lambda x, H: torch.cat([x] * (H // x.shape[-3]), -3),
     "view": lambda x: merge_heads(x).reshape(x.shape),  # the heads that `view` makes without a transpose
     "first": lambda x: x[..., :1, :, :].expand_as(x),
 }
 FORMULA = {
     "q, k, v": "q, k, v",
-    "k": "k.repeat_interleave(H // k.shape[-3], -3)",
-    "v": "v.repeat_interleave(H // v.shape[-3], -3)",
+    "k, v": "repeat_interleave(k, H), repeat_interleave(v, H)",
     "scores": "q @ k.mT / K**0.5",
     "masked": "scores.masked_fill(~mask, -inf)",
     "weights": "masked.softmax(-1)",
     "values": "weights @ v",
-    "output": "merge(values)",
+    "output": "merge(values) @ output_matrix",
 }
 CONSTANTS = (4, 6, 8, 10, 16, 32, 64, 128, 256, 512, 768)  # widths of heads and of models
 MISTAKES = {
@@ -80,6 +80,9 @@ MISTAKES = {
         "masked.softmax(-1) * K**0.5": "the weights are multiplied after the softmax",
         "(masked * K**0.5).softmax(-1) / K**0.5": "the weights are divided, not the scores before the softmax",
         "masked.sigmoid()": "a sigmoid replaces the softmax",
+        "masked.exp()": "the exponentials are not divided by their sum",
+        "(masked - masked.amax(-1, keepdim=True)).exp()": "the exponentials are not divided by their sum",
+        "masked.flatten(-2).softmax(-1).view(masked.shape)": "the softmax runs over all queries and keys together",
         "scores * mask": "there is no softmax",
     },
     "q, k, v": {
@@ -99,15 +102,22 @@ MISTAKES = {
         "q, first(k), v": "the keys of one head are used for all",
         "q, k, first(v)": "the values of one head are used for all",
     },
-    "k": {"cat([k] * (H // k.shape[-3]), -3)": "the heads of the keys are repeated as a whole: use repeat_interleave"},
-    "v": {
-        "cat([v] * (H // v.shape[-3]), -3)": "the heads of the values are repeated as a whole: use repeat_interleave"
+    "k, v": {
+        "repeat(k, H), repeat(v, H)": "the heads of keys and values are repeated as a whole",
+        "repeat(k, H), repeat_interleave(v, H)": "the heads of the keys are repeated otherwise than the values'",
+        "repeat_interleave(k, H), repeat(v, H)": "the heads of the values are repeated otherwise than the keys'",
     },
     "values": {
         "weights.mT @ v": "the weights are transposed",
         "v": "the weights are not used: each query gets its own value",
     },
-    "output": {"values.flatten(-3).unflatten(-1, (T, -1))": "heads are merged without transposing back"},
+    "output": {
+        "values.flatten(-3).unflatten(-1, (T, -1)) @ output_matrix": "heads are merged without transposing back",
+        "values.movedim(-3, -1).flatten(-2) @ output_matrix": "the numbers of all heads are merged in turns",
+        "merge(values.flip(-3)) @ output_matrix": "heads are merged in the reverse order",
+        "merge(values)": "the output matrix is not used",
+        "merge(values) @ output_matrix + x": "the input is added: a residual connection belongs outside",
+    },
 }
 
 
@@ -116,12 +126,16 @@ def formula(
     k: Tensor,
     v: Tensor,
     mask: Tensor,
+    output_matrix: Tensor,
+    x: Tensor,
     change: dict[str, str],
 ) -> Tensor:
-    """q (..., B, H, T, K), k and v (..., B, H_kv, S, K) -> (..., B, T, H * K). NaN where a query may see nothing.
+    """q (..., B, H, T, K), k and v (..., B, H_kv, S, K) -> (..., B, T, E). NaN where a query may see nothing.
 
     Args:
         mask: boolean (B or 1, 1, T or 1, S), True means may attend.
+        output_matrix: (H * K, E).
+        x: the tokens that make the queries, (B, T, E) if one is to be added to the output.
         change: lines that replace those of `FORMULA`, by name.
     """
     H, T, K = q.shape[-3:]

@@ -27,17 +27,22 @@ class Reading:
 
     call: Call
     qkv: list[Tensor]  # (A, 2, H, T, K) each
-    last: Tensor  # the matrix of the output (H * K, E)
+    output_matrix: Tensor  # (H * K, E)
+
+    @property
+    def num_heads(self) -> int:
+        return self.qkv[0].shape[-3]
 
     @torch.no_grad()
     def is_given_by(self, change: dict[str, str]) -> bool:
         """Does the formula, with a change, give the same output?"""
         q, k, v = self.qkv
         output = self.call.output
+        x, *_ = self.call.inputs.values()
         largest = output.nan_to_num().abs().max()
         for mask in self.call.meanings:
             with suppress(RuntimeError):  # a change that does not fit these shapes
-                given = formula(q, k, v, mask, change) @ self.last
+                given = formula(q, k, v, mask, self.output_matrix, x, change)
                 difference = (given - output).abs().flatten(1)
                 is_nan = difference.isnan()  # of queries that may see nothing
                 is_near = difference < LIMIT * largest

@@ -11,7 +11,7 @@ Shapes: B batch, T query length, S key length, D width of the tokens, H heads, K
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Any
@@ -28,6 +28,8 @@ from model.masks import causal_mask, padding_mask
 from model.mistakes import Mistake
 
 BIAS = r"bias|\bb_?\w?$"  # the name of a parameter that is no matrix, even if it has one axis for heads
+NUM_HEADS = ("num_heads", "n_heads", "n_head", "nhead", "heads", "h")  # names that people give it
+NO_MODULE = nn.Module()
 MASKING = {"tril", "triu", "masked_fill", "masked_fill_"}  # functions that make or apply a mask
 
 
@@ -71,16 +73,19 @@ def _of_module(module: nn.Module) -> Iterator[str]:
     shared = {id(value): value for _, value in _plain_tensors(module)}
     layer = copy.deepcopy(module, {**shared})
     layer.float().cpu().eval()
+    widths = {part.out_features for part in layer.modules() if isinstance(part, nn.LazyLinear)}
+    if widths:
+        calls(layer.forward, [(2, 5, D) for D in widths])  # the first call makes its matrices
     layer.requires_grad_().zero_grad()
     if isinstance(layer, CausalSelfAttention):
         yield from _of_attend(layer)
         if type(layer).forward is CausalSelfAttention.forward:
             return
-    matrices = _fill(layer)
-    if matrices:
-        widths = dict.fromkeys(size for p in matrices.values() for size in reversed(p.shape))
-        shapes = [(2, T, D) for T in (5, 4) for D in widths]
-        yield from _of_tokens(layer.forward, shapes, matrices)
+    _leave_norms_out(layer)
+    _fill(layer)
+    sizes = dict.fromkeys(size for p in layer.parameters() if p.ndim > 1 for size in reversed(p.shape))
+    if sizes:
+        yield from _of_tokens(layer, [(2, T, D) for T in (5, 4) for D in sizes])
     else:
         yield from _of_heads(layer.forward, [[11, 2, 4, 8, 16, 32, 64]])
     for name, value in _plain_tensors(layer):
@@ -89,19 +94,21 @@ def _of_module(module: nn.Module) -> Iterator[str]:
 
 
 def _of_tokens(
-    function: Callable[..., Any],
+    layer: nn.Module,
     shapes: Sequence[tuple[int, ...]],
-    matrices: dict[str, Tensor],
 ) -> list[str]:
-    """The problems of a function of (B, T, D); none if it is right as a function of (T, B, D), as PyTorch's default."""
+    """The problems of a module of (B, T, D), or of (T, B, D) if it says batch_first=False, as PyTorch's default."""
     try:
-        problems = list(_problems(calls(function, shapes), matrices))
+        problems = list(_problems(calls(layer.forward, shapes), layer))
     except Mistake as problem:
         problems = [str(problem)]
     if problems:
         with suppress(Mistake):
-            if not list(_problems(calls(function, shapes, tokens_first=True), matrices)):
-                warnings.warn("compared with tokens first, as (T, B, D)", stacklevel=5)
+            if not list(_problems(calls(layer.forward, shapes, tokens_first=True), layer)):
+                told = "compared with tokens first, as (T, B, D), and equal"
+                if getattr(layer, "batch_first", True):
+                    return [f"{told}: if they are (B, T, D), batch_first=True is missing"]
+                warnings.warn(told, stacklevel=5)
                 return []
     return problems
 
@@ -114,17 +121,24 @@ def _plain_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield name, value
 
 
-def _fill(layer: nn.Module) -> dict[str, Tensor]:
-    """Fills the matrices and returns them. If one is square, rows and columns are alike, as `readings` needs it."""
-    matrices = {}
+def _leave_norms_out(layer: nn.Module) -> None:
+    """Lets norms return their input, of queries and keys too: the formula has none. Their parameters stay in use."""
+    norms = [part for part in layer.modules() if "norm" in type(part).__name__.lower()]
+    for norm in norms:
+        norm.register_forward_hook(lambda norm, inputs, output: inputs[0] + 0 * output)
+    if norms:
+        warnings.warn("compared without its norms", stacklevel=5)
+
+
+def _fill(layer: nn.Module) -> None:
+    """Fills biases with zeros, and a square matrix so that its rows and columns are alike, as `readings` needs it."""
     for name, p in layer.named_parameters():
         if re.search(BIAS, name):
             nn.init.zeros_(p)
         elif p.ndim > 1:
-            matrices[name] = nn.init.xavier_normal_(p)
+            nn.init.xavier_normal_(p)
             if p.shape[-1] == p.shape[-2]:
                 p.data = p.data + p.data.mT
-    return matrices
 
 
 def _of_heads(
@@ -136,7 +150,7 @@ def _of_heads(
         found = []
         for K in group:
             found += calls(function, [(2, 3, 5, K), (2, 5, K)])
-        problems = list(_problems(found, {}))
+        problems = list(_problems(found, NO_MODULE))
         if problems:
             return problems
     return []
@@ -151,7 +165,7 @@ def _of_attend(layer: CausalSelfAttention) -> list[str]:
         inputs = {"q": q, "k": k, "v": v}
         call = Call(layer.attend, inputs, given, [given.get("mask", causal)])
         about = f"attend, with {T} queries, 5 keys and {'a' if given else 'no'} mask"
-        problems = [f"{about}: {problem}" for problem in _problems([call], {})]
+        problems = [f"{about}: {problem}" for problem in _problems([call], NO_MODULE)]
         if problems:
             return problems
     return []
@@ -162,23 +176,27 @@ def _of_attend(layer: CausalSelfAttention) -> list[str]:
 
 def _problems(
     found: list[Call],
-    matrices: dict[str, Tensor],
+    layer: nn.Module,
 ) -> Iterator[str]:
-    all_matrices = list(matrices.values())
-    trials = [list(readings(call, all_matrices)) for call in found]
-    equal = (reading.call for trial in trials for reading in trial if reading.is_given_by({}))
-    right = next(equal, None)
-    call = right or found[0]
+    matrices = {name: p for name, p in layer.named_parameters() if p.ndim > 1 and p.any()}
+    trials = [list(readings(call, [*matrices.values()])) for call in found]
+    told = {name: value for name, value in vars(layer).items() if name in NUM_HEADS and isinstance(value, int)}
+    right = next((reading for trial in trials for reading in trial if reading.is_given_by({})), None)
+    call = right.call if right else found[0]
     if not torch.allclose(call.output, call(call.inputs), equal_nan=True):
         yield "two calls with the same tokens differ, even after .eval(): dropout is not switched off"
         return
-    unused = [*_without_influence(call, matrices)]
+    unused = [*_without_influence(call, dict(layer.named_parameters()), matrices)]
     if unused:
         yield f"no influence on the output, or no gradient: {', '.join(unused)}"
     if right:
-        yield from _beyond(right)
+        for name, value in told.items():
+            if value != right.num_heads:
+                yield f"{name} is {value}, but the number of heads in its output is {right.num_heads}"
+        yield from _beyond(call)
         return
-    causes = next(filter(None, map(_causes, trials)), [])
+    likely = [[each for each in trial if each.num_heads in told.values() or not told] for trial in trials]
+    causes = next(filter(None, map(_causes, likely)), [])
     yield from causes
     if not causes:
         if not call.output.isfinite().all():
@@ -205,15 +223,17 @@ def _causes(trial: list[Reading]) -> list[str]:
 
 def _without_influence(
     call: Call,
-    matrices: dict[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    matrices: Mapping[str, Tensor],
 ) -> Iterator[str]:
-    """Yields the names of inputs, matrices, and parts of matrices that the output does not depend on."""
+    """Yields the names of inputs, parameters, and parts of matrices that the output does not depend on."""
     inputs = {name: x.clone().requires_grad_() for name, x in call.inputs.items()}
     loss = call(inputs).square().sum()
     if loss.requires_grad:
         loss.backward()
-    for name, part in (inputs | matrices).items():
-        if part.grad is None or not part.grad.any():
+    needed = {*inputs, *matrices}  # the softmax does not change with a bias of the keys
+    for name, part in {**inputs, **parameters}.items():
+        if part.grad is None or (name in needed and not part.grad.any()):
             yield name
         elif name in matrices:
             is_zero = part.grad == 0
@@ -225,7 +245,7 @@ def _beyond(call: Call) -> Iterator[str]:
     """What the formula does not say of an attention that it gives."""
     large = {name: 5 * x for name, x in call.inputs.items()}
     if not call(large).isfinite().all():
-        yield "with large scores the output is not finite: an exponential overflows"
+        yield "with large scores the output is not finite: an exponential overflows, or a sum of weights is 0"
     if not call.mask and _sees_all_tokens(call):
         with Functions() as functions:
             call(call.inputs)
