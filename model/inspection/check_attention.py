@@ -40,7 +40,10 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
         attention: a function (q, k, v, mask=None) of tensors (B, H, T, K) or (B, T, K); or a module of tokens
             (B, T, D) or (T, B, D), or of queries, keys and values. A mask is boolean, and True means may attend; or 0
             and -inf, to be added to the scores; or `valid_lens`, the number of tokens of each text. If the attention
-            returns a tuple, the first element is the output. A warning says if it was compared without a mask.
+            returns a tuple, the first element is the output.
+
+    It is compared with as many queries as keys, and the `attend` of a `CausalSelfAttention` also with fewer, as with a
+    cache. A warning says if it was compared without a mask, without its norms, or with tokens first.
     """
     with torch.random.fork_rng([]), torch.enable_grad():
         torch.manual_seed(0)

@@ -13,7 +13,7 @@ export const lossOf = ({ bits }) =>
   (Math.LN2 * bits.slice(0, -1).reduce((sum, cost) => sum + cost, 0)) / (bits.length - 1);
 
 // The strength of a token's colour of surprise, from 0 to 1; 0 for the first token, which was not predicted.
-export const depth = (measured, token) => Math.min(1, (measured.bits[token - 1] ?? 0) / FULL);
+export const strength = (measured, token) => Math.min(1, (measured.bits[token - 1] ?? 0) / FULL);
 
 export function expectation(measured, token) {
   if (token === 0) return "This is the first token: the model did not predict it.";

@@ -8,7 +8,7 @@ import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown, stepButton,
 } from "browser/render.js";
 import { addField, holdsWeights, keepView, save, snapshots, state, TEXTS } from "browser/state.js";
-import { depth, lossOf } from "browser/measured.js";
+import { lossOf, strength } from "browser/measured.js";
 import { engine, piecesOf, tokensOf } from "browser/typed-text.js";
 import { decimal, isOdd, visible } from "browser/words.js";
 
@@ -71,7 +71,7 @@ function shade() {
   const pointed = pointer.cell?.key;
   const most = (ids, measure) => Math.max(...ids.map(measure));
   for (const { span, ids } of spans) {
-    span.style.setProperty("--depth", most(ids, (id) => depth(measured, id)).toFixed(3));
+    span.style.setProperty("--strength", most(ids, (id) => strength(measured, id)).toFixed(3));
     const [background, color] = shadeOf(most(ids, (id) => weights[id] ?? 0));
     Object.assign(span.style, { background, color });
     span.className = ids.includes(token) ? "chosen" : ids.includes(pointed) ? "pointed" : "";
