@@ -59,7 +59,7 @@ class Call:
             raise Mistake(f"{called} returns {returned}, which does not begin with {expected}")
         if self.tokens_first:
             output = output.transpose(0, 1)
-        return (merge_heads(output) if output.ndim == 4 else output).float()
+        return merge_heads(output) if output.ndim == 4 else output
 
     @cached_property
     def output(self) -> Tensor:

@@ -34,7 +34,7 @@ FORMULA = {
     "values": "weights @ v",
     "output": "merge(values) @ output_matrix",
 }
-CONSTANTS = (4, 6, 8, 10, 16, 32, 64, 128, 256, 512, 768)  # widths of heads and of models
+CONSTANTS = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512, 768)  # widths of heads and of models
 MISTAKES = {
     "scores": {
         "q @ k.mT": "the scores are not divided by the root of the head's width",

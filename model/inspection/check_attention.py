@@ -30,6 +30,7 @@ from model.mistakes import Mistake
 BIAS = r"bias|\bb_?\w?$"  # the name of a parameter that is no matrix, even if it has one axis for heads
 NUM_HEADS = ("num_heads", "n_heads", "n_head", "nhead", "heads", "h")  # names that people give it
 NO_MODULE = nn.Module()
+LONG = 12  # tokens, so many that an attention which sees the last few only is told
 MASKING = {"tril", "triu", "masked_fill", "masked_fill_"}  # functions that make or apply a mask
 
 
@@ -152,7 +153,7 @@ def _of_heads(
     for group in widths:
         found = []
         for K in group:
-            found += calls(function, [(2, 3, 5, K), (2, 5, K)])
+            found += calls(function, [shape for T in (LONG, 5) for shape in ((2, 3, T, K), (2, T, K))])
         problems = list(_problems(found, NO_MODULE))
         if problems:
             return problems
@@ -160,14 +161,14 @@ def _of_heads(
 
 
 def _of_attend(layer: CausalSelfAttention) -> list[str]:
-    padding = padding_mask(torch.tensor([3, 5]), 5)
-    for T, given in product((5, 3), ({"mask": padding}, {})):
+    padding = padding_mask(torch.tensor([3, LONG]), LONG)
+    for T, given in product((LONG, 3), ({"mask": padding}, {})):
         q = SCALE * torch.randn(2, layer.num_heads, T, layer.head_dim)
-        k, v = SCALE * torch.randn(2, 2, layer.num_kv_heads, 5, layer.head_dim)
-        causal = causal_mask(T, 5)[None, None]
+        k, v = SCALE * torch.randn(2, 2, layer.num_kv_heads, LONG, layer.head_dim)
+        causal = causal_mask(T, LONG)[None, None]
         inputs = {"q": q, "k": k, "v": v}
         call = Call(layer.attend, inputs, given, [given.get("mask", causal)])
-        about = f"attend, with {T} queries, 5 keys and {'a' if given else 'no'} mask"
+        about = f"attend, with {T} queries, {LONG} keys and {'a' if given else 'no'} mask"
         problems = [f"{about}: {problem}" for problem in _problems([call], NO_MODULE)]
         if problems:
             return problems
@@ -204,7 +205,7 @@ def _problems(
     if not causes:
         if not call.output.isfinite().all():
             yield "the output is NaN or infinite"
-        if _sees_all_tokens(call):
+        elif _sees_all_tokens(call):
             yield "the first output depends on the last token"
         if any(trials):
             yield "it differs from the formula; none of the known mistakes gives its output"
