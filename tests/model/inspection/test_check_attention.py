@@ -69,6 +69,7 @@ RIGHT = {
     "the GPT's with a norm and a window": lambda: CausalSelfAttention(64, 4, qk_norm=True, window=2),
     "the general layer": lambda: MultiHeadAttention(64, 4),
     "keeps its output": Kept,
+    "behind a norm": lambda: nn.Sequential(nn.RMSNorm(16), MinGPT()),
 }
 RIGHT |= {style: partial(made, style) for style in STYLES}
 RIGHT |= {str(change): partial(made, *change) for change in CHANGES if len(change) == 3}
@@ -112,4 +113,4 @@ def test_an_error_is_shown_with_the_shapes_and_the_line_of_the_user():
         return {}["scores"]
 
     (sentence,) = check_attention(mine)
-    assert all(part in sentence for part in ("KeyError: 'scores'", 'return {}["scores"]', "(2, 5, "))
+    assert all(part in sentence for part in ("KeyError: 'scores'", 'return {}["scores"]', "(2, 12, "))
