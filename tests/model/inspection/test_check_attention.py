@@ -93,6 +93,12 @@ def test_a_warning_says_that_there_was_no_mask():
         assert not check_attention(MinGPT())
 
 
+def test_lazy_layers_are_made_by_the_check():
+    lazy = made("AnnotatedTransformer", "nn.Linear(d_model, d_model)", "nn.LazyLinear(d_model)")
+    assert not check_attention(lazy)
+    assert isinstance(lazy.linears[0], nn.LazyLinear)
+
+
 def test_what_cannot_be_compared_gets_a_sentence():
     class Five(MinGPT):
         def __init__(self):
