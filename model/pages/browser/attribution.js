@@ -118,7 +118,8 @@ export function* square(reading, { layer, head, query, key }) {
   const normed = value.map((x, i) => ((x - middle) / divisor) * (weight ? weight[i] : 1));
   const changes = Float64Array.from({ length: V }, (_, id) => dot(row(network.weight("lm_head"), id, D), normed));
   return {
-    q: [...queryVector], k: [...rowOf(cache.keys, key)], first, scores, weights, pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]),
+    q: [...queryVector], k: [...rowOf(cache.keys, key)], first, scores, weights,
+    pushes: likeliest(changes, TOP).map((id) => [id, changes[id]]),
     sources: sources.sort(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, TOP),
   };
 }

@@ -84,8 +84,9 @@ function questionOf(what, { chance, raises }, before, weight) {
   const looks = `gives ${first} ${percent(weight)} of its attention`;
   if (what === "writers") {
     const heads = `${capital(listed(writers.map(headPart)))} now ${writers.length > 1 ? "look" : "looks"}`;
+    const unsteady = before < 0.25 ? "Not yet" : `Not steadily (${percent(before)} one step before)`;
     return [`${heads} one token back. Does that help already?`,
-      `${chance < 0.25 ? "Not yet" : "Yes"}: ${gets}. ${capital(headPart(finder))} ${looks}; ${helpOf(raises)}.`];
+      `${chance < 0.25 ? unsteady : "Yes"}: ${gets}. ${capital(headPart(finder))} ${looks}; ${helpOf(raises)}.`];
   }
   const since = `Since step ${stepOf(shown.at - 1)} ${quote(right)} has risen`;
   return [`${since} from ${percent(before)} to ${percent(chance)}. What does ${headPart(finder)} do now?`,
@@ -123,7 +124,7 @@ addView(async function drawFilm() {
   $("play").hidden = !film || LAST < 1;
   $("play").textContent = { plays: "❚❚ pause", asks: "▶ go on", answers: "▶ go on" }[state.film] ?? "▶ film";
   const stop = state.film && stops.get(frame.at);
-  const steps = isShown ? [frame.at, ...(stop === "leap" ? [Math.max(0, frame.at - 1)] : [])] : [];
+  const steps = isShown ? [frame.at, ...(stop ? [Math.max(0, frame.at - 1)] : [])] : [];
   const [figures, before] = await Promise.all(steps.map((at) => figuresOf("word", at)));
   if (frame !== shown) return;
   drawArrows(frame.off?.length ? null : figures?.raises);
