@@ -1,4 +1,4 @@
-// The header, the sliders of the steps, the keys, and a line that says what is switched off, with a button that ends it.
+// The header, the sliders of the steps, the keys, and a line that says what is switched off, with a button for the end.
 
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
