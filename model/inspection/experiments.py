@@ -2,7 +2,7 @@
 
 An experiment proposes texts, each with the tokens that should come next, and a change: another text, or a head that is
 switched off, that is, ablated as in parts.py. The experiment holds if, on average over all texts tried, the model gives
-these tokens at least RIGHT of the probability, and the change takes at least half of that.
+these tokens at least ENOUGH of the probability, and the change takes at least half of that.
 
 The head is chosen on the first CHOOSING texts, and all figures are measured on the others. No model passes by chance:
 an untrained model gives each of V tokens a probability of about 1 / V; and a model that always predicts the same is not
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -32,7 +32,7 @@ from model.inspection.passes import run, undisturbed
 from model.inspection.texts import Texts
 
 LISTED = 20  # only the likeliest LISTED next tokens count: the page has no others
-RIGHT = 0.25
+ENOUGH = 0.25
 MIN_TEXTS = 20
 CHOOSING = 12  # texts on which a head is chosen
 MADE_UP = 72  # texts that an experiment makes from words, and the most that it tries
@@ -57,37 +57,8 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Effect:
-    """The result of an experiment that holds, with a text on which the change has its usual effect.
-
-    title, look, change, question, finding: the words of the experiment, see `Experiment`.
-    trial: the text.
-    off: the parts that the change switches off.
-    head: "LAYER.HEAD", the head without which the right tokens lose most (see `_chosen_head`); None if they lose none.
-    weight: the mean weight that this head gives from the last token to the source, over all texts; 0 if it is below
-        RIGHT, which is too little to mention.
-    shares: the probability of the right tokens of this text, before and after the change.
-    means: the means of these two over all texts.
-    texts: how many these are.
-    """
-
-    title: str
-    look: str
-    change: str
-    question: str
-    finding: str
-    trial: Trial
-    off: list[str]
-    head: str | None
-    weight: float
-    shares: tuple[float, float]
-    means: tuple[float, float]
-    texts: int
-
-
-@dataclass(frozen=True)
 class Experiment:
-    """An experiment in words, and the function that proposes its texts.
+    """An experiment in words.
 
     look: what the text shows.
     change: what to do. If it names {head}, it switches off the chosen head.
@@ -100,7 +71,29 @@ class Experiment:
     change: str
     question: str
     finding: str
-    propose: Callable[[Material], Iterator[Trial]]
+
+
+@dataclass(frozen=True)
+class Effect(Experiment):
+    """An experiment that holds for a model, with a text on which the change has its usual effect.
+
+    trial: the text.
+    off: the parts that the change switches off.
+    head: "LAYER.HEAD", the head without which the right tokens lose most (see `_chosen_head`); None if they lose none.
+    weight: the mean weight that this head gives from the last token to the source, over all texts; 0 if it is below
+        ENOUGH, which is too little to mention.
+    shares: the probability of the right tokens of this text, before and after the change.
+    means: the means of these two over all texts.
+    texts: how many these are.
+    """
+
+    trial: Trial
+    off: list[str]
+    head: str | None
+    weight: float
+    shares: tuple[float, float]
+    means: tuple[float, float]
+    texts: int
 
 
 @dataclass(frozen=True)
@@ -168,32 +161,29 @@ def _indentation(material: Material) -> Iterator[Trial]:
         yield Trial(text, deeper[depth], answer, changed, material.token_at(text, len(start)))
 
 
-EXPERIMENTS = [
-    Experiment(
+EXPERIMENTS = {
+    _word_twice: Experiment(
         "A made-up word, twice",
         "These letters were drawn at random: only their first copy can tell how the second goes on.",
         "switch head {head} off",
         "Is the token that followed in the first copy still on top of the list?",
         "finds what followed in the first copy of a made-up word",
-        _word_twice,
     ),
-    Experiment(
+    _quotes: Experiment(
         "A quote closes as it opened",
         "A string is open. The last token does not tell which quote opened it: to close it, the model must look back.",
         "open it with the other quote",
         "Which quote do the likeliest tokens begin with now?",
         "finds the quote that is still open",
-        _quotes,
     ),
-    Experiment(
+    _indentation: Experiment(
         "A colon indents the next line",
         "After the colon that comes next, a new line has to begin four spaces deeper than this one.",
         "indent this line differently",
         "How many spaces follow the likeliest line break now?",
         "finds how far the line is indented",
-        _indentation,
     ),
-]
+}
 
 
 @torch.no_grad()
@@ -209,8 +199,8 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> tuple[l
     effects: list[Effect] = []
     failed: dict[str, str] = {}
     with undisturbed(gpt):
-        for experiment in EXPERIMENTS:
-            result = _try(experiment, material)
+        for propose, experiment in EXPERIMENTS.items():
+            result = _try(experiment, propose(material), material)
             if isinstance(result, Effect):
                 effects.append(result)
             else:
@@ -218,11 +208,11 @@ def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> tuple[l
     return sorted(effects, key=lambda effect: effect.means[1] - effect.means[0]), failed
 
 
-def _try(experiment: Experiment, material: Material) -> Effect | str:
-    """Returns the effect of an experiment, or why it does not hold."""
+def _try(experiment: Experiment, proposed: Iterator[Trial], material: Material) -> Effect | str:
+    """Returns the effect of an experiment with the `proposed` texts, or why it does not hold."""
     context = material.gpt.config.context_length
     trials = []
-    for trial in islice(experiment.propose(material), MADE_UP):
+    for trial in islice(proposed, MADE_UP):
         # The model reads only the end of a longer text, where `source` would be another token.
         if trial.right and len(material.tokenizer.encode(trial.text)) <= context:
             trials.append(trial)
@@ -230,7 +220,7 @@ def _try(experiment: Experiment, material: Material) -> Effect | str:
         return "too few such texts can be made from its tokens and its recorded text"
     measured = trials[CHOOSING:]
     before, weights = _measure(material, measured)
-    if before.mean() < RIGHT:
+    if before.mean() < ENOUGH:
         return f"the right tokens get only {before.mean():.0%} on average over {len(measured)} texts"
     switches_off = "{head}" in experiment.change
     head = _chosen_head(material, trials[:CHOOSING], switches_off)
@@ -246,16 +236,13 @@ def _try(experiment: Experiment, material: Material) -> Effect | str:
     nearest = int(distance.argmin())
     weight = weights[head].mean().item() if head else 0.0
     name = head and head.removeprefix("head ")
+    words = vars(experiment) | {"change": experiment.change.format(head=name)}
     return Effect(
-        title=experiment.title,
-        look=experiment.look,
-        change=experiment.change.format(head=name),
-        question=experiment.question,
-        finding=experiment.finding,
+        **words,
         trial=measured[nearest],
         off=off,
         head=name,
-        weight=weight if weight >= RIGHT else 0.0,
+        weight=weight if weight >= ENOUGH else 0.0,
         shares=(before[nearest].item(), after[nearest].item()),
         means=means,
         texts=len(measured),
@@ -271,7 +258,7 @@ def _chosen_head(material: Material, trials: Sequence[Trial], switches_off: bool
     before, weights = _measure(material, trials)
     losses = {}
     for head, weight in weights.items():
-        if switches_off or weight.mean() >= RIGHT:
+        if switches_off or weight.mean() >= ENOUGH:
             with replaced(material.gpt, {head: material.means[head]}):
                 after, _ = _measure(material, trials, changed=switches_off)
             lost = (before - after).sum().item()

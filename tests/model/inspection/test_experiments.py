@@ -75,7 +75,7 @@ def test_an_untrained_model_has_no_effects(context, tokenizer, make):
 
 def test_made_up_words_have_their_first_copy_as_source():
     texts = material(" ".join(f"def {name}(self):" for name in re.findall(r"[a-z]{4,9}", CODE)))
-    trials = list(experiments.EXPERIMENTS[0].propose(texts))
+    trials = list(experiments._word_twice(texts))
     assert len(trials) >= experiments.MADE_UP
     for trial in trials:
         word = trial.text[: trial.text.index(" ", 1)]
@@ -87,7 +87,7 @@ def test_quotes_and_colons_have_the_opening_or_indentation_as_source(tokens):
     tokenizer = train_bpe([CODE], tokens) if tokens else BYTES
     words = "".join(f"{a}{b}{c} " for a in "abcdefgh" for b in "ijkl" for c in "mnop")
     texts = material(words, tokenizer)
-    quotes, colons = (list(one.propose(texts)) for one in experiments.EXPERIMENTS[1:])
+    quotes, colons = (list(propose(texts)) for propose in (experiments._quotes, experiments._indentation))
     assert len(quotes) == len(colons) == experiments.MADE_UP
 
     def source(trial):
@@ -114,6 +114,6 @@ def test_the_named_head_is_one_that_the_model_needs_not_one_that_only_looks_at_t
             *tokens, following = recorded[start : start + 11]
             yield experiments.Trial(BYTES.decode(tokens), [following], "", BYTES.decode(tokens[:1]), source)
 
-    monkeypatch.setattr(experiments, "EXPERIMENTS", [experiments.Experiment("A copy", "", "", "", "", copies)])
+    monkeypatch.setattr(experiments, "EXPERIMENTS", {copies: experiments.Experiment("A copy", "", "", "", "")})
     (effect,), _ = found_in(gpt)
     assert effect.head == head and (effect.weight > 0.99) == (head is not None)
