@@ -81,10 +81,6 @@ class Tokenizer:
         """Returns the token ids of `text`, without end-of-text. A lone surrogate becomes U+FFFD."""
         return self.encoding.encode_ordinary(text)
 
-    def prompt(self, text: str) -> list[int]:
-        """Returns the token ids of a text to continue. An empty text begins a document."""
-        return self.encode(text) or [self.end_of_text]
-
     def encode_array(self, text: str) -> np.ndarray:
         """Like `encode`, but returns an array (N,), without an int for each token. Raises on a lone surrogate."""
         if self.pattern == BYTES_PATTERN and self.ranks == BYTES:

@@ -10,6 +10,7 @@ from model.mistakes import file_errors, parsing
 
 # If a run's folder is given in place of a checkpoint, the first of these that exists is opened.
 RUN_CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")
+PROBE_FILE, SCORES_FILE = "probe.json", "scores.jsonl"  # in a recording's folder, see model/inspection/recording.py
 
 
 def content_of(path: Path) -> bytes:

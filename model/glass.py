@@ -30,7 +30,7 @@ from model.exchange.huggingface import check_vocabulary, from_huggingface, local
 from model.generation import stream
 from model.gpt import GPT
 from model.inspection.experiments import Effect, try_all
-from model.inspection.parts import Change, Vectors, changes, losses_without_each, part_means, parts_of
+from model.inspection.parts import Change, Vectors, losses_without_each, part_means, parts_of, rises
 from model.inspection.reading import Reading, position_in, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
@@ -107,9 +107,7 @@ def open_run(
 
 def is_huggingface(source: str | Path | None) -> bool:
     """Returns whether this is the folder of a Hugging Face model, or may be the name of one on the Hub."""
-    if source is None:
-        return False
-    if Path(source).exists():
+    if source is not None and Path(source).exists():
         return Path(source, "config.json").is_file()
     if not isinstance(source, str) or source.startswith(f"{RUNS}/") or source.endswith(".ckpt"):
         return False
@@ -152,11 +150,6 @@ class Glass:
     @property
     def device(self) -> torch.device:
         return self.gpt.token_embedding.weight.device
-
-    @property
-    def begins_document(self) -> int | None:
-        """The token that begins a document, if the model attends within documents only; else None."""
-        return self.tokenizer.end_of_text if self.document_masking else None
 
     @property
     def name(self) -> str:
@@ -256,7 +249,7 @@ class Glass:
             tokens.cpu(),
             self.tokenizer.label,
             kind=kind,
-            end_of_text=self.begins_document,
+            end_of_text=self.tokenizer.end_of_text if self.document_masking else None,
             attention_window=self.gpt.config.window,
         )
 
@@ -280,7 +273,7 @@ class Glass:
             batches = [self.texts(self.encode(text, at_least=2)) for text in each]  # type: ignore[arg-type]
         losses = [losses_without_each(self.gpt, batch, self.means(batch.tokens[0])) for batch in batches]
         by_part = {name: torch.cat([loss[name] for loss in losses]) for name in losses[0]}
-        return dict(sorted(changes(by_part).items(), key=lambda item: -item[1].rise))
+        return dict(sorted(rises(by_part).items(), key=lambda item: -item[1].rise))
 
     def patch(
         self,
@@ -360,7 +353,7 @@ class Glass:
         check(isinstance(prompt, str), "prompt", "a text", prompt)
         check_range("num_texts", num_texts, 1, whole=True)
         check_range("seed", seed, 0, whole=True)
-        tokens = self.tokenizer.prompt(prompt)
+        tokens = self.tokenizer.encode(prompt) or [self.tokenizer.end_of_text]
         prompts = torch.tensor([tokens], device=self.device).repeat(num_texts, 1)
         if seed is not None:
             seeds = range(seed, seed + num_texts)

@@ -142,7 +142,7 @@ def measure(glass: Glass, tokens: np.ndarray, stride: int) -> dict[str, Any]:
     from model.masks import document_ids
 
     tokenizer, text = glass.tokenizer, torch.from_numpy(tokens.astype("int64"))
-    documents = document_ids(text, glass.begins_document)
+    documents = document_ids(text, tokenizer.end_of_text) if glass.document_masking else None
     logprobs = text_logprobs(glass.gpt, text, stride=stride, document_ids=documents)
     nats, bits = loss_and_bits(count_nats(-logprobs, text[1:], torch.from_numpy(tokenizer.lengths)))
     return {

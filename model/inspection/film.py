@@ -9,7 +9,7 @@ one head is enough; in some runs two share the work.
 
 Several words are recorded, because no model continues all of them. `Film` shows the one that the last model knows best.
 
-Shapes: N words, L layers, H heads, T = WORD + BEGIN tokens, D model width, K head width.
+Shapes: N words, L layers, H heads, T = LENGTH tokens, D model width, K head width.
 """
 
 import copy
@@ -17,7 +17,7 @@ import math
 import random
 import string
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -36,6 +36,7 @@ from model.rotary import rotary_angles
 WORDS = 10  # recorded words
 WORD = 8  # tokens of a word
 BEGIN = 4  # tokens of its second copy
+LENGTH = WORD + BEGIN  # tokens of a text
 SOURCE = BEGIN  # the place of the token that the finder looks at: in the first copy, after the last token of the text
 TRIES = 1000  # words that are drawn at most
 LEAST_CHANCE = 0.25  # of the right token: with less, the model does not continue the word
@@ -67,18 +68,18 @@ def film_texts(
     tokenizer: Any,
     text: str,
     context: int,
-    window: int | None = None,
+    attention_window: int | None = None,
 ) -> Texts | None:
     """Returns the texts of a film, (N, T + 1): the last token of each is the right one, which the model does not read.
 
-    context: how many tokens the model reads at once. window: its attention window. Returns None if there are no words,
-    or if the context is too short.
+    context: how many tokens the model reads at once. Returns None if there are no words, or if the context is too
+    short.
     """
     words = list(islice(made_up_words(tokenizer, text), WORDS))
-    if not words or context < WORD + BEGIN:
+    if not words or context < LENGTH:
         return None
     begun_again = [word + word[: BEGIN + 1] for word in words]
-    return Texts.of(begun_again, tokenizer.label, attention_window=window)
+    return Texts.of(begun_again, tokenizer.label, attention_window=attention_window)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ def take_frame(
     label: Label = str,
 ) -> Frame:
     """Reads the words in one batch, in eval mode and without autocast. label: see `read`."""
-    texts = replace(words, tokens=words.tokens[:, :-1])
+    texts = Texts.of(words.tokens[:, :-1], attention_window=words.attention_window)
     next_ids = words.tokens[:, 1:]
     with undisturbed(gpt):
         seen = run(gpt, texts, gpt.modules())

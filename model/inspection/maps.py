@@ -121,10 +121,10 @@ def read_maps(
     text: Texts,
     autocast: torch.dtype | None,
 ) -> tuple[list[Tensor], Checks]:
-    """Reads the maps (L, H, T, T), queries, keys and values (L, H, T, K) of a single text, and checks the maps.
+    """Returns the maps (L, H, T, T) of a single text, then its q, k and v, each (L, H, T, K); and the maps' checks.
 
     The model computes queries, keys and values under `autocast`, as it runs; the maps are made from these in float32 at
-    least. All are returned in float32 on the CPU.
+    least. All are in float32 on the CPU.
     """
     T = text.length
     with undisturbed(gpt, autocast):

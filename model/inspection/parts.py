@@ -153,19 +153,19 @@ def measure_losses(
     for kind, texts in windows.items():
         losses = losses_without_each(gpt, texts, part_means(gpt, texts))
         loss[kind] = losses["nothing"].mean().item()
-        ablation[kind] = changes(losses)
+        ablation[kind] = rises(losses)
     return loss, ablation
 
 
-def changes(losses: Mapping[str, Tensor]) -> dict[str, Change]:
-    """Returns the change for each part. losses: as `losses_without_each` returns them."""
+def rises(losses: Mapping[str, Tensor]) -> dict[str, Change]:
+    """Returns how much the loss rises without each part. losses: as `losses_without_each` returns them."""
     change = {}
     for name, loss in losses.items():
         if name != "nothing":
-            rises = loss - losses["nothing"]
-            squares = (rises - rises.mean()).square().sum()
-            variance = squares / (len(rises) - 1)  # 0 / 0 for a single text, which is NaN
-            change[name] = Change(rises.mean().item(), (variance / len(rises)).sqrt().item())
+            by_text = loss - losses["nothing"]
+            squares = (by_text - by_text.mean()).square().sum()
+            variance = squares / (len(by_text) - 1)  # 0 / 0 for a single text, which is NaN
+            change[name] = Change(by_text.mean().item(), (variance / len(by_text)).sqrt().item())
     return change
 
 

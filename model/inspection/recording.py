@@ -15,7 +15,6 @@ Shapes: L layers, H heads, T tokens.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.files import atomic_file, content_of, write_atomically
+from model.files import PROBE_FILE, SCORES_FILE, atomic_file, content_of, write_atomically
 from model.gpt import GPT
 from model.inspection.film import Frame, take_frame
 from model.inspection.formation import formation
@@ -42,6 +41,7 @@ from model.mistakes import Missing, Mistake, file_errors, listed, parsing
 
 VERSION = 5  # of the folder's file format
 SCORE_DIGITS = ".5f"  # five decimals in scores.jsonl
+CHECK_DIGITS = ".6g"  # six significant digits, because a difference may be tiny
 LEFT_OUT = ": remove it to see the other steps"  # advice for a damaged file of one step
 FILM = "film_"  # begins the names of a frame's arrays in a file
 
@@ -96,9 +96,9 @@ class Snapshot:
         return metrics
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a line of scores.jsonl: all but the readings, with figures rounded to SCORE_DIGITS."""
+        """Returns a line of scores.jsonl: all but the readings, rounded to CHECK_DIGITS and SCORE_DIGITS."""
         measured = vars(self.heads) | {"loss": self.loss, "ablation": self.ablation}
-        checks = as_json(asdict(self.checks), ".6g")
+        checks = as_json(asdict(self.checks), CHECK_DIGITS)
         return {"step": self.step, "checks": checks, **as_json(measured, SCORE_DIGITS)}
 
     @classmethod
@@ -152,9 +152,8 @@ class Recording:
     @classmethod
     def open(cls, folder: Path, name: str = "") -> Recording:
         """Opens the recording in a folder. Raises a `Mistake` if there is none, or a damaged or outdated file."""
-        folder = Path(folder)
-        path = folder / "probe.json"
-        scores = folder / "scores.jsonl"
+        path = folder / PROBE_FILE
+        scores = folder / SCORES_FILE
         if not path.is_file():
             raise Missing(f"{folder} holds no recorded maps: train with --recording.enabled true")
         content = content_of(path)
@@ -181,17 +180,17 @@ class Recording:
 
         Raises a `Mistake` if the recording in the folder has other texts or another tokenizer.
         """
-        if not (self.folder / "probe.json").exists():
+        if not (self.folder / PROBE_FILE).exists():
             return self
         existing = self.open(self.folder)
-        if existing.texts() != self.texts():
+        if existing.header() != self.header():
             raise Mistake(
                 f"{self.folder} holds maps of another probe text or tokenizer, which cannot be resumed; "
                 "use a new run folder, or the data and the tokenizer of this one"
             )
         return existing
 
-    def texts(self) -> dict[str, Any]:
+    def header(self) -> dict[str, Any]:
         """Returns the content of probe.json."""
         return {
             "version": VERSION,
@@ -246,9 +245,7 @@ class Recording:
     def _arrays(self, step: int) -> Iterator[Mapping[str, np.ndarray]]:
         """Opens a step's file. Errors in the block are taken for damage of the file."""
         path = self.path(step)
-        with file_errors(path):
-            content = io.BytesIO(path.read_bytes())
-        with parsing(path, LEFT_OUT), np.load(content) as file:
+        with file_errors(path), path.open("rb") as content, parsing(path, LEFT_OUT), np.load(content) as file:
             yield file
 
     def readings(self, step: int) -> Mapping[str, RecordedReading]:
@@ -282,8 +279,8 @@ class Recording:
         if self.folder is None:
             self.snapshots.append(snapshot)
             return
-        if not (self.folder / "probe.json").exists():
-            write_atomically(self.folder / "probe.json", _as_bytes(self.texts()))
+        if not (self.folder / PROBE_FILE).exists():
+            write_atomically(self.folder / PROBE_FILE, _as_bytes(self.header()))
         figures = {kind: reading.figures for kind, reading in snapshot.readings.items()}
         arrays: dict[str, Any] = {"figures": np.array(_as_bytes(figures))}
         for kind, reading in snapshot.readings.items():
@@ -292,7 +289,7 @@ class Recording:
             arrays |= {FILM + name: _as_array(values) for name, values in vars(snapshot.frame).items()}
         with atomic_file(self.path(snapshot.step)) as file:
             np.savez_compressed(file, **arrays)
-        scores = self.folder / "scores.jsonl"
+        scores = self.folder / SCORES_FILE
         lines = content_of(scores).splitlines()[: len(self.snapshots)]
         lines.append(_as_bytes(snapshot.to_json()))
         write_atomically(scores, b"\n".join([*lines, b""]))

@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from model.files import atomic_file
-from model.inspection.film import LEAST_RAISE, SOURCE, Film
+from model.inspection.film import LEAST_RAISE, LENGTH, SOURCE, Film
 from model.inspection.formation import head_name
 from model.inspection.reading import RecordedReading
 from model.inspection.recording import Recording
 from model.mistakes import Mistake, listed
 from model.pages.describe import visible
-from model.pages.film import LENGTH, RIGHT, film_of, stops, word_reading
+from model.pages.film import RIGHT, film_of, stops, word_reading
 from model.pages.images import BETWEEN, draw_mosaic, legible
 from model.pages.learning import evenly
 from model.pages.pictures import SETTINGS

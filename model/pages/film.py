@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from model.inspection.film import BEGIN, SOURCE, WORD, Film, tell_film
+from model.inspection.film import SOURCE, Film, tell_film
 from model.inspection.formation import head_name
 from model.inspection.reading import DIGITS, RecordedReading, as_json
 from model.inspection.recording import Recording
 
-LENGTH = WORD + BEGIN  # tokens of the text, T
 RIGHT = 0  # the number of the right token in the figures of a word
 
 

@@ -37,7 +37,7 @@ BITS = "val/bits_per_byte"
 SPEED = "tokens_per_second"
 FLOPS = "FLOPs per token"
 DIFFERENCE = "difference"
-LONGEST = 300  # characters of a column in a terminal
+WIDEST = 300  # characters of a column in a terminal
 ERROR = " ±"  # ends the title of a standard error
 EXPLANATION = (
     "±: standard error over seeds; difference: from the first row, over the seeds that both have; minutes: of training "
@@ -73,7 +73,7 @@ class Comparison:
         return table.join(self.rows[["seeds", "runs"]])
 
     def __str__(self) -> str:
-        table = self.table().to_string(index_names=False, max_colwidth=LONGEST)
+        table = self.table().to_string(index_names=False, max_colwidth=WIDEST)
         return "\n".join([table, "", *self.notes])
 
     def html(self) -> str:

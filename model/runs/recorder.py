@@ -145,7 +145,7 @@ class Samples:
         if not (self.max_new_tokens and trainer.is_global_zero):
             return
         step, tokenizer = trainer.global_step, trainer.datamodule.tokenizer
-        prompt = tokenizer.prompt(self.prompt)
+        prompt = tokenizer.encode(self.prompt) or [tokenizer.end_of_text]
         tokens = generate(
             module.gpt,
             torch.tensor([prompt], device=module.device),

@@ -20,7 +20,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from model.files import RUN_CHECKPOINTS, content_of
+from model.files import RUN_CHECKPOINTS, SCORES_FILE, content_of
 from model.mistakes import Missing, Mistake, listed, parsing
 
 RUNS = Path("runs")  # where run folders are, unless trainer.default_root_dir says otherwise
@@ -33,8 +33,7 @@ METRICS = "metrics.csv"
 SAMPLES = "samples.jsonl"
 REPORT = "report.html"
 ATTENTION = "attention"
-HEAD_SCORES = "attention/scores.jsonl"
-PROBES = "attention/probe.json"
+HEAD_SCORES = f"{ATTENTION}/{SCORES_FILE}"
 CHECKPOINTS = "checkpoints"
 ENDED = ("finished", "diverged")  # the states of runs that do not go on
 BEST, LAST = RUN_CHECKPOINTS

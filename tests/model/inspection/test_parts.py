@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from model.inspection import parts as module
-from model.inspection.parts import changes, losses_without_each, part_means
+from model.inspection.parts import losses_without_each, part_means, rises
 from model.inspection.texts import Texts
 from tests.by_hand import ByHand
 from tests.gpts import TOKENS
@@ -80,7 +80,7 @@ def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, d
         edited = gpt if name == "nothing" else without(gpt, *parts[name])
         expected = [loss(edited, text, ids) for text, ids in zip(TEXTS, rows, strict=True)]
         assert of_texts.tolist() == pytest.approx(expected, abs=1e-5), name
-    assert max(abs(change.rise) for change in changes(found).values()) > 0.01
+    assert max(abs(change.rise) for change in rises(found).values()) > 0.01
     assert [vars(block)["forward"] for block in gpt.blocks if "forward" in vars(block)] == [own]
 
 
@@ -93,5 +93,5 @@ def test_in_repeated_texts_only_tokens_that_repeat_earlier_ones_count(each_gpt):
 
 
 def test_the_error_of_a_change_on_a_single_text_is_nan():
-    [single] = changes({"nothing": torch.ones(1), "one": torch.zeros(1)}).values()
+    [single] = rises({"nothing": torch.ones(1), "one": torch.zeros(1)}).values()
     assert single.rise == -1 and math.isnan(single.error)

@@ -54,7 +54,7 @@ def test_a_snapshot_and_its_readings_can_be_read_back(tmp_path):
     found = Recording.open(tmp_path, "demo")
     snapshot = found.at(8)
     assert (found.tokenizer, found.name, found.steps, found.mapped) == ("fingerprint", "demo", [8], [8])
-    assert found.texts() == recorded.texts()
+    assert found.header() == recorded.header()
     assert as_json(snapshot.to_json(), ".4f") == as_json(written.to_json(), ".4f")
     expected = {"attention/causality": 0, "attention/fidelity": written.checks.fidelity}
     for name, score in written.scores.items():

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from model.generation import generate
 from model.gpt import GPT
 from model.inspection.experiments import LISTED, try_all
-from model.inspection.parts import changes, losses_without_each, part_means, replaced
+from model.inspection.parts import losses_without_each, part_means, replaced, rises
 from model.inspection.reading import read
 from model.inspection.recording import take_snapshot
 from model.inspection.texts import Texts
@@ -187,7 +187,7 @@ def test_any_text_can_be_typed_and_is_shown_as_text(page):
 def test_switching_parts_off_changes_the_loss_as_in_pytorch(page, open_page):
     text = Texts.of(TOKENIZER.encode(OPENING))
     losses = losses_without_each(GPTS[-1], text, part_means(GPTS[-1], text))
-    expected = {part: change.rise for part, change in changes(losses).items()}
+    expected = {part: change.rise for part, change in rises(losses).items()}
     press(page, "ArrowDown", "x")  # the next head
     thumb = page.locator(".thumb.off")
     name = thumb.get_attribute("aria-label")
