@@ -14,14 +14,62 @@ from tests import programs
 from tests.command_lines import call, tells
 from train import build_parser, main
 
-# What a user types, and names and figures of the answer. model/runs/test_configs.py has more mistakes in option names.
+# What a user types, and names and figures of the answer.
 MISTAKES = {
+    # the command line
+    "validate": "validate",
     "--model.gpt.num_layer=3": "--model.gpt.num_layer=3",
+    "--data.context_length=8": "--data.context_length=8",
+    "--model.gpt.num_layers": "--model.gpt.num_layers one",
+    "--model.gpt.num_layers=big": "model.gpt.num_layers big int",
+    "--model.optimizer.betas=0.9,0.95": "model.optimizer.betas 0.9,0.95",
+    "--model.compile=c": "model.compile c 'auto' 'reduce-overhead' bool",
+    "--name -x": "--name=-x",
+    "--data.files a.txt b.txt": "b.txt quotes",
+    "--config=misspelled.yaml": "misspelled.yaml lenght",
+    "--config=plain.yaml": "plain.yaml model",
+    "--config=nested.yaml": "nested.yaml config",
+    "--resume": "--resume one",
+    "--resume=runs/a --model.init_from=runs/a": "--model.init_from",
+    "--resume=runs/a --model '{init_from: runs/a}'": "--model.init_from",
+    "--resume=runs/a --name=b": "--name",
+    # the network, and how it learns
     "--model.gpt.context_length=100000": "context_length",
     "--model.gpt.context_length=4": "model.gpt.context_length",
     "--model.gpt.vocab_size=10": "model.gpt.vocab_size 10 257",
+    "--model.gpt.embed_dim=10 --model.gpt.num_heads=3": "num_heads=3 embed_dim=10",
+    "--model.gpt.embed_dim=12 --model.gpt.num_heads=6 --model.gpt.num_kv_heads=4": "num_kv_heads=4 num_heads=6",
+    "--model.gpt.embed_dim=36 --model.gpt.num_heads=12": "embed_dim num_heads 3",
+    "--model.gpt.window=0": "model.gpt.window 1 0",
+    "--model.gpt.logit_soft_cap=0": "model.gpt.logit_soft_cap 0",
+    "--model.optimizer.betas=[0.9,1.0]": "model.optimizer.betas[1] 0 1 1.0",
+    "--model.optimizer.algorithm=sgd": "model.optimizer.algorithm 'muon' 'adamw' 'sgd'",
+    "--model.schedule.decay_fraction=1.5": "model.schedule.decay_fraction 0 1 1.5",
     "--model.compile=reduce-overhead --trainer.accumulate_grad_batches=2": "trainer.accumulate_grad_batches 1",
-    "--data.corpus=files --data.files=short.txt --data.validation_fraction=0.05": "validation",
+    # the text
+    "--data.files=short.txt --data.validation_fraction=0.05": "validation",
+    "--data.files=[]": "data.corpus files --data.files",
+    "--data.corpus=hub --data.files=null": "data.corpus hub --data.dataset",
+    "--data.corpus=wiki --data.files=null": "data.corpus 'wiki' stdlib hub",
+    "--data.validation_files=none.txt": "none.txt --data.validation_files",
+    "--data.dataset=x/y": "data.files data.dataset",
+    "--data.streaming=true": "data.streaming --data.max_tokens",
+    "--data.tokenizer=gpt9": "'gpt9' bytes gpt2 bpe",
+    "--data.tokenizer=bpe --data.vocab_size=5000000000": "data.vocab_size 257 4294967295",
+    "--data.repeat_fraction=0.5 --data.document_masking=true": "data.repeat_fraction data.document_masking",
+    **{f"--data.{name}=0": f"data.{name} 0" for name in ("batch_size", "validation_batch_size", "num_threads")},
+    **{f"--data.{name}=1.1": f"data.{name} 1 1.1" for name in ("repeat_fraction", "random_repeat_fraction")},
+    "--data.max_tokens=1": "data.max_tokens 2 1",
+    "--data.validation_fraction=1": "data.validation_fraction 0 1",
+    "--data.repeat_from=-1": "data.repeat_from 0 -1",
+    # the run
+    "--trainer.log_every_n_steps=0": "trainer.log_every_n_steps 1 0",
+    "--trainer.accumulate_grad_batches=0": "trainer.accumulate_grad_batches 1 0",
+    "--trainer.val_check_interval=0": "trainer.val_check_interval 0",
+    "--trainer.val_check_interval=0.5": "trainer.val_check_interval 0.5",
+    "--trainer.val_check_interval=00:00:00:05": "trainer.val_check_interval 00:00:00:05",
+    "--trainer.strategy=fsdp": "trainer.strategy auto ddp fsdp",
+    "--trainer.strategy='{class_path: X}'": "trainer.strategy auto ddp",
     "--trainer.profiler=sample": "'simple', 'advanced', 'pytorch', 'xla'",
     "--trainer.max_steps=-1": "trainer.max_steps",
     "--trainer.callbacks+=lightning.None": "lightning.None",
@@ -30,16 +78,22 @@ MISTAKES = {
     "--name=caf\udce9": "UTF-8",
     "--recording.probe_tokens=4": "recording.probe_tokens 4",
     "--recording.probe_text=abc": "recording.probe_text 3",
-    "--trainer.strategy=alone": "trainer.strategy ddp",
     "--trainer.devices=-1": "devices",
     "--trainer.logger=MLFlowLogger": "mlflow",  # a package that is not installed
 }
 
 
-def test_every_mistake_gets_one_sentence_and_leaves_nothing(train, capsys):
-    Path("short.txt").write_text("0123456789" * 3)
+FILES = {"short.txt": "0123456789" * 3, "misspelled.yaml": "data: {lenght: 3}", "plain.yaml": "model: 3"}
+FILES |= {"nested.yaml": "config: [own.yaml]"}
+
+
+def test_every_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, monkeypatch):
+    parser = build_parser()
+    monkeypatch.setattr("train.build_parser", lambda: parser)  # most of the time of a row
+    for name, content in FILES.items():
+        Path(name).write_text(content)
     for typed, names in MISTAKES.items():
-        assert train(*typed.split(" ")) == 2, typed
+        assert train(*shlex.split(typed)) == 2, typed
         error = capsys.readouterr().err.splitlines()[-1]
         assert error.startswith("train.py: ") and tells(error, names), typed
         assert not Path("runs").exists()

@@ -72,29 +72,6 @@ def test_document_ids_increase_at_each_end_of_text(module):
         assert torch.equal(batch["document_ids"].diff(dim=1), starts[:, 1:].long())
 
 
-OUT_OF_RANGE = {"max_tokens": 1, "vocab_size": 256, "batch_size": 0, "validation_batch_size": 0, "num_threads": 0}
-OUT_OF_RANGE |= {"validation_fraction": 1, "repeat_fraction": 1.1, "random_repeat_fraction": -0.1, "repeat_from": -1}
-
-
-def test_a_mistake_in_the_options_is_named(module):
-    for option, value in OUT_OF_RANGE.items():
-        with pytest.raises(Mistake, match=rf"data\.{option} .*not {value}"):
-            module(**{option: value})
-    for options, message in (
-        ({"corpus": "files", "files": []}, "data.corpus files .*--data.files"),
-        ({"corpus": "hub", "files": None}, "data.corpus hub .*--data.dataset"),
-        ({"corpus": "wiki", "files": None}, "data.corpus 'wiki': .*stdlib, files, hub, "),
-        ({"validation_files": ["book.txt", ""]}, "no file matches.*--data.validation_files"),
-        ({"dataset": "x/y"}, "data.files .*data.dataset"),
-        ({"streaming": True}, "data.streaming .*--data.max_tokens"),
-        ({"tokenizer": "gpt9"}, "'gpt9': .*bytes, gpt2.* bpe"),
-        ({"repeat_fraction": 0.5, "document_masking": True}, "data.repeat_fraction .*data.document_masking"),
-        ({"tokenizer": "bpe", "vocab_size": 5 * 10**9}, r"257 .*4294967295"),
-    ):
-        with pytest.raises(Mistake, match=message):
-            module(**options)
-
-
 @pytest.mark.parametrize("max_tokens, fraction, expected", [(1000, 0.25, 250), (999, 0.1, 99), (40, 0.01, 2)])
 def test_max_tokens_cuts_the_validation_split_in_proportion(module, max_tokens, fraction, expected):
     data = module(max_tokens=max_tokens, validation_fraction=fraction)

@@ -66,22 +66,13 @@ def test_flops_are_those_that_pytorch_counts():
     assert gpt.flops_per_token() == pytest.approx(counter.get_total_flops() / tokens.numel(), rel=0.02)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"position": "alibi"}, "'rotary' or 'learned', not 'alibi'"),
-        ({"embed_dim": 10, "num_heads": 3}, "num_heads=3 does not divide embed_dim=10"),
-        ({"embed_dim": 12, "num_heads": 6, "num_kv_heads": 4}, "num_kv_heads=4 does not divide num_heads=6"),
-        ({"window": 0}, "window .*0"),
-        ({"bias": "no"}, "bias .*'no'"),
-        ({"embed_dim": 36, "num_heads": 12}, "embed_dim / num_heads is 3"),
-        ({"logit_soft_cap": 0.0}, "logit_soft_cap .*0.0"),
-        ({"ngram_sizes": [2.5]}, "ngram_sizes .*2.5"),
-        ({"vocab_size": None}, "vocab_size is null"),
-    ],
-)
-def test_impossible_configs_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+IMPOSSIBLE = [{"position": "alibi"}, {"bias": "no"}, {"ngram_sizes": [2.5]}, {"vocab_size": None}]
+
+
+@pytest.mark.parametrize("options", IMPOSSIBLE)
+def test_impossible_configs_are_refused(options):
+    """tests/test_train_mistakes.py has those that a command line can hold."""
+    with pytest.raises(ValueError, match=next(iter(options))):
         GPT(GPTConfig(**SIZES | options))
 
 

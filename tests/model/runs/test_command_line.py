@@ -1,7 +1,6 @@
 """Defaults of the command line, options that exclude each other or do harm, and hidden warnings."""
 
 import logging
-import shlex
 import warnings
 from pathlib import Path
 
@@ -41,24 +40,6 @@ def test_options_that_are_left_out_get_their_defaults(options):
         saved = yaml.safe_load(read.saved)
         assert saved["model"]["gpt"]["num_layers"] == layers and read.run is None
         assert saved.keys() == read.config.as_dict().keys() - set(NOT_SAVED)
-
-
-REFUSED = {
-    "--resume": "--resume",
-    "--resume=runs/a --model.init_from=runs/a": "--model.init_from",
-    "--resume=runs/a --model '{init_from: runs/a}'": "--model.init_from",
-    "--resume=runs/a --name=b": "--name",
-    "--data.context_length=8": "data.context_length",
-    "--config=nested.yaml": "nested.yaml",
-    "validate": "validate",
-}
-
-
-@pytest.mark.parametrize("typed", REFUSED)
-def test_options_that_exclude_each_other_or_do_not_exist_are_refused(options, typed):
-    Path("nested.yaml").write_text("config: [own.yaml]\n")
-    with pytest.raises(ValueError, match=REFUSED[typed]):
-        options(*shlex.split(typed))
 
 
 def test_a_group_of_options_with_a_plain_value_is_refused(options):

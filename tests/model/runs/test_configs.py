@@ -1,20 +1,11 @@
-"""Parsing options: the sentence for a mistake, and what the config of a resumed run may hold.
+"""What the config of a resumed run may hold. tests/test_train_mistakes.py has mistakes in options."""
 
-tests/test_train_mistakes.py has configs that are damaged.
-"""
-
-import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-import jsonargparse
 import pytest
 import yaml
 
-from model.runs.configs import parse, plain_config
-from model.runs.terminal import sentence
-from tests.command_lines import tells
+from model.runs.configs import plain_config
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -82,37 +73,3 @@ def test_options_that_name_no_code_are_kept_as_they_are():
     others = "profiler: simple, callbacks: null, logger: false, gradient_clip_val: 1.0"
     config = stranger(f"{texts}, {others}", "seed_everything: 3")
     assert yaml.safe_load(plain_config(config, set())) == yaml.safe_load(config.read_text())
-
-
-@dataclass
-class Part:
-    length: int = 1
-    rate: float | None = None
-    kind: Literal["a", "b"] | int = "a"
-    pair: tuple[float, float] = (1, 2)
-
-
-PARSED = {
-    "--part.lenght=3": "--part.lenght",
-    "part: {lenght: 3}": "of.yaml: lenght",
-    "prat: {length: 3}": "of.yaml: prat",
-    "--part.length=big": "part.length big int",
-    "--part.pair=0.9,0.95": "part.pair 0.9,0.95",
-    "--part.rate=fast": "part.rate fast float",
-    "--part.kind=c": "part.kind c 'a' 'b' int",
-    "--part.length": "--part.length one",
-    "--name -x": "--name=-x",
-    "part: 3": "of.yaml: part",
-    "--name a.txt b.txt": "b.txt quotes",
-}
-
-
-@pytest.mark.parametrize("typed", PARSED)
-def test_an_error_of_jsonargparse_becomes_one_sentence_that_names_option_and_value(typed):
-    parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("--name", type=str)
-    parser.add_class_arguments(Part, "part")
-    with pytest.raises(ValueError) as caught:
-        parse(parser, shlex.split(typed)) if typed.startswith("--") else parse(parser, typed, "of.yaml: ")
-    message = sentence(caught.value)
-    assert "\n" not in message and tells(message, PARSED[typed]), message

@@ -6,14 +6,13 @@ from pathlib import Path
 import lightning.pytorch.callbacks
 import pytest
 import torch
-from jsonargparse import Namespace
 from lightning.pytorch import Callback
 
 from model.checkpoint import read_checkpoint
 from model.mistakes import Mistake
 from model.runs.configs import parse
 from model.runs.end_of_step import EndOfStep
-from model.runs.trainer_options import BASES, CALLBACKS, OPTIONS, OTHERS, STRATEGIES, check_trainer, working_callbacks
+from model.runs.trainer_options import BASES, CALLBACKS, OPTIONS, OTHERS, working_callbacks
 from model.training.module import GPTModule
 from tests.small_runs import column
 from tests.watching import before_call
@@ -75,24 +74,6 @@ def test_every_other_option_gets_a_sentence():
             with pytest.raises(Mistake, match=rf"{name}.*\)$"):
                 parse(parser, source)
     assert "trainer.max_epochs" not in parser.format_help()
-
-
-WRONG = {
-    "log_every_n_steps": [0],
-    "accumulate_grad_batches": [0],
-    "val_check_interval": [0, 0.5, "00:00:00:05"],
-    "strategy": ["fsdp", "ddp_spawn", Namespace(class_path="X")],
-}
-
-
-def test_a_value_with_which_a_run_does_not_work_is_refused():
-    usual = {"log_every_n_steps": 1, "accumulate_grad_batches": 3, "val_check_interval": 10}
-    for strategy in STRATEGIES:
-        check_trainer(Namespace(**usual, strategy=strategy))
-    for name, values in WRONG.items():
-        for value in values:
-            with pytest.raises(Mistake, match=f"trainer.{name} must be"):
-                check_trainer(Namespace(**usual | {"strategy": "auto", name: value}))
 
 
 STOPPING = "{monitor: val/loss, patience: 1, min_delta: 100, check_on_train_epoch_end: %s}"
