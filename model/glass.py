@@ -236,8 +236,7 @@ class Glass:
                 raise ValueError(f"it has {length}")
             tokens = self.gpt.known_ids(ids)
         except (ValueError, TypeError, RuntimeError) as error:  # torch raises various errors for what is no tensor
-            wanted = f"a text nor token ids (T,) of {at_least} or more tokens"
-            raise Mistake(f"{text!r:.80} is neither {wanted}: {error}") from None
+            raise Mistake(f"{text!r:.80} is neither text nor ids (T,) of {at_least} tokens or more: {error}") from None
         context = self.gpt.config.context_length
         if length > context:
             log.warning("The text has %s tokens; only the last %s, the model's context, are read.", length, context)

@@ -267,7 +267,7 @@ def lesson(glass: Glass, reading: Reading, layer: int, token: int) -> Iterator[S
     from model.multihead import scaled_dot_product_attention
     from model.rotary import apply_rotary
 
-    gpt, tokens = glass.gpt, reading.ids[None]
+    gpt = glass.gpt
     config, block = gpt.config, gpt.blocks[layer]
     attention, feed_forward = block.attention, block.feed_forward
     with torch.no_grad(), undisturbed(gpt):
@@ -289,7 +289,7 @@ def lesson(glass: Glass, reading: Reading, layer: int, token: int) -> Iterator[S
     # Name, letters of the shape, the function that computes the value, and the value: None if the model lacks the part.
     rows = [
         "From text to vectors",
-        ("ids", "(B, T)", glass.tokenizer.encode, tokens),
+        ("ids", "(B, T)", glass.tokenizer.encode, reading.ids[None]),
         ("token embedding", "(B, T, D)", GPT.features, outputs[gpt.token_embedding]),
         ("n-gram embedding", "(B, T, D)", NgramEmbedding.rows, outputs.get(gpt.ngram_embedding)),
         ("position embedding", "(T, D)", GPT.features, outputs.get(gpt.position_embedding)),

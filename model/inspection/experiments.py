@@ -289,12 +289,10 @@ def _measure(
     seen = run(gpt, Texts.of(pad_sequence(tokens, batch_first=True)))
     features = seen.features[rows, last]
     listed = gpt.unembed(features).softmax(-1).cpu().topk(min(LISTED, gpt.lm_head.out_features))
-    right_places = []
-    for ids, trial in zip(listed.indices, trials, strict=True):
-        right_places.append(torch.isin(ids, torch.tensor(trial.right)))
+    is_right = [torch.isin(ids, torch.tensor(trial.right)) for ids, trial in zip(listed.indices, trials, strict=True)]
     weights = {}
     for layer, call in enumerate([] if changed else seen.calls):
         by_head = weights_of(call)[rows, :, last, source].float().cpu()  # (N, H)
         for head, head_weights in enumerate(by_head.T):
             weights[f"head {layer}.{head}"] = head_weights
-    return (listed.values * torch.stack(right_places)).sum(-1), weights
+    return (listed.values * torch.stack(is_right)).sum(-1), weights

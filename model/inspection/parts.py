@@ -97,10 +97,7 @@ def part_means(gpt: GPT, texts: Texts) -> dict[str, Tensor]:
 
     with undisturbed(gpt), _hooked_parts(gpt, parts, keep_mean):
         features_of(gpt, texts)
-    means = {}
-    for name, part in parts.items():
-        means[name] = module_means[part.module][part.columns]
-    return means
+    return {name: module_means[part.module][part.columns] for name, part in parts.items()}
 
 
 @contextmanager

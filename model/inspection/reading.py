@@ -200,9 +200,7 @@ class Reading:
         rows = double(weight[targets.to(weight.device)])
         stream = self.residual[-1]
         direction = towards_logits(norm, stream, rows)
-        parts = {}
-        for name, vectors in self.parts.items():
-            parts[name] = (double(vectors) * direction).sum(-1)
+        parts = {name: (double(vectors) * direction).sum(-1) for name, vectors in self.parts.items()}
         bias = getattr(norm, "bias", None)
         if bias is not None:
             parts["final norm bias"] = rows @ double(bias)

@@ -23,8 +23,9 @@ def choose_step(recording: Recording, step: int | None = None) -> int:
     mapped = recording.mapped
     if not mapped:  # nothing was recorded, or its files have been removed
         raise Mistake(f"{recording.name} has no recorded maps")
-    if step is None or step in mapped:
-        return mapped[-1] if step is None else step
+    step = mapped[-1] if step is None else step
+    if step in mapped:
+        return step
     near = min(mapped, key=lambda other: abs(other - step))
     raise Mistake(f"--steps {step} has no maps in {recording.name}: write {near}, the nearest step that has maps")
 
