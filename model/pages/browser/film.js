@@ -56,7 +56,6 @@ function pause() {
   change({ film: null });
 }
 
-// A person who wants no motion asks for each step.
 function goOn() {
   clearTimeout(timer);
   if (state.film === "plays" && !calm) timer = setTimeout(next, (1000 * SECONDS) / Math.max(1, LAST));
@@ -69,6 +68,14 @@ function next() {
   change({ at, film: stops.has(at) ? "asks" : "plays" });
   goOn();
 }
+
+// What the film's button says and does. A person who wants no motion asks for each step.
+const ACTIONS = {
+  plays: calm ? ["▶ next step", next] : ["❚❚ pause", pause],
+  asks: ["▶ answer", () => change({ film: "answers" })],
+  answers: ["▶ go on", next],
+};
+const action = () => ACTIONS[state.film] ?? ["▶ film", play];
 
 // Which heads raise the finder's score of that place, by how much: the three that do so most.
 function helpOf(raises) {
@@ -122,7 +129,7 @@ addView(async function drawFilm() {
   if (state.film && !isShown) pause();
   $("film").hidden = !film || frame.other !== null;
   $("play").hidden = !film || LAST < 1;
-  $("play").textContent = { plays: "❚❚ pause", asks: "▶ go on", answers: "▶ go on" }[state.film] ?? "▶ film";
+  [$("play").textContent] = action();
   const stop = state.film && stops.get(frame.at);
   const steps = isShown ? [frame.at, ...(stop ? [Math.max(0, frame.at - 1)] : [])] : [];
   const [figures, before] = await Promise.all(steps.map((at) => figuresOf("word", at)));
@@ -133,14 +140,12 @@ addView(async function drawFilm() {
     " Or type any letters twice: the model's heads look for copies.");
   const [{ weights, labels }] = frame.sides;
   const weight = finder === undefined ? 0 : weightAt(ofHead(weights, finder, labels.length), labels.length - 1, source);
-  const [question, found] = stop ? questionOf(stop, figures, before?.chance, weight) : [];
+  const [asks, answers] = stop ? questionOf(stop, figures, before.chance, weight) : [];
+  const told = { asks, answers }[state.film];
   const isLive = frame.typing && !film.missing && frame.token === labels.length - 1;
   const place = [...$("film-says").children].indexOf(document.activeElement);
-  $("film-says").replaceChildren(...(
-    state.film === "asks" ? [question, " ", button("answer", () => change({ film: "answers" }))]
-      : state.film === "answers" ? [found, " ", button("go on", next)]
-        : isLive ? experiment()
-          : [sentenceOf(figures, weight), ...(calm && state.film ? [" ", button("next step", next)] : [])]));
+  $("film-says").replaceChildren(
+    ...(told ? [told, " ", button(...action())] : isLive ? experiment() : [sentenceOf(figures, weight)]));
   $("film-says").children[place]?.focus(); // the buttons are new
 });
 
@@ -162,4 +167,4 @@ function drawArrows(raises) {
   if ($("arrows").childElementCount) shape($("arrows"), "path", { d: tip });
 }
 
-$("play").addEventListener("click", () => ({ plays: pause, asks: next, answers: next }[state.film] ?? play)());
+$("play").addEventListener("click", () => action()[1]());

@@ -66,9 +66,8 @@ async function drawParity() {
   const good = error <= LARGEST_ERROR;
   const weights = engine.kind === "int8" ? ", with int8 weights" : "";
   const verdict = good ? `as PyTorch computes it${weights}` : "not what PyTorch computes";
-  const figures = `the largest difference of a logit is ${scientific(error)}`;
   const stored = `weights are stored as ${engine.kind} to save space, which costs ${decimal(bits, 4)} bits per token`;
-  showBadge("parity", good, verdict, `${figures}; ${stored}`);
+  showBadge("parity", good, verdict, `the largest difference of a logit is ${scientific(error)}; ${stored}`);
 }
 
 // The model in the file: { manifest, texts: the weights of each snapshot in base64 }; null if the file is cut short.

@@ -32,8 +32,6 @@ addView(async function drawSquare() {
 });
 
 function contents({ q, k, first, scores, weights, sources, pushes }, { query, key }, { labels, head }) {
-  const { config: { embed_dim, num_heads } } = engine;
-  const width = embed_dim / num_heads;
   const token = (i) => `${quote(labels[i])} (token ${i})`;
   const weight = weights[key - first];
   const close = element("button", { className: "push", onclick: () => change({ square: null }) }, "close");
@@ -51,9 +49,9 @@ function contents({ q, k, first, scores, weights, sources, pushes }, { query, ke
       element("h3", {}, `How ${quote(labels[query])} reads ${quote(labels[key])} in ${headName(head)}`), close),
     element("ol", {},
       step("Query and key", `The head makes a query q from the stream of ${token(query)}, and a key k from that of ` +
-        `${token(key)}: lists of ${width} numbers each. Blue is above 0, orange below; where both have one colour, ` +
+        `${token(key)}: lists of ${q.length} numbers each. Blue is above 0, orange below; where both have one colour, ` +
         "their product is above 0.", strip("q", q), strip("k", k), strip("q × k", q.map((x, i) => x * k[i]))),
-      step("Attention score", `How well they fit is the sum of these products, q · k, divided by √${width}: ` +
+      step("Attention score", `How well they fit is the sum of these products, q · k, divided by √${q.length}: ` +
         `${decimal(scores[key - first])}. The mean over all tokens that ${quote(labels[query])} can see is ` +
         `${decimal(mean)}.${madeOf}`),
       step("Softmax", "The weight is e to the power of the score, divided by the sum of this over all tokens that " +
