@@ -49,7 +49,7 @@ function contents({ q, k, first, scores, weights, sources, pushes }, { query, ke
       element("h3", {}, `How ${quote(labels[query])} reads ${quote(labels[key])} in ${headName(head)}`), close),
     element("ol", {},
       step("Query and key", `The head makes a query q from the stream of ${token(query)}, and a key k from that of ` +
-        `${token(key)}: lists of ${q.length} numbers each. Blue is above 0, orange below; where both have one colour, ` +
+        `${token(key)}: lists of ${q.length} numbers each. Blue is above 0, orange below; where both agree, ` +
         "their product is above 0.", strip("q", q), strip("k", k), strip("q × k", q.map((x, i) => x * k[i]))),
       step("Attention score", `How well they fit is the sum of these products, q · k, divided by √${q.length}: ` +
         `${decimal(scores[key - first])}. The mean over all tokens that ${quote(labels[query])} can see is ` +
