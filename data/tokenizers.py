@@ -184,25 +184,25 @@ class Tokenizer:
         return {TOKENIZER: content, TOKENIZER_CONFIG: config}
 
     @classmethod
-    def from_folder(cls, folder: Path, name: str | None = None) -> Tokenizer:
+    def from_folder(cls, folder: Path, otherwise: str | None = None) -> Tokenizer:
         """Reads the tokenizer in a Hugging Face folder: GPT-2's, or one that this project has exported.
 
-        name: of a published encoding, which is returned instead.
+        If the folder has none, returns the published encoding `otherwise`.
 
         Raises Missing if there is none, and Mistake for any other tokenizer, since a `Tokenizer` cannot do everything
         that a tokenizer.json may ask for, and if tokens have been added to an exported one.
         """
-        if name is not None:
-            return published(name)
         path = folder / TOKENIZER
         if not path.is_file():
+            if otherwise is not None:
+                return published(otherwise)
             raise Missing(
                 f"{folder} has no {TOKENIZER}: convert the folder to a checkpoint with scripts/convert_huggingface.py "
                 "import, and choose the tokenizer with its --tokenizer; train.py also takes --data.tokenizer gpt2"
             )
         foreign = (
             "neither GPT-2's tokenizer nor one that this project has exported; if it encodes text like a published "
-            "encoding, name that encoding"
+            "encoding, remove the file and name that encoding"
         )
         config, stored = folder / TOKENIZER_CONFIG, None
         with parsing(path, f", or {foreign}"):

@@ -66,7 +66,7 @@ def open_run(
         device: "cpu", "cuda" or "mps".
         other_code: what to do if this code computes something else than the code that trained the checkpoint, see
             model/proof.py. What you replace after opening a model is not noticed.
-        tokenizer: the published encoding, such as "gpt2", to use instead of the tokenizer in a Hugging Face folder.
+        tokenizer: the published encoding of a Hugging Face model whose folder has no tokenizer, such as "gpt2".
 
     Warns if some weights are not numbers. Raises a `Mistake` if there is no such run, model, step or device, the Hub
     cannot be reached, a file is damaged, or the model has something that our GPT lacks.

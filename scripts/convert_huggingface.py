@@ -49,7 +49,7 @@ def import_model(options: argparse.Namespace) -> None:
     """Writes a checkpoint that every script can read, and train.py with --model.init_from."""
     import torch
 
-    from data.tokenizers import Tokenizer
+    from data.tokenizers import Tokenizer, published
     from model.checkpoint import WEIGHT_PREFIX, entries_of
     from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
     from model.files import atomic_file
@@ -60,7 +60,7 @@ def import_model(options: argparse.Namespace) -> None:
         raise Mistake(f"{output} already exists: name a new file")
     folder = local_folder(options.source)
     gpt = from_huggingface(folder)
-    tokenizer = Tokenizer.from_folder(folder, options.tokenizer)
+    tokenizer = published(options.tokenizer) if options.tokenizer else Tokenizer.from_folder(folder)
     check_vocabulary(gpt, tokenizer)
     weights = {WEIGHT_PREFIX + name: weight for name, weight in gpt.state_dict().items()}
     tokens = torch.arange(min(gpt.config.vocab_size, NUM_TOKENS + 1))

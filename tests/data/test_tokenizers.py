@@ -220,7 +220,6 @@ def test_the_tokenizer_of_another_program_is_refused(change, mixed_bpe, tmp_path
         (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(Mistake, match=TOKENIZER):
         Tokenizer.from_folder(tmp_path)
-    assert Tokenizer.from_folder(tmp_path, "bytes").name == "bytes"  # the named one is used instead
 
 
 def test_a_damaged_or_missing_file_is_named(tmp_path):
