@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from data.tokenizers import byte_level
 from model import glass as module
@@ -81,7 +80,6 @@ def test_readings_have_the_tensors_of_transformers(gpt2):
     torch.testing.assert_close(reading.maps, torch.cat(result.attentions), rtol=0, atol=1e-5)
     torch.testing.assert_close(reading.logits, result.logits[0], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(reading.residual[[0, 2]], torch.cat(result.hidden_states[:2]), rtol=1e-4, atol=1e-4)
-    assert reading.loss == pytest.approx(F.cross_entropy(result.logits[0, :-1], reading.ids[1:]).item(), rel=1e-4)
 
 
 def test_leaving_a_part_out_changes_the_loss_equally_on_every_path(glass):
@@ -145,7 +143,6 @@ def test_token_ids_and_heads_may_be_given_in_any_form(glass):
     ids = glass.tokenizer.encode(TEXT)
     for form in (ids, tuple(ids), torch.tensor(ids), np.array(ids), [torch.tensor(id) for id in ids]):
         assert glass.read(form).ids.tolist() == ids
-    assert glass.ablate([ids])["head 0.0"].rise == glass.ablate(TEXT)["head 0.0"].rise
     heads = ([1, 0], np.array([1, 0]), torch.tensor([1, 0]), (1, 0))
     first, *others = [glass.patch(TEXT, "which model", head=head, position=np.int64(5)).logits for head in heads]
     assert all(torch.equal(first, other) for other in others)
