@@ -8,8 +8,6 @@ from statistics import mean
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
 from model.gpt import GPTConfig
@@ -24,18 +22,14 @@ TEXT = ["def", " f", "(", "x", "):", "\n    ", "return", " x", "\n", "print", "(
 TEXT += ["x", " +", "y"]
 
 
-@settings(max_examples=40)
-@given(
-    seed=st.integers(0, 10_000),
-    period=st.integers(2, 8),
-    first=st.integers(0, 1),
-    temperature=st.sampled_from([0.0, 2.0, 100.0]),
-    total=st.sampled_from([1.0, 2.0]),
+@pytest.mark.parametrize(
+    "period, first, temperature, total",
+    [(2, 0, 2.0, 1.0), (3, 1, 100.0, 2.0), (5, 1, 0.0, 1.0), (8, 0, 100.0, 1.0), (8, 1, 2.0, 2.0)],
 )
-def test_scores_equal_their_definitions_in_loops_and_are_at_most_1(seed, period, first, temperature, total):
+def test_scores_equal_their_definitions_in_loops_and_are_at_most_1(period, first, temperature, total):
     """total: the sum of each query's weights, which a user's own attention may choose."""
     probes, length = probes_of(TEXT, period, first), len(TEXT)
-    maps = {name: causal_softmax(temperature * values) for name, values in noise(probes, seed=seed).items()}
+    maps = {name: causal_softmax(temperature * values) for name, values in noise(probes).items()}
     scores = heads_of({name: total * of_probe for name, of_probe in maps.items()}, probes).scores
     assert {(score.shape, score.dtype) for score in scores.values()} == {((2, 3), np.dtype(np.float32))}
     signs = [q for q in range(length) if TEXT[q] in {"(", "):", "\n    ", "\n", "))", "\n\n", " +"}]

@@ -28,7 +28,7 @@ def test_surprise_next_tokens_and_lens_are_those_of_the_forward_pass_by_hand(eac
     exact = ByHand(each_gpt, TOKENS.tolist())
     streams = [layer[f"stream after {part}"] for layer in exact.layers for part in ("attention", "the block")]
     found = read(each_gpt, TEXT)
-    logs = torch.stack([exact.read(x).double().log_softmax(-1) for x in (exact.stops["residual stream"], *streams)])
+    logs = torch.stack([exact.read(x).log_softmax(-1) for x in (exact.stops["residual stream"], *streams)])
     final = logs[-1]
     true = logs[:, range(len(TOKENS) - 1), TOKENS[1:]]
     torch.testing.assert_close(found.surprise.double(), -true[-1] / math.log(2), atol=1e-5, rtol=0)
@@ -52,12 +52,12 @@ def test_the_attribution_of_a_logit_to_parts_is_what_each_writes_and_adds_up_to_
     found = read(each_gpt, TEXT)
     exact = ByHand(each_gpt, TOKENS.tolist())
     stream = exact.layers[-1]["stream after the block"]
-    rows = each_gpt.lm_head.weight.double()[TOKENS[1:]]
+    rows = exact.weights["lm_head.weight"][TOKENS[1:]]
     expected = {}
     for part, x in exact.written().items():
         expected[part] = (exact.share_of_norm(x, stream, "final_norm")[:-1] * rows).sum(-1)
-    if getattr(each_gpt.final_norm, "bias", None) is not None:
-        expected["final norm bias"] = rows @ each_gpt.final_norm.bias.double()
+    if "final_norm.bias" in exact.weights:
+        expected["final norm bias"] = rows @ exact.weights["final_norm.bias"]
     whole = torch.stack([*found.parts.values()]).sum(0)
     torch.testing.assert_close(whole, found.residual[-1], atol=1e-5, rtol=1e-5)
     told = found.figures

@@ -86,8 +86,6 @@ def test_a_diverged_model_is_recorded_in_valid_json_with_a_warning(tmp_path):
     assert ["diverged" in sentence for sentence in found.problems.values()] == [True, True]
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
     assert set(found.readings(0)["text"].figures["bits"]) == {None}
-    # On some processors PyTorch's kernel treats a NaN score in a short text as a masked key.
-    assert not any(np.nan_to_num(snapshot.scores[name]).any() for name in ("previous_token", "induction", "entropy"))
     assert not any(formed.any() for formed in snapshot.heads.formed.values())
 
 

@@ -250,11 +250,9 @@ def test_a_typed_letter_reads_one_token_for_each_step_and_text():
     config = replace(MODERN, num_layers=2)
     data = pack(*(random_gpt(config, seed) for seed in (0, 1)))
     letters = []
-    for length in (6, 7, 8):
-        typed = TOKENS.tolist()[:length]
-        texts = ((typed, [], "A"), (typed, ["head 0.0"], "A"), (OTHER.tolist(), [], "B"))
+    for typed in (TOKENS.tolist()[:length] for length in (6, 7, 8)):
         for snapshot in (0, 1):
-            for tokens, off, text in texts:
+            for tokens, off, text in ((typed, [], "A"), (typed, ["head 0.0"], "A"), (OTHER.tolist(), [], "B")):
                 letters.append(("read", {"snapshot": snapshot, "tokens": tokens, "off": off, "text": text}))
     ((answers,),) = in_node([("models", [{"manifest": data.manifest, "texts": data.blocks, "asks": letters}])])
     assert [answer["work"] for answer in answers] == [6, 6, 12] * 2 + [1, 1, 0] * 4

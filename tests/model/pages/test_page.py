@@ -119,11 +119,10 @@ def test_the_page_has_the_film_its_word_its_heads_and_their_figures_at_each_step
     assert film["labels"][SOURCE] == film["right"] and "".join(film["labels"]) == film["text"]
     opening = page.data["run"]["opening"]
     assert opening == {"head": "1.2", "probe": "word", "score": "induction"}
-    chances = []
+    chances, word = [], [labels[:-1] for labels in recording.words.labels].index(film["labels"])
     for step in (0, 8):
         frame = recording.frame(step)
         figures = json.loads(page.block("word-figures", step))
-        word = next(i for i, labels in enumerate(recording.words.labels) if labels[:-1] == film["labels"])
         np.testing.assert_allclose(figures["chance"], frame.chance[word], rtol=1e-3, atol=1e-6)
         np.testing.assert_allclose(figures["raises"], frame.raises[word, 1, 2].flatten(), rtol=1e-3, atol=1e-3)
         assert figures["tokens"]["0"] == film["right"] and figures["bits"][-1] is None

@@ -49,8 +49,7 @@ def test_packing_does_not_change_the_model_of_any_type():
 
 def test_an_attention_that_differs_only_beyond_the_probe_is_refused(monkeypatch):
     gpt = random_gpt(replace(MODERN, context_length=3 * PROBE.length))
-    far = torch.ones(3 * PROBE.length, 3 * PROBE.length).tril(-PROBE.length).bool()
-    nearest = with_scores(lambda scores: scores.masked_fill(far[: len(scores[0, 0]), : len(scores[0, 0])], -torch.inf))
+    nearest = with_scores(lambda scores: scores - torch.full_like(scores, 99.0).tril(-PROBE.length))
     monkeypatch.setattr(CausalSelfAttention, "attend", nearest)
     with pytest.raises(Mistake, match="attend"):
         weights.pack([(0, gpt)], TOKENIZER, PROBE, PROBE)
