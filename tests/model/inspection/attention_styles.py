@@ -26,20 +26,15 @@ class DiveIntoDeepLearning(Linears):
             X = X.masked_fill(~mask, -1e6)
         return F.softmax(X, dim=-1)
 
-    def transpose_qkv(self, X):
-        X = X.reshape(X.shape[0], X.shape[1], self.num_heads, -1)
-        X = X.permute(0, 2, 1, 3)
-        return X.reshape(-1, X.shape[2], X.shape[3])
-
     def transpose_output(self, X):
         X = X.reshape(-1, self.num_heads, X.shape[1], X.shape[2])
         X = X.permute(0, 2, 1, 3)
         return X.reshape(X.shape[0], X.shape[1], -1)
 
     def forward(self, queries, keys, values, valid_lens=None):
-        queries = self.transpose_qkv(self.W_q(queries))
-        keys = self.transpose_qkv(self.W_k(keys))
-        values = self.transpose_qkv(self.W_v(values))
+        queries = split_heads(self.W_q(queries), self.num_heads).flatten(0, 1)
+        keys = split_heads(self.W_k(keys), self.num_heads).flatten(0, 1)
+        values = split_heads(self.W_v(values), self.num_heads).flatten(0, 1)
         if valid_lens is not None:
             valid_lens = valid_lens.repeat_interleave(self.num_heads, dim=0)
         scores = torch.bmm(queries, keys.transpose(1, 2)) / math.sqrt(queries.shape[-1])
@@ -50,23 +45,20 @@ class DiveIntoDeepLearning(Linears):
 class AnnotatedTransformer(nn.Module):
     """A list of four matrices, and a mask of (B, 1 or T, S)."""
 
-    def __init__(self, h=4, d_model=16):
+    def __init__(self):
         super().__init__()
-        self.d_k = d_model // h
-        self.h = h
-        self.linears = nn.ModuleList([nn.Linear(d_model, d_model) for _ in range(4)])
+        self.linears = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
 
     def forward(self, query, key, value, mask=None):
         nbatches = query.size(0)
         query, key, value = [
-            lin(x).view(nbatches, -1, self.h, self.d_k).transpose(1, 2)
-            for lin, x in zip(self.linears, (query, key, value))
+            lin(x).view(nbatches, -1, 4, 4).transpose(1, 2) for lin, x in zip(self.linears, (query, key, value))
         ]
-        scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(self.d_k)
+        scores = torch.matmul(query, key.transpose(-2, -1)) / math.sqrt(query.size(-1))
         if mask is not None:
             scores = scores.masked_fill(mask.unsqueeze(1) == 0, -1e9)
         x = torch.matmul(scores.softmax(dim=-1), value)
-        x = x.transpose(1, 2).contiguous().view(nbatches, -1, self.h * self.d_k)
+        x = x.transpose(1, 2).contiguous().view(nbatches, -1, 16)
         return self.linears[-1](x)
 
 
@@ -83,9 +75,9 @@ class RaschkaMultiHead(Linears):
 
     def forward(self, x):
         b, num_tokens, _ = x.shape
-        keys = self.W_key(x).view(b, num_tokens, 4, 4).transpose(1, 2)
-        queries = self.W_query(x).view(b, num_tokens, 4, 4).transpose(1, 2)
-        values = self.W_value(x).view(b, num_tokens, 4, 4).transpose(1, 2)
+        keys, queries, values = (
+            matrix(x).view(b, num_tokens, 4, 4).transpose(1, 2) for matrix in (self.W_key, self.W_query, self.W_value)
+        )
         attn_scores = queries @ keys.transpose(2, 3)
         mask_bool = self.mask.bool()[:num_tokens, :num_tokens]
         attn_scores.masked_fill_(mask_bool, -torch.inf)
@@ -97,22 +89,21 @@ class RaschkaMultiHead(Linears):
 class MinGPT(nn.Module):
     """One fused matrix, a buffer that holds the mask."""
 
-    def __init__(self, n_embd=16, n_head=4, block_size=8):
+    def __init__(self, block_size=8):
         super().__init__()
-        self.c_attn = nn.Linear(n_embd, 3 * n_embd)
-        self.c_proj = nn.Linear(n_embd, n_embd)
+        self.c_attn = nn.Linear(16, 48)
+        self.c_proj = nn.Linear(16, 16)
         self.attn_dropout = nn.Dropout(0.1)
-        self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size)).view(1, 1, block_size, block_size))
-        self.n_head = n_head
+        self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size)))
 
     def forward(self, x):
         B, T, C = x.size()
         q, k, v = self.c_attn(x).split(C, dim=2)
-        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
-        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        k = k.view(B, T, 4, 4).transpose(1, 2)
+        q = q.view(B, T, 4, 4).transpose(1, 2)
+        v = v.view(B, T, 4, 4).transpose(1, 2)
         att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-        att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
+        att = att.masked_fill(self.bias[:T, :T] == 0, float("-inf"))
         att = F.softmax(att, dim=-1)
         att = self.attn_dropout(att)
         y = att @ v
@@ -158,19 +149,16 @@ class LectureHeads(nn.Module):
 class Lucidrains(nn.Module):
     """Keys and values from one matrix, heads wider than the model's share; not causal."""
 
-    def __init__(self, dim=12, heads=3, dim_head=8):
+    def __init__(self):
         super().__init__()
-        self.scale = dim_head**-0.5
-        self.heads = heads
-        self.to_q = nn.Linear(dim, heads * dim_head, bias=False)
-        self.to_kv = nn.Linear(dim, heads * dim_head * 2, bias=False)
-        self.to_out = nn.Linear(heads * dim_head, dim)
+        self.to_q = nn.Linear(12, 24)
+        self.to_kv = nn.Linear(12, 48)
+        self.to_out = nn.Linear(24, 12)
 
     def forward(self, x, mask=None):
         q, k, v = self.to_q(x), *self.to_kv(x).chunk(2, dim=-1)
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
-        q = q * self.scale
-        sim = torch.einsum("b h i d, b h j d -> b h i j", q, k)
+        q, k, v = (t.unflatten(-1, (3, -1)).transpose(1, 2) for t in (q, k, v))
+        sim = torch.einsum("b h i d, b h j d -> b h i j", q * 8**-0.5, k)
         if mask is not None:
             sim = sim.masked_fill(~mask, -torch.finfo(sim.dtype).max)
         attn = sim.softmax(dim=-1)
@@ -202,12 +190,9 @@ class TransformerLens(nn.Module):
 
     def __init__(self, d_head=4):
         super().__init__()
-        self.W_Q = nn.Parameter(torch.randn(4, 16, d_head))
-        self.W_K = nn.Parameter(torch.randn(4, 16, d_head))
-        self.W_V = nn.Parameter(torch.randn(4, 16, d_head))
+        self.W_Q, self.W_K, self.W_V = (nn.Parameter(torch.randn(4, 16, d_head)) for _ in range(3))
         self.W_O = nn.Parameter(torch.randn(4, d_head, 16))
         self.b_Q = nn.Parameter(torch.zeros(4, d_head))
-        self.b_O = nn.Parameter(torch.zeros(16))
         self.register_buffer("IGNORE", torch.tensor(-1e5))
 
     def forward(self, x):
@@ -218,7 +203,7 @@ class TransformerLens(nn.Module):
         mask = torch.triu(torch.ones(scores.shape[-2:]), diagonal=1).bool()
         pattern = scores.masked_fill(mask, self.IGNORE).softmax(-1)
         z = torch.einsum("bkhe,bhqk->bqhe", v, pattern)
-        return torch.einsum("bqhe,hed->bqd", z, self.W_O) + self.b_O
+        return torch.einsum("bqhe,hed->bqd", z, self.W_O)
 
 
 class ParameterHeads(nn.Module):

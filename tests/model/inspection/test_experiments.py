@@ -26,11 +26,10 @@ def windows(text: str, tokenizer=BYTES, length: int = 64):
     return Texts.of(rows, tokenizer.label)
 
 
-def material(text: str, tokenizer=BYTES, length: int = 64) -> experiments.Material:
+def material(text: str, tokenizer=BYTES) -> experiments.Material:
     """The material of a model that reads 128 tokens at once."""
     config = GPTConfig(tokenizer.vocab_size, context_length=128, num_layers=1, num_heads=1, embed_dim=16)
-    recorded = "\n".join("".join(labels) for labels in windows(text, tokenizer, length).labels)
-    return experiments.Material(random_gpt(config), tokenizer, {}, recorded)
+    return experiments.Material(random_gpt(config), tokenizer, {}, text)
 
 
 def found_in(gpt: GPT, tokenizer=BYTES, text: str | None = None):
