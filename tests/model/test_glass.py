@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from data.tokenizers import byte_level
 from model import glass as module
@@ -77,9 +78,9 @@ def test_readings_have_the_tensors_of_transformers(gpt2):
     reading = gpt2.read(TEXT)
     with torch.no_grad():
         result = huggingface_gpt2(gpt2.gpt)(reading.ids[None], output_attentions=True, output_hidden_states=True)
-    torch.testing.assert_close(reading.maps, torch.cat(result.attentions), rtol=0, atol=1e-5)
-    torch.testing.assert_close(reading.logits, result.logits[0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(reading.residual[[0, 2]], torch.cat(result.hidden_states[:2]), rtol=1e-4, atol=1e-4)
+    assert_close(reading.maps, torch.cat(result.attentions), rtol=0, atol=1e-5)
+    assert_close(reading.logits, result.logits[0], rtol=1e-4, atol=1e-4)
+    assert_close(reading.residual[[0, 2]], torch.cat(result.hidden_states[:2]), rtol=1e-4, atol=1e-4)
 
 
 def test_leaving_a_part_out_changes_the_loss_equally_on_every_path(glass):
@@ -107,10 +108,10 @@ def test_a_patched_head_has_its_output_of_the_other_text_and_the_reading_a_page(
     other = gpt2.read("which word comes")
     patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=5, source=3)
     assert patched.title.startswith(plain.title) and tells(patched.title, "head 0.1 token 5")
-    torch.testing.assert_close(patched.heads[0, 1, 5], other.heads[0, 1, 3])
-    torch.testing.assert_close(patched.logits[:5], plain.logits[:5])
+    assert_close(patched.heads[0, 1, 5], other.heads[0, 1, 3])
+    assert_close(patched.logits[:5], plain.logits[:5])
     assert not torch.allclose(patched.logits[5:], plain.logits[5:], atol=1e-3)
-    torch.testing.assert_close(gpt2.patch(TEXT, TEXT, head=(0, 1), position=-1).logits, plain.logits)
+    assert_close(gpt2.patch(TEXT, TEXT, head=(0, 1), position=-1).logits, plain.logits)
     patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=-1)  # although the repeated probe is shorter
     assert gpt2.repeated_probe().length <= len(TEXT) and patched.title in html.unescape(patched._repr_html_())
 
@@ -173,7 +174,7 @@ def test_a_model_trained_within_documents_reads_within_documents(run):
     reading = glass.read(ids)
     with torch.no_grad():
         expected = glass.gpt(ids[None], document_ids=(ids == 256).cumsum(0)[None])[0]
-    torch.testing.assert_close(reading.logits, expected, atol=1e-6, rtol=1e-6)
+    assert_close(reading.logits, expected, atol=1e-6, rtol=1e-6)
     assert open_run(run).ablate([ids])["head 0.0"].rise != glass.ablate([ids])["head 0.0"].rise
 
 

@@ -80,9 +80,9 @@ def test_an_attend_with_further_arguments_is_observed():
     gpt = random_gpt(CONFIGS["one layer"])
     x = torch.ones(1, 1, 2, 3)
     layer = gpt.blocks[0].attention
-    layer.attend = lambda q, k, v, mask, shift, *, scale: scale * v + shift
+    layer.attend = lambda q, k, v, mask, *, scale: scale * v
     with observed(gpt) as calls:
-        layer.attend(x, x, x, None, 0.0, scale=3.0)
+        layer.attend(x, x, x, None, scale=3.0)
     [call] = calls
     assert torch.equal(call.attended, 3 * x) and torch.equal(weights_of(call)[0, 0], 3 * torch.eye(2))
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
@@ -31,7 +32,7 @@ def test_surprise_next_tokens_and_lens_are_those_of_the_forward_pass_by_hand(eac
     logs = torch.stack([exact.read(x).log_softmax(-1) for x in (exact.stops["residual stream"], *streams)])
     final = logs[-1]
     true = logs[:, range(len(TOKENS) - 1), TOKENS[1:]]
-    torch.testing.assert_close(found.surprise.double(), -true[-1] / math.log(2), atol=1e-5, rtol=0)
+    assert_close(found.surprise.double(), -true[-1] / math.log(2), atol=1e-5, rtol=0)
     top = final.exp().topk(5)
     told = found.figures
     assert told["rank"] == [*(final[:-1] > true[-1][:, None]).sum(1).tolist(), None]
@@ -42,8 +43,8 @@ def test_surprise_next_tokens_and_lens_are_those_of_the_forward_pass_by_hand(eac
     divergence = F.kl_div(logs, final.expand_as(logs), log_target=True, reduction="none").sum(-1) / math.log(2)
     lens = found.lens
     assert lens["token"] == logs.argmax(-1).tolist()
-    torch.testing.assert_close(lens["probability"][:, :-1].double(), true.exp(), atol=2e-5, rtol=0)
-    torch.testing.assert_close(lens["divergence"].double(), divergence, atol=2e-5, rtol=0)
+    assert_close(lens["probability"][:, :-1].double(), true.exp(), atol=2e-5, rtol=0)
+    assert_close(lens["divergence"].double(), divergence, atol=2e-5, rtol=0)
 
 
 @torch.no_grad()
@@ -59,7 +60,7 @@ def test_the_attribution_of_a_logit_to_parts_is_what_each_writes_and_adds_up_to_
     if "final_norm.bias" in exact.weights:
         expected["final norm bias"] = rows @ exact.weights["final_norm.bias"]
     whole = torch.stack([*found.parts.values()]).sum(0)
-    torch.testing.assert_close(whole, found.residual[-1], atol=1e-5, rtol=1e-5)
+    assert_close(whole, found.residual[-1], atol=1e-5, rtol=1e-5)
     told = found.figures
     for at in range(len(TOKENS) - 1):
         parts = found.attribution(at)

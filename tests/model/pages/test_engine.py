@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numpy.testing import assert_allclose
 
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 from model.generation import generate
@@ -125,7 +126,7 @@ def check(answers: list, gpt: GPT):
             likeliest = expected[-1].softmax(-1).topk(20)
             assert [token for token, _ in answer["next"]] == likeliest.indices.tolist()
             shares = [probability for _, probability in answer["next"]]
-            np.testing.assert_allclose(shares, likeliest.values, atol=1e-5)
+            assert_allclose(shares, likeliest.values, atol=1e-5)
         check_details(answered, taken)
         likeliest, cap = logits[-1].max().item(), gpt.config.logit_soft_cap  # the parts add up to the uncapped logit
         added = sum(answered["figures"]["attribution_of_likeliest"])
@@ -134,20 +135,20 @@ def check(answers: list, gpt: GPT):
         check_square(square, ByHand(gpt, TOKENS.tolist()))
         rows = [patches[layer * gpt.config.num_heads + head]["patched"][at] for layer, head, at in patched]
         expected = [[one[TARGET], one.softmax(-1)[TARGET]] for one in (logits[-1], *after)]
-        np.testing.assert_allclose([patches[0]["plain"], *rows], expected, atol=1e-4)
+        assert_allclose([patches[0]["plain"], *rows], expected, atol=1e-4)
 
 
 def check_details(answered: dict, expected: Reading):
     """Asserts that maps and details are those of a reading."""
     rows, columns = np.tril_indices(len(TOKENS))
     maps = expected.maps.numpy()[:, :, rows, columns]
-    np.testing.assert_allclose(np.array(answered["weights"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
+    assert_allclose(np.array(answered["weights"]).reshape(maps.shape), 255 * maps**0.5, atol=0.51)
     found, measured = answered["figures"], dict(expected.figures)
     assert all(found[name] == measured.pop(name) for name in ("parts", "sublayers"))
     for name, numbers in {**measured, **measured["lens"]}.items():
         if name not in ("lens", "attribution_error", "tokens"):  # None where there is no number
             told = np.array((found | found["lens"])[name], float)
-            np.testing.assert_allclose(told, np.array(numbers, float), atol=1e-4, rtol=1e-4)
+            assert_allclose(told, np.array(numbers, float), atol=1e-4, rtol=1e-4)
     assert found["attribution_error"] < 1e-3
 
 
@@ -156,20 +157,20 @@ def check_square(square: dict, exact: ByHand):
     query, key, head, seen = SQUARE["query"], SQUARE["key"], exact.config.num_heads - 1, exact.layers[-1]
     visible = seen["mask"][query]
     assert square["first"] == visible.nonzero()[0]
-    np.testing.assert_allclose(square["scores"], seen["scores"][head, query, visible], atol=1e-4)
-    np.testing.assert_allclose(square["weights"], seen["weights"][head, query, visible], atol=1e-5)
+    assert_allclose(square["scores"], seen["scores"][head, query, visible], atol=1e-4)
+    assert_allclose(square["weights"], seen["weights"][head, query, visible], atol=1e-5)
     written = exact.written(exact.config.num_layers - 1)
     expected = {part: raised(exact, head, x, query, key) for part, x in written.items()}
     found, largest = dict(square["sources"]), sorted(map(abs, expected.values()), reverse=True)
     assert found == pytest.approx({part: expected[part] for part in found}, abs=1e-4)
-    np.testing.assert_allclose([abs(share) for share in found.values()], largest[: len(found)], atol=1e-4)
+    assert_allclose([abs(share) for share in found.values()], largest[: len(found)], atol=1e-4)
     output = exact.weights[f"blocks.{exact.config.num_layers - 1}.attention.output_proj.weight"]
     added = output[:, -exact.config.head_dim :] @ seen["values"][-1, key] * seen["weights"][head, query, key]
     normed = exact.share_of_norm(added, seen["stream after the block"][query], "final_norm")
     changes = exact.weights["lm_head.weight"] @ normed
     largest = changes.topk(5)
     assert [token for token, _ in square["pushes"]] == largest.indices.tolist()
-    np.testing.assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4)
+    assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4)
 
 
 def without(gpt: GPT, off: list[str]) -> torch.Tensor:
@@ -216,7 +217,7 @@ def test_tokens_are_drawn_with_their_probabilities():
     draws = in_node([("draws", asked | {"options": options}) for _, options in cases])
     for drawn, (scores, _) in zip(draws, cases, strict=True):
         # The standard deviation of a share is below 0.002, so 0.015 is never chance.
-        np.testing.assert_allclose(np.bincount(drawn, minlength=6) / 100_000, scores.softmax(-1), atol=0.015)
+        assert_allclose(np.bincount(drawn, minlength=6) / 100_000, scores.softmax(-1), atol=0.015)
 
 
 DROPPED = """async ([{ manifest, texts }, tokens]) => {

@@ -5,8 +5,8 @@ import json
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from model.gpt import GPT
 from model.inspection.film import SOURCE
@@ -38,10 +38,10 @@ def test_the_page_has_maps_scores_checks_and_details_of_every_step_and_opens_wit
     assert run["opening"] == opening_view(history)
     for i, (shown, snapshot) in enumerate(zip(run["snapshots"], history.snapshots, strict=True)):
         for name, score in snapshot.scores.items():
-            np.testing.assert_allclose(shown["scores"][name], score, atol=5.1e-4)
+            assert_allclose(shown["scores"][name], score, atol=5.1e-4)
         assert is_good == (not shown["problems"])
         for number, (kind, reading) in enumerate(history.readings(shown["step"]).items()):
-            np.testing.assert_allclose(page.maps(i, number), reading.maps, atol=0.004)
+            assert_allclose(page.maps(i, number), reading.maps, atol=0.004)
             assert json.loads(page.block(f"{kind}-figures", shown["step"])) == reading.figures
         described = json.loads(json.dumps(describe_heads(history.at(shown["step"]))))
         assert json.loads(page.block("descriptions", shown["step"])) == described
@@ -123,8 +123,8 @@ def test_the_page_has_the_film_its_word_its_heads_and_their_figures_at_each_step
     for step in (0, 8):
         frame = recording.frame(step)
         figures = json.loads(page.block("word-figures", step))
-        np.testing.assert_allclose(figures["chance"], frame.chance[word], rtol=1e-3, atol=1e-6)
-        np.testing.assert_allclose(figures["raises"], frame.raises[word, 1, 2].flatten(), rtol=1e-3, atol=1e-3)
+        assert_allclose(figures["chance"], frame.chance[word], rtol=1e-3, atol=1e-6)
+        assert_allclose(figures["raises"], frame.raises[word, 1, 2].flatten(), rtol=1e-3, atol=1e-3)
         assert figures["tokens"]["0"] == film["right"] and figures["bits"][-1] is None
         chances.append(figures["chance"])
     assert chances[0] < 0.01 and chances[1] > 0.99

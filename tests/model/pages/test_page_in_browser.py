@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.image import imread
+from numpy.testing import assert_allclose
 
 from model.files import write_atomically
 from model.glass import open_run
@@ -69,7 +70,7 @@ def test_a_square_has_the_colour_of_its_weight_and_the_readout_its_figure(open_p
     page.mouse.move(0, 0)
     x, y = np.array([place(page, *square) for square in squares], int).T
     drawn = imread(io.BytesIO(page.screenshot()))[y, x, :3]
-    np.testing.assert_allclose(drawn, inks(np.sqrt([recorded[square] for square in squares])), atol=0.03)
+    assert_allclose(drawn, inks(np.sqrt([recorded[square] for square in squares])), atol=0.03)
     for query, key in squares:
         point_at(page, query, key)
         shown = page.inner_text("#readout")
@@ -87,7 +88,7 @@ def test_the_text_is_shaded_for_the_chosen_token_or_the_one_under_the_pointer(op
     spans, chosen = page.locator("#tokens span"), page.locator("#tokens .chosen")
 
     def check(expected, token):
-        np.testing.assert_allclose(shades(page), inks(expected), atol=0.04)
+        assert_allclose(shades(page), inks(expected), atol=0.04)
         assert chosen.get_attribute("data-index") == str(token)
 
     check(weights[3], 3)
@@ -116,7 +117,7 @@ def test_two_snapshots_are_shown_side_by_side_until_the_comparison_is_ended(open
     a, b = HISTORY.maps(32), HISTORY.maps(2)
     point_at(page, 9, 8)
     expected = [maps["text"][0, 0, 9, 8] for maps in (a, b)]
-    np.testing.assert_allclose(shares(page.inner_text("#readout")), expected, atol=0.006)
+    assert_allclose(shares(page.inner_text("#readout")), expected, atol=0.006)
     assert page.inner_text("#slide-b output") == "B: step 2"
     click(page, "#compare")
     assert page.is_hidden("#slide-b") and page.inner_text("#stage-title") == "Layer 0, head 0"

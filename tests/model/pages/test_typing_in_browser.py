@@ -13,7 +13,7 @@ import torch
 
 from model.generation import generate
 from model.gpt import GPT
-from model.inspection.experiments import LISTED, try_all
+from model.inspection.experiments import try_all
 from model.inspection.parts import losses_without_each, part_means, replaced, rises
 from model.inspection.reading import read
 from model.inspection.recording import take_snapshot
@@ -328,23 +328,20 @@ def test_after_any_actions_the_panels_show_what_a_fresh_page_shows(open_page, sl
     assert found["#notes"] == "" and page.locator("#parity.good").count() == 1
 
 
-DAMAGES = {  # how the page is damaged, and what its message contains
-    "cut in the program": (lambda page: page[: page.index("importmap") + 5000], "cut short"),
-    "cut in the weights": (lambda page: page[: page.index('id="weights-1"') + 500], "cut short"),
-    "unknown activation": (
-        lambda page: page.replace(f'"activation":"{CONFIG.activation}"', '"activation":"sine"'),
-        "sine",
-    ),
-}
-
-
 SAID = """(told) => [document.getElementById("notes")?.innerText, getComputedStyle(document.body, "::before").content]
   .some((one) => one?.includes(told))"""
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_page_says_what_is_wrong(open_file, damage):
-    change, message = DAMAGES[damage]
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda page: page[: page.index("importmap") + 5000], "cut short"),
+        (lambda page: page[: page.index('id="weights-1"') + 500], "cut short"),
+        (lambda page: page.replace(f'"activation":"{CONFIG.activation}"', '"activation":"sine"'), "sine"),
+    ],
+    ids=["cut in the program", "cut in the weights", "unknown activation"],
+)
+def test_a_damaged_page_says_what_is_wrong(open_file, change, message):
     page = open_file(change(page_of(*GPTS)))
     page.wait_for_function(SAID, arg=message)
     for part in ("#box", "#writing", "#try"):
@@ -364,14 +361,12 @@ def test_every_experiment_has_the_predicted_probabilities_on_the_page(open_page)
         click(page, "#experiment button")
         assert page.input_value("#box") == effect.trial.changed
         assert in_page(page, "render", "shown.off") == effect.off
-        assert f"{LISTED} likeliest" in page.inner_text("#predicted")
         predicted, shown = page.locator("#predicted b").all_inner_texts()
         assert shown == predicted and shares(shown) == pytest.approx(effect.shares, abs=0.006)
         assert effect.question in page.inner_text("#experiment")
         click(page, "#experiment button")  # undoes the change
         assert in_page(page, "render", "shown.off") == [] and effect.look in page.inner_text("#experiment")
     click(page, "#tries >> text=A made-up word, twice")
-    assert "head 0.1 " in page.inner_text("#experiment")
     click(page, "#experiment button")
     type_text(page, "another text")
     assert in_page(page, "render", "shown.off") == [] and page.is_hidden("#changed")
