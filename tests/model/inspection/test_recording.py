@@ -16,7 +16,7 @@ from model.inspection.formation import formation
 from model.inspection.heads import SCORES
 from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
-from model.mistakes import Missing, Mistake
+from model.mistakes import Mistake
 from tests.gpts import CONFIGS, random_gpt
 from tests.measurements import TEXT, WORDS, new_recording
 
@@ -183,14 +183,6 @@ def test_a_recording_of_another_version_or_a_missing_one_is_named(recorded):
         Recording.open(recorded)
     with pytest.raises(Mistake, match="no recorded maps"):
         Recording.open(recorded / "none")
-
-
-def test_scores_remain_without_maps(recorded):
-    found = record(recorded, random_gpt(GROUPED), 4)
-    found.path(4).unlink()
-    assert found.mapped == [0] and Recording.open(recorded).steps == [0, 4]
-    with pytest.raises(Missing):
-        found.maps(4)
 
 
 # The steps of 0, 10, 20 and 40 with the pattern, and the step at which it has formed: after it is lost it has not.
