@@ -90,7 +90,7 @@ def gpt_weights(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def open_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[GPT, dict[str, Any]]:
-    """Returns the GPT in a checkpoint, on `device`, in evaluation mode and float32; and what `read_checkpoint` does.
+    """Returns the GPT in a checkpoint, on `device`, in evaluation mode and float32, and the checkpoint's content.
 
     Raises the errors of `read_checkpoint`, and a `Mistake` that names `path` if the weights do not fit the config.
     """

@@ -227,7 +227,7 @@ class Glass:
         """Returns the token ids (T,) of a text, as the model reads it. Pages and scripts use this too.
 
         If the text is longer than the model's context, warns and returns its last tokens only. Generation also reads
-        only these of a prompt. Raises a `Mistake` for less than `at_least` tokens: two are needed to predict one.
+        only these of a prompt. Raises a `Mistake` for fewer than `at_least` tokens: two are needed to predict one.
         """
         try:
             ids = torch.as_tensor(self.tokenizer.encode(text) if isinstance(text, str) else text)

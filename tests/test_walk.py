@@ -58,6 +58,13 @@ def test_values_are_those_of_the_forward_pass_by_hand_in_its_order(name, layer):
     assert torch.equal(values["logits"], gpt(torch.tensor([ids])))  # the walk leaves the model as it was
 
 
+def test_a_model_trained_within_documents_is_walked_within_documents():
+    glass = Glass(model("gpt2"), byte_level(), "a model", document_masking=True)
+    walked = lesson(glass, glass.read([5, 256, *PROMPT.encode()]), 0, token=2)
+    values = {stop.name: stop.value for stop in walked if isinstance(stop, Stop)}
+    torch.testing.assert_close(glass.gpt.unembed(values["final norm"]), values["logits"])
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")

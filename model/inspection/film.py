@@ -72,8 +72,8 @@ def film_texts(
 ) -> Texts | None:
     """Returns the texts of a film, (N, T + 1): the last token of each is the right one, which the model does not read.
 
-    context: how many tokens the model reads at once. Returns None if there are no words, or if the context is too
-    short.
+    context: how many tokens the model reads at once. attention_window: as in `Texts`. Returns None if there are no
+    words, or if the context is too short.
     """
     words = list(islice(made_up_words(tokenizer, text), WORDS))
     if not words or context < LENGTH:
