@@ -91,7 +91,6 @@ def mine(here, monkeypatch):
     """Modules of the user's own, in the working folder."""
     monkeypatch.syspath_prepend(here)
     Path("mine_of_tests.py").write_text(MINE)
-    Path("broken_of_tests.py").write_text("undefined\n")
 
 
 def test_an_error_in_the_init_of_a_callback_is_shown_with_its_file(train, mine):
@@ -107,20 +106,3 @@ def test_a_run_can_be_resumed_after_a_callback_has_failed(train, finished_run, m
         train("--resume=runs/run", "--trainer.max_steps=14", "--trainer.callbacks+=mine_of_tests.AtEnd")
     assert caught.traceback[-1].path.name == "mine_of_tests.py"
     assert "python train.py --resume runs/run" in capsys.readouterr().err.splitlines()[-1]
-
-
-OPTIONS = {
-    "broken_of_tests.X": "broken_of_tests",
-    "mine_of_tests.Nothing": "mine_of_tests.Nothing",
-    "EarlyStopping": "monitor",
-    "{class_path: mine_of_tests.InInit, init_args: {every: x}}": "every",
-    "{class_path: EarlyStopping, init_args: {monitor: val/loss, mode: x}}": "mode",
-}
-
-
-@pytest.mark.parametrize("typed", OPTIONS)
-def test_a_class_with_a_mistake_in_its_name_or_options_gets_a_sentence(train, mine, capsys, typed):
-    assert train(f"--trainer.callbacks+={typed}") == 2
-    error = capsys.readouterr().err
-    assert "Traceback" not in error and OPTIONS[typed] in error.splitlines()[-1]
-    assert not Path("runs").exists()

@@ -75,7 +75,10 @@ def test_the_prompt_comes_from_standard_input(write, monkeypatch):
     assert status == 2 and tells(err, "input closed")
 
 
-MISTAKES = {  # tests/model/test_generation.py has the limits of the sampling options
+MISTAKES = {
+    "--temperature -0.5": "temperature 0 -0.5",
+    "--top_k 0": "top_k 1 0",
+    "--top_p 0": "top_p 0",
     "--num_samples 0": "--num_samples 0",
     "--stop ''": "--stop",
     f"--seed {2**70}": "--seed 2^53",

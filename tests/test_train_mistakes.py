@@ -73,6 +73,9 @@ MISTAKES = {
     "--trainer.profiler=sample": "'simple', 'advanced', 'pytorch', 'xla'",
     "--trainer.max_steps=-1": "trainer.max_steps",
     "--trainer.callbacks+=lightning.None": "lightning.None",
+    "--trainer.callbacks+=broken_of_tests.X": "broken_of_tests",
+    "--trainer.callbacks+=EarlyStopping": "monitor",
+    "--trainer.callbacks+='{class_path: Timer, init_args: {interval: x}}'": "interval",
     "--seed_everything=-1": "seed_everything -1",
     "--samples.top_k=0": "samples.top_k 0",
     "--name=caf\udce9": "UTF-8",
@@ -84,7 +87,7 @@ MISTAKES = {
 
 
 FILES = {"short.txt": "0123456789" * 3, "misspelled.yaml": "data: {lenght: 3}", "plain.yaml": "model: 3"}
-FILES |= {"nested.yaml": "config: [own.yaml]"}
+FILES |= {"nested.yaml": "config: [own.yaml]", "broken_of_tests.py": "undefined"}
 
 
 def test_every_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, monkeypatch):

@@ -91,17 +91,15 @@ def texts(here):
         Path(f"{number:03d}.txt").write_text(" ".join(draw.choices(words, k=2000)))
 
 
-@pytest.mark.parametrize("error", [Mistake("not UTF-8"), OSError(2, "none")], ids=repr)
-def test_an_error_while_the_corpus_is_read_is_passed_on_and_leaves_no_tokens(texts, monkeypatch, error):
+def test_an_error_while_the_corpus_is_read_is_passed_on_and_leaves_no_tokens(texts, monkeypatch):
     def failing(self, split: str):
         yield from passages_of(DOCUMENTS)[:200]
-        raise error
+        raise OSError("none")
 
     cache = cache_of(tokenizer=TOKENIZER)
     monkeypatch.setattr(FileCorpus, "passages", failing)
-    with pytest.raises(type(error)) as caught:
+    with pytest.raises(OSError, match="none"):
         cache.prepare()
-    assert caught.value is error
     assert not list(cache.folder.glob("train*"))
 
 
@@ -154,19 +152,14 @@ def test_tokens_are_made_again_after_a_change_of_files_or_options(texts, change)
     assert content(cache_of(**options).prepare()) == content(cache_of("elsewhere", **options).prepare())
 
 
-DAMAGES = [("validation.bin", 0), ("train.bin", 100), ("tokens.json", 999), ("train.bin", None), ("tokens.json", None)]
-
-
-@pytest.mark.parametrize("name, size", DAMAGES)
-def test_missing_or_truncated_tokens_are_made_again(texts, name, size):
+@pytest.mark.parametrize("name", ["validation.bin", "train.bin", "tokens.json"])
+def test_missing_or_truncated_tokens_are_made_again(texts, name):
     cache = cache_of()
-    first = content(cache.prepare())
-    if size is None:
-        (cache.folder / name).unlink()
-    else:
-        os.truncate(cache.folder / name, size)
-    assert cache.open() is None
-    assert content(cache.prepare()) == first
+    first, path = content(cache.prepare()), cache.folder / name
+    for damage in (path.unlink, lambda: os.truncate(path, 100)):
+        damage()
+        assert cache.open() is None
+        assert content(cache.prepare()) == first
 
 
 def test_a_variable_names_the_cache_folder_and_a_folder_that_cannot_be_made_is_named(texts, here, monkeypatch):
