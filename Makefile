@@ -9,7 +9,7 @@ SOURCES := train.py model data scripts tests
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-fast test-newest learn pictures faults gpu stress lock audit lint format clean
+.PHONY: help train test test-fast test-newest learn pictures faults gpu lock audit lint format clean
 
 help: ## list what make can do
 	@grep -hE '^[a-z_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z_-]+):.*## (.*)/  make \1|\2/' | column -t -s '|' 2>/dev/null \
@@ -38,9 +38,6 @@ pictures: $(VENV)/installed-dev ## make the pictures of the README from the newe
 	$(BIN)/python scripts/inspect_attention.py --film .github/images/film.gif
 	$(BIN)/python scripts/inspect_attention.py
 	$(BIN)/python tests/pictures.py .github/images/page.png
-
-stress: $(VENV)/installed-dev ## run the long test of memory and open files; STRESS=N sets its steps
-	$(BIN)/python -m pytest tests/stress/soak.py
 
 lock: $(VENV)/installed-dev ## pin every package that the tests run with, with hashes, for pip and uv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)

@@ -57,9 +57,10 @@ def test_mistakes_get_one_sentence_and_write_nothing(runs, capsys):
 def test_each_parameter_of_the_sweep_is_an_option_of_training():
     from train import build_parser
 
+    parser = build_parser()
     sweep = yaml.safe_load((REPOSITORY / "configs/wandb/sweep.yaml").read_text(encoding="utf-8"))
     choices = {name: choice.get("values", [choice.get("value")]) for name, choice in sweep["parameters"].items()}
     assert (REPOSITORY / sweep["program"]).is_file() and (REPOSITORY / choices["config"][0]).is_file()
     for name, values in choices.items():
         for value in values:
-            assert name in parse(build_parser(), [f"--{name}={value}"])
+            assert name in parse(parser, [f"--{name}={value}"])

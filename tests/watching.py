@@ -57,17 +57,6 @@ def signal_at(change: int, signum: int, delay: float | None = None, to_group: bo
     before_change(["runs"], lambda _: later(), change)
 
 
-def signal_after(file: str, signum: int) -> None:
-    """Sends this process a signal before the first change in runs/ after `file` exists."""
-
-    def send(_: str) -> None:
-        if Path(file).exists():
-            stop()
-            os.kill(os.getpid(), signum)
-
-    stop = before_change(["runs"], send)
-
-
 def kill_child(named: bytes, patience: float, *_, **__) -> None:
     """Kills a child of this process whose command line holds the bytes `named`. Linux only.
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from model.mistakes import Mistake, file_errors, parsing
+from model.mistakes import Mistake, parsing
 
 DAMAGE = "texts.jsonl is damaged"
 ERRORS = [(OSError(errno.EINVAL, "Invalid argument"), DAMAGE), (OSError("no gzip file"), DAMAGE), (KeyError(1), DAMAGE)]
@@ -18,9 +18,3 @@ def test_only_an_error_of_the_content_is_damage(error, said):
     with pytest.raises(Mistake, match=said) as caught, parsing("texts.jsonl"):
         raise error
     assert ("damaged" in str(caught.value)) == (said == DAMAGE)
-
-
-@pytest.mark.parametrize("error", REFUSED)
-def test_an_error_of_the_system_names_its_own_path(error):
-    with pytest.raises(Mistake, match=rf"{error.strerror}.*\.cache"), file_errors("texts.jsonl"):
-        raise error

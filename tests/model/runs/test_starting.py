@@ -9,7 +9,9 @@ from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
 
 from model.runs.starting import lock, new_run_dir, remove_unused, unlock
+from model.training.module import GPTModule
 from tests.command_lines import tells
+from tests.watching import before_call
 
 
 def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_existing_folder(tmp_path, monkeypatch):
@@ -72,9 +74,17 @@ def test_what_a_config_names_outside_its_run_is_told_before_it_is_read_or_writte
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
-def test_a_folder_is_locked_until_its_run_ends(tmp_path):
-    locked = lock(tmp_path)
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        lock(tmp_path)
+def test_a_run_that_is_trained_is_locked_and_cannot_be_resumed(train, finished_run, monkeypatch, capsys):
+    """As another process sees it."""
+    resume = "--resume=runs/run", "--trainer.max_steps=13"
+    locked = lock(finished_run)
+    assert train(*resume) == 2 and tells(capsys.readouterr().err.splitlines()[-1], "runs/run")
     unlock(locked)
-    unlock(lock(tmp_path))
+
+    def refused(*_):
+        with pytest.raises(ValueError, match="runs/run"):
+            lock(finished_run)
+
+    before_call(monkeypatch.setattr, GPTModule, "training_step", refused)
+    assert train(*resume) == 0
+    unlock(lock(finished_run))
