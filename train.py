@@ -29,7 +29,7 @@ from model.runs.recorder import Recorder, Samples
 from model.runs.results import finish
 from model.runs.run import RUNS, Run
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
-from model.runs.starting import RunFolder, new_run_dir, remove_unused
+from model.runs.starting import RunFolder, lock, new_run_dir, remove_unused, unlock
 from model.runs.stop_signals import TrainingInterrupted
 from model.runs.terminal import exit_status, say
 from model.runs.trainer_options import OTHERS, as_list, trainer_arguments, working_callbacks
@@ -62,7 +62,8 @@ def build_parser() -> ArgumentParser:
     add(
         "--resume_or_start",
         action="store_true",
-        help="Resume the run of --name, or start it if it has no checkpoint yet, so that a queue can repeat a job.",
+        help="Resume the run of --name, or start it if it has no checkpoint yet, so that a queue can repeat a job. "
+        "Does nothing if that run has finished.",
     )
     add(
         "--other_code",
@@ -137,6 +138,10 @@ def main(args: list[str] | None = None) -> int:
         say(options.saved.rstrip())
         return 0
     run = options.run or Run(new_run_dir(config))
+    if config.resume_or_start and run.state == "finished":
+        say(f"{run.folder} has finished; {run.how_to_resume}")
+        return 0
+    locked = lock(run.folder)
     try:
         seed_everything(config.seed_everything, workers=True)
         built = parser.instantiate(config)
@@ -163,6 +168,7 @@ def main(args: list[str] | None = None) -> int:
             say(f"train.py: an error in the code, with this traceback; {run.how_to_resume}", sys.stderr)
         raise
     finally:
+        unlock(locked)
         remove_unused(run.folder)
     return 0
 

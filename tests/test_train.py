@@ -227,18 +227,21 @@ def test_neither_the_locale_nor_a_closed_standard_output_matters(here, small_opt
     assert not Path("runs/run/samples.jsonl").read_text(encoding="utf-8").isascii()
 
 
-# Starting the two processes takes most of the time, so each resumes the run twice: first after a row, then between two.
+# Starting the two processes takes most of the time, so each starts a run, and resumes one twice: after a row, then
+# between two.
 TWICE = """
+import sys
 from train import main
 
 options = ["--trainer.devices=2", "--trainer.strategy=ddp", "--checkpoints.keep_steps=[10]"]
+assert main([*sys.argv[1:], *options, "--name=new", "--trainer.max_steps=1"]) == 0
 assert main(["--resume=runs/two", *options, "--trainer.max_steps=11"]) == 0
 assert main(["--resume=runs/two/checkpoints/step_00000010.ckpt", *options, "--trainer.max_steps=18"]) == 0
 """
 
 
 @pytest.mark.slow
-def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, trained, here):
+def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, trained, small_options, here):
     """One device begins the run, two continue it and one ends it; the losses are those of one device, in float32.
 
     Each device has its own part of the loss since the last row; the first row after a resume needs all parts.
@@ -249,7 +252,8 @@ def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, t
     whole = trained(*options, "--trainer.max_steps=24")
     shutil.copytree(trained(*options, "--trainer.max_steps=6"), "runs/two")
     Path("twice.py").write_text(TWICE)
-    programs.run(here / "twice.py")
+    programs.run(here / "twice.py", *small_options)
+    assert final_state("runs/new")["global_step"] == 1
     assert train("--resume=runs/two", "--trainer.devices=1", "--trainer.strategy=auto", "--trainer.max_steps=24") == 0
     for name in ("train/loss", "val/loss", "tokens"):
         assert column("runs/two", name) == pytest.approx(column(whole, name), abs=1e-5)
@@ -268,7 +272,7 @@ def test_a_repeated_job_starts_resumes_and_ends_once(train, no_pages, capsys, mo
     assert stopped.state == "stopped" and final_state(stopped.folder)["global_step"] == 5
     assert train(*again) == 0 and stopped.state == "finished"
     assert [*column("runs/run", "train/loss")][-1] == 12
-    assert train(*again) == 2 and tells(capsys.readouterr().err.splitlines()[-1], "runs/run --name")
+    assert train(*again) == 0 and tells(capsys.readouterr().out.splitlines()[-1], "runs/run finished --resume")
 
 
 OWN = """
@@ -301,7 +305,9 @@ def test_an_own_optimizer_and_corpus_are_found_in_the_current_folder(small_optio
     (entry,) = read_code(Path("runs/run"))
     assert "own_of_tests.py" in entry["hashes"] and {*column("runs/run", "lr").values()} == {0.0}
     assert final_state("runs/run")["optimizer_states"][0]["param_groups"][0]["momentum"] == 0.5
-    assert main(["--resume=runs/run", *own, "--trainer.max_steps=13"]) == 0
+    resumed = ["--trainer.max_steps=13", "--model.optimizer.rate_scale=1", "--model.schedule.decay=none"]
+    assert main(["--resume=runs/run", *own, *resumed]) == 0
+    assert column("runs/run", "lr")[13] == 0.01
     capsys.readouterr()
     mistakes = {"--resume=runs/run": "model.optimizer.algorithm"}
     mistakes[shlex.join([*options, "--data.corpus=absent.Words"])] = "data.corpus absent.Words PYTHONPATH"

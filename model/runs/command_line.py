@@ -30,7 +30,7 @@ from model.gpt import GPTConfig
 from model.mistakes import Missing, Mistake, check_range, is_out_of_memory
 from model.runs.code import read_code, told
 from model.runs.configs import layered, parse, plain_config, read_config
-from model.runs.run import CONFIG, ENDED, RUNS, Run
+from model.runs.run import CONFIG, RUNS, Run
 from model.runs.trainer_options import as_list, check_trainer
 from model.training.hardware import fast_precision
 
@@ -72,7 +72,13 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     """
     chosen = chosen_options(parser, args)
     run = run_to_resume(chosen)
-    config = layered(parser, base_options(parser, chosen, run, default_config), chosen)
+    base = base_options(parser, chosen, run, default_config)
+    config = layered(parser, base, chosen)
+    if run and config.model.optimizer.algorithm != base.model.optimizer.algorithm:
+        raise Mistake(
+            f"model.optimizer.algorithm is {config.model.optimizer.algorithm}, but {run.folder} is trained with "
+            f"{base.model.optimizer.algorithm}: write that, or start a new run"
+        )
     check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
     check_trainer(config.trainer)
     trained = None
@@ -125,7 +131,7 @@ def parse_file(parser: ArgumentParser, path: Path) -> Namespace:
 
 
 def run_to_resume(chosen: Namespace) -> Run | None:
-    """Opens the run of --resume, or of --resume_or_start if it has begun and not ended; None for a new run.
+    """Opens the run of --resume, or of --resume_or_start if it has a checkpoint; None for a new run.
 
     Raises a `Mistake` for options that exclude each other.
     """
@@ -133,7 +139,7 @@ def run_to_resume(chosen: Namespace) -> Run | None:
         if chosen.get("name") is None or chosen.get("resume") is not None:
             raise Mistake("--resume_or_start resumes or starts the run of --name: write --name, and leave out --resume")
         run = Run(Path(chosen.get("trainer.default_root_dir") or RUNS, chosen.name))
-        return Run.open(run.folder, CONFIG) if run.checkpoint and run.state not in ENDED else None
+        return Run.open(run.folder, CONFIG) if run.checkpoint else None
     if chosen.get("resume") is None:
         return None
     for other in ("name", "model.init_from"):

@@ -172,7 +172,7 @@ class EndOfStep(Checkpoint):
     # How training begins and ends.
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        # Before RunFolder creates the run's folder in on_train_start: a probe that is too short must leave no folder.
+        # Before RunFolder writes its files in on_train_start: a probe that is too short must leave no folder.
         self.recorder.start(trainer, module)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:

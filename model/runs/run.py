@@ -35,7 +35,6 @@ REPORT = "report.html"
 ATTENTION = "attention"
 HEAD_SCORES = f"{ATTENTION}/{SCORES_FILE}"
 CHECKPOINTS = "checkpoints"
-ENDED = ("finished", "diverged")  # the states of runs that do not go on
 BEST, LAST = RUN_CHECKPOINTS
 
 

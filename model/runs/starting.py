@@ -1,4 +1,4 @@
-"""How a run begins: its folder gets a name, is created with its config, and is locked."""
+"""How a run begins: its folder gets a name, is created and locked, and gets its config."""
 
 import itertools
 import os
@@ -9,6 +9,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer, callbacks
+from lightning.pytorch.utilities import rank_zero_only
 
 from model.files import write_atomically
 from model.mistakes import Mistake, file_errors
@@ -23,17 +24,26 @@ if os.name == "posix":
 RUN_NAME = "GLASSGPT_RUN_NAME"  # environment variable that passes the run's name to the processes for other devices
 
 
+def is_first_process() -> bool:
+    """Whether this process is the first of a run, before its Trainer is built. The others serve other devices."""
+    # Without SLURM and torchrun only NODE_RANK tells the first process of the second node.
+    return rank_zero_only.rank == 0 and os.environ.get("NODE_RANK", "0") == "0"
+
+
 def new_run_dir(options: Namespace) -> Path:
     """Creates the folder of a new run at once, so that no other process takes its name; see `remove_unused`.
 
-    Its name is --name, or by default the name of the last --config and the time, with -2, -3, ... if that is taken. A
-    process that Lightning starts for another device gets the name from the first process.
+    Its name is --name, or by default the name of the last --config and the time, with -2, -3, ... if that is taken.
+    Only the first process creates it. A process that Lightning starts for another device gets the name from the first.
 
     Raises a `Mistake` if --name is taken, is no name of a folder in runs/, or is that of a folder within a run.
     """
     runs = Path(options.trainer.default_root_dir)
-    if options.name is None and RUN_NAME in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
-        return runs / os.environ[RUN_NAME]
+    if not is_first_process():
+        name = options.name or os.environ.get(RUN_NAME)
+        if name is None:
+            raise Mistake("processes that another program starts for one run need its --name")
+        return runs / name
     if options.name is None:
         name = f"{Path(options.config[-1]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
@@ -48,8 +58,9 @@ def new_run_dir(options: Namespace) -> Path:
         if options.resume_or_start and run_dir.exists() and Run(run_dir).checkpoint is None:
             set_aside(run_dir)
         if not _create(run_dir):
-            how = Run(run_dir).how_to_resume
-            raise Mistake(f"{run_dir} exists: choose another --name, or delete that folder; {how}")
+            run = Run(run_dir)
+            how = f"; {run.how_to_resume}" if run.checkpoint else ""
+            raise Mistake(f"{run_dir} exists: choose another --name, or delete that folder{how}")
     os.environ[RUN_NAME] = run_dir.name
     return run_dir
 
@@ -81,25 +92,18 @@ def remove_unused(run_dir: Path) -> None:
 
 
 class RunFolder(callbacks.Callback):
-    """The callback that writes config.yaml and code.json, locks the run's folder, and ends a run whose folder is gone.
+    """The callback that writes config.yaml and code.json, and ends a run whose folder is gone.
 
     A new run gets these files when training begins, so that a mistake found earlier leaves nothing behind; a resumed
     run once all on_train_start hooks have accepted the options.
-
-    The lock keeps two processes from training in one folder. It ends with the process, however that ends, and leaves no
-    file. There is no lock on Windows and on file systems that cannot lock a folder.
     """
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.locked: int | None = None
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        if self.options.run is None:
+        if self.options.run is None and trainer.is_global_zero:
             self.write(trainer)
-        self.locked = lock(Path(trainer.default_root_dir))
 
     def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
         if self.options.run and trainer.is_global_zero and trainer.fit_loop.total_batch_idx < 0:  # the first epoch
@@ -117,21 +121,19 @@ class RunFolder(callbacks.Callback):
         if trainer.is_global_zero and not (folder / CONFIG).exists():
             raise Mistake(f"{folder} has been moved or deleted, so the run ends: to resume it, name its new place")
 
-    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        unlock(self.locked)
-        self.locked = None
-
-    on_exception = teardown  # after an error Lightning calls only this one
-
 
 def lock(folder: Path) -> int | None:
-    """Locks a folder, and returns what `unlock` takes; None where it cannot be locked.
+    """Keeps other runs from training in a folder, and returns what `unlock` takes.
 
-    Raises a `Mistake` if another process has locked it.
+    The lock ends with the process, however that ends, and leaves no file. Returns None where there is no lock: on
+    Windows, on file systems that cannot lock a folder, and in the processes of a run after the first.
+
+    Raises a `Mistake` if another process has locked the folder.
     """
-    if os.name != "posix":
+    if os.name != "posix" or not is_first_process():
         return None
-    descriptor = os.open(folder, os.O_RDONLY)
+    with file_errors(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return descriptor

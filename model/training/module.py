@@ -26,7 +26,7 @@ from model.gpt import GPT, GPTConfig
 from model.losses import count_nats, loss_and_bits, next_token_loss
 from model.mistakes import Mistake
 from model.training.hardware import CompileMode, compile_options
-from model.training.optimizer import MuonAdamW, OptimizerConfig, build_optimizer
+from model.training.optimizer import MuonAdamW, OptimizerConfig, build_optimizer, with_own_options
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 
 
@@ -99,12 +99,13 @@ class GPTModule(LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         learning_rate_factor(0, self.trainer.max_steps, self.schedule_config)  # raises now if max_steps is missing
         optimizer = build_optimizer(self.gpt, self.optimizer_config)
+        optimizer.register_load_state_dict_pre_hook(with_own_options)
         if self.gpt.ngram_embedding is not None and not isinstance(optimizer, MuonAdamW):
             self.gpt.ngram_embedding.sparse = False  # most of PyTorch's optimizers refuse a sparse gradient
         return optimizer
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """Returns the loss of a batch, which the update reduces.
+        """Returns the loss of a batch, for the optimizer to lower.
 
         `self.log("train/mine", value)`, here or in `training_loss`, adds a column to metrics.csv, a chart to the run's
         page, and a metric to every other logger. A row has your value for its last batch; train/loss is the mean over

@@ -35,7 +35,8 @@ class OptimizerConfig:
             and weight_decay, in the groups.
         rate_scale: multiplies all five rates below.
         learning_rate: AdamW's rate for embeddings, whatever the width; with any other algorithm than muon also for
-            matrices, where it goes with 1 / embed_dim, and for biases and norms.
+            matrices, where it goes with 1 / embed_dim, and for biases and norms. Your own algorithm gets it for n-gram
+            tables too.
         lm_head_learning_rate: AdamW's rate for an untied lm_head; null means learning_rate. The best one goes with
             1 / embed_dim: half of it for twice the width.
         matrix_learning_rate: Muon's rate: about how far one step moves a matrix, as a spectral norm, whatever the
@@ -100,7 +101,7 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     groups: dict[str, dict[str, Any]] = {
         "embeddings": {"lr": config.learning_rate, "weight_decay": 0.0},
         "lm_head": {"lr": config.learning_rate},
-        "tables": {"lr": config.table_learning_rate, "rule": "adagrad"},
+        "tables": {"lr": config.table_learning_rate, "weight_decay": 0.0, "rule": "adagrad"},
         "matrices": {"lr": config.learning_rate},
         "vectors": {"lr": config.learning_rate, "weight_decay": 0.0},
     }
@@ -109,6 +110,8 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     if config.algorithm == "muon":
         groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "rule": "muon"}
         groups["vectors"]["lr"] = config.vector_learning_rate
+    if "." in config.algorithm:
+        groups["tables"] |= {"lr": config.learning_rate}
     for name, group in groups.items():
         group["name"] = name
         group["params"] = []
@@ -133,6 +136,12 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         betas=config.betas,
         eps=config.epsilon,
     )
+
+
+def with_own_options(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Returns a saved state with the options that the optimizer has now: a resumed run may have new ones."""
+    pairs = zip(optimizer.param_groups, state["param_groups"], strict=True)
+    return state | {"param_groups": [own | {"params": saved["params"]} for own, saved in pairs]}
 
 
 def group_names(gpt: GPT) -> list[str]:
@@ -184,21 +193,8 @@ class MuonAdamW(torch.optim.Optimizer):
         self.parts = parts
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state as torch does, but keeps the groups' current options: a resumed run may have new ones.
-
-        Raises:
-            Mistake: if the state is of another algorithm or has other shapes, which would only fail at the next step.
-        """
-        current = [dict(group) for group in self.param_groups]
+        """Loads a state as torch does. Raises a `Mistake` for other shapes, which would only fail at the next step."""
         super().load_state_dict(state_dict)
-        for group, options in zip(self.param_groups, current, strict=True):
-            if group["rule"] != options["rule"]:
-                raise Mistake(
-                    f"model.optimizer.algorithm is {options['rule']}, but the checkpoint was trained with "
-                    f"{group['rule']}: set it to that, or start a new run"
-                )
-            # The learning rate of the last update stays until the next update sets its own.
-            group |= options | {"lr": group["lr"]}
         for parameter, state in self.state.items():
             if any(value.shape != parameter.shape[: value.ndim] for value in state.values()):
                 raise Mistake("the checkpoint's optimizer state has other shapes than the model's weights")

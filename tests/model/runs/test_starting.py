@@ -7,7 +7,9 @@ import pytest
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_only
 
+from data.datamodule import TextDataModule
 from model.runs.starting import lock, new_run_dir, remove_unused, unlock
 from model.training.module import GPTModule
 from tests.command_lines import tells
@@ -28,8 +30,11 @@ def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_exis
     remove_unused(tmp_path / "own-now-2")
     assert created() == "own-now-2"
     with monkeypatch.context() as other_device:  # its process starts later, when the folder may exist
-        other_device.setenv("LOCAL_RANK", "1")
-        assert created() == "own-now-2"
+        other_device.setattr(rank_zero_only, "rank", 1)
+        assert [created(), created("own-now")] == ["own-now-2", "own-now"]
+    with monkeypatch.context() as other_node:
+        other_node.setenv("NODE_RANK", "1")
+        assert created("own-now") == "own-now"
     assert created("a") == "a"
     for name in ("own-now", "checkpoints", "attention", "../x", "..", "", "/tmp/x", "a/b"):
         with pytest.raises(ValueError, match="--name"):
@@ -88,3 +93,15 @@ def test_a_run_that_is_trained_is_locked_and_cannot_be_resumed(train, finished_r
     before_call(monkeypatch.setattr, GPTModule, "training_step", refused)
     assert train(*resume) == 0
     unlock(lock(finished_run))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
+def test_a_repeated_job_leaves_alone_the_folder_of_a_run_that_tokenises(train, monkeypatch, capsys):
+    job = ["--name=run", "--resume_or_start", "--recording.enabled=false", "--samples.max_new_tokens=0"]
+
+    def repeat(*_, **__):
+        assert train(*job, "--trainer.max_steps=77") == 2 and tells(capsys.readouterr().err, "training runs/run")
+        assert [*Path("runs").rglob("*")] == [Path("runs/run")]
+
+    before_call(monkeypatch.setattr, TextDataModule, "setup", repeat, 1)
+    assert train(*job, "--trainer.max_steps=1") == 0
