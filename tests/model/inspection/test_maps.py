@@ -15,6 +15,7 @@ from model.inspection.reading import read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts
 from tests.attentions import ALIBI, LEAK, UNIFORM, with_scores
+from tests.command_lines import tells
 from tests.gpts import CONFIGS, TOKENS, random_gpt
 from tests.measurements import snapshot_of, text_of, uniform_maps
 
@@ -115,8 +116,7 @@ UNFAITHFUL = changed(9, {"fidelity": [0.5, 0.2]}, fidelity=0.5)
 
 def test_a_warning_names_layers_and_figures_of_the_last_step_with_the_problem():
     [leak, unfaithful] = warnings(LEAKING, UNFAITHFUL, GOOD)
-    assert all(part in leak for part in ("step 8", "layer 1 ", "future", "7.1"))
-    assert all(part in unfaithful for part in ("step 9", "layers 0 and 1", "0.5", "1e-05"))
+    assert tells(leak, "8 layer 1 future 7.1") and tells(unfaithful, "9 layers 0 1 0.5 1e-05")
     assert warnings(GOOD) == [] and warnings(LEAKING, replace(LEAKING, step=9)) == warnings(replace(LEAKING, step=9))
 
 
@@ -201,7 +201,7 @@ def test_a_leak_that_moves_no_logit_is_found_by_weights_on_later_tokens(length, 
     assert snapshot.checks.causality == 0 and "causal" in snapshot.checks.problems
     largest = snapshot.readings["text"].maps.triu(1).max().item()
     [sentence] = warnings(snapshot)
-    assert all(part in sentence for part in ("layers 0 and 1 ", "future", f"{largest:.2g}"))
+    assert tells(sentence, f"layers 0 1 future {largest:.2g}")
 
 
 def test_weights_outside_0_to_1_which_pages_cannot_show_get_a_warning(monkeypatch):
@@ -212,4 +212,4 @@ def test_weights_outside_0_to_1_which_pages_cannot_show_get_a_warning(monkeypatc
     weights = snapshot.readings["text"].maps
     [sentence] = warnings(snapshot)
     farthest = max(-weights.min().item(), weights.max().item() - 1)
-    assert farthest > 0.1 and all(part in sentence for part in ("layers 0 and 1", f"{farthest:.2g}", "maps.csv"))
+    assert farthest > 0.1 and tells(sentence, f"layers 0 1 {farthest:.2g} maps.csv")

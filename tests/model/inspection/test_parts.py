@@ -36,22 +36,23 @@ def tables_of(gpt):
 
 
 @torch.no_grad()
-def without(gpt, part, layer=None, head=None):
+def without(gpt, part):
     """A copy of the model whose weights are edited so that a part is constant."""
     edited = copy.deepcopy(gpt)
     edited.lm_head.weight = nn.Parameter(gpt.lm_head.weight.detach().clone())  # a tied table must not change lm_head
-    if layer is None:
+    if part in tables_of(edited):
         table, ids = tables_of(edited)[part]
         table.weight[:] = table.weight[ids.flatten()].double().mean(0)
         return edited
+    layer, *head = map(int, part.split()[-1].split("."))
     seen = [ByHand(gpt, row).layers[layer] for row in BATCH.tolist()]
-    if head is None:
+    if not head:
         target, columns = edited.blocks[layer].feed_forward.down_proj, slice(None)
         inputs = torch.cat([one["hidden units"] for one in seen])
     else:
         K = gpt.config.head_dim
-        target, columns = edited.blocks[layer].attention.output_proj, slice(head * K, (head + 1) * K)
-        inputs = torch.cat([one["mixed values"][head] for one in seen])
+        target, columns = edited.blocks[layer].attention.output_proj, slice(head[0] * K, (head[0] + 1) * K)
+        inputs = torch.cat([one["mixed values"][head[0]] for one in seen])
     constant = target.weight[:, columns].double() @ inputs.mean(0)
     target.bias = nn.Parameter((constant + (0 if target.bias is None else target.bias)).float())
     target.weight[:, columns] = 0
@@ -71,13 +72,13 @@ def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, d
     found = losses_without_each(gpt, Texts.of(TEXTS, document_ids=documents), part_means(gpt, MEASURED))
     layers = range(gpt.config.num_layers)
     heads = range(gpt.config.num_heads)
-    parts = {f"head {layer}.{head}": ("head", layer, head) for layer in layers for head in heads}
-    parts |= {f"feed-forward {layer}": ("feed-forward", layer) for layer in layers}
-    parts |= {table: (table,) for table in tables_of(gpt)}
-    assert found.keys() == {"nothing", *parts}
+    parts = {f"head {layer}.{head}" for layer in layers for head in heads} | {
+        f"feed-forward {layer}" for layer in layers
+    }
+    assert found.keys() == {"nothing", *parts, *tables_of(gpt)}
     rows = [None] * 3 if documents is None else documents
     for name, of_texts in found.items():
-        edited = gpt if name == "nothing" else without(gpt, *parts[name])
+        edited = gpt if name == "nothing" else without(gpt, name)
         expected = [loss(edited, text, ids) for text, ids in zip(TEXTS, rows, strict=True)]
         assert of_texts.tolist() == pytest.approx(expected, abs=1e-5), name
     assert max(abs(change.rise) for change in rises(found).values()) > 0.01
