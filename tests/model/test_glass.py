@@ -133,7 +133,6 @@ def test_a_reading_has_no_page_after_its_model_has_changed(run):
     """Its head scores would be those of another model than its maps."""
     glass = open_run(run)
     reading = glass.read(TEXT)
-    assert "<iframe" in reading._repr_html_()
     with torch.no_grad():
         glass.gpt.lm_head.weight *= 2
     assert "<iframe" not in reading._repr_html_()

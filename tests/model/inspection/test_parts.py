@@ -44,15 +44,16 @@ def without(gpt, part):
         table, ids = tables_of(edited)[part]
         table.weight[:] = table.weight[ids.flatten()].double().mean(0)
         return edited
-    layer, *head = map(int, part.split()[-1].split("."))
-    seen = [ByHand(gpt, row).layers[layer] for row in BATCH.tolist()]
-    if not head:
-        target, columns = edited.blocks[layer].feed_forward.down_proj, slice(None)
+    kind, place = part.split()
+    layer, *heads = map(int, place.split("."))
+    block, seen = edited.blocks[layer], [ByHand(gpt, row).layers[layer] for row in BATCH.tolist()]
+    if kind == "feed-forward":
+        target, columns = block.feed_forward.down_proj, slice(None)
         inputs = torch.cat([one["hidden units"] for one in seen])
     else:
-        K = gpt.config.head_dim
-        target, columns = edited.blocks[layer].attention.output_proj, slice(head[0] * K, (head[0] + 1) * K)
-        inputs = torch.cat([one["mixed values"][head[0]] for one in seen])
+        [head], K = heads, gpt.config.head_dim
+        target, columns = block.attention.output_proj, slice(head * K, (head + 1) * K)
+        inputs = torch.cat([one["mixed values"][head] for one in seen])
     constant = target.weight[:, columns].double() @ inputs.mean(0)
     target.bias = nn.Parameter((constant + (0 if target.bias is None else target.bias)).float())
     target.weight[:, columns] = 0
@@ -72,9 +73,8 @@ def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, d
     found = losses_without_each(gpt, Texts.of(TEXTS, document_ids=documents), part_means(gpt, MEASURED))
     layers = range(gpt.config.num_layers)
     heads = range(gpt.config.num_heads)
-    parts = {f"head {layer}.{head}" for layer in layers for head in heads} | {
-        f"feed-forward {layer}" for layer in layers
-    }
+    parts = {f"head {layer}.{head}" for layer in layers for head in heads}
+    parts |= {f"feed-forward {layer}" for layer in layers}
     assert found.keys() == {"nothing", *parts, *tables_of(gpt)}
     rows = [None] * 3 if documents is None else documents
     for name, of_texts in found.items():

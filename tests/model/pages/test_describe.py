@@ -79,10 +79,9 @@ def test_uniform_attention_and_noise_get_no_name_but_the_number_of_tokens_they_s
 
 def test_a_head_is_described_with_what_experiments_found():
     trial = Trial("", [], "", "", 0)
-    found = [("1.2", 0.61, "finds the open quote"), ("0.0", 0.0, "finds it"), (None, 0.9, "finds it")]
     effects = [
-        Effect("A quote", "", "", "", finding, trial, [], head, weight, (1, 0), (1, 0), (9, 9, 9))
-        for head, weight, finding in found
+        Effect("A quote", "", "", "", "finds the open quote", trial, [], head, weight, (1, 0), (1, 0), (9, 9, 9))
+        for head, weight in (("1.2", 0.61), ("0.0", 0.0), (None, 0.9))
     ]
     described = describe_heads(following("first_token"), PROBES, effects=effects)
     assert "finds the open quote, with 61% of its weight" in described[5]["sentence"]
