@@ -290,24 +290,26 @@ class Words(Corpus):
         yield Passage(split + " own words" * 300, ends_document=True)
 
 
-def momentum(groups):
-    return torch.optim.SGD(groups, momentum=0.5)
+def quick(groups):
+    return torch.optim.AdamW(groups, betas=(0.5, 0.9))  # refuses a sparse gradient
 """
 
 
-def test_an_own_optimizer_and_corpus_are_found_in_the_current_folder(small_options, here, capsys):
+def test_an_own_optimizer_which_follows_the_schedule_and_an_own_corpus_are_found_in_the_current_folder(
+    small_options, here, capsys
+):
     Path("own_of_tests.py").write_text(OWN)
     importlib.invalidate_caches()  # the folder may have been searched in the same tick of the file system's clock
     options = [option for option in small_options if not option.startswith("--data.files")]
-    own = ["--data.corpus=own_of_tests.Words", "--model.optimizer.algorithm=own_of_tests.momentum"]
-    assert main([*options, *own, "--name=run", "--model.optimizer.rate_scale=0"]) == 0
+    own = ["--data.corpus=own_of_tests.Words", "--model.optimizer.algorithm=own_of_tests.quick"]
+    assert main([*options, *own, "--name=run", "--model.optimizer.rate_scale=0", "--model.gpt.ngram_sizes=[2]"]) == 0
     assert "it has learned nothing" in capsys.readouterr().out
     (entry,) = read_code(Path("runs/run"))
     assert "own_of_tests.py" in entry["hashes"] and {*column("runs/run", "lr").values()} == {0.0}
-    assert final_state("runs/run")["optimizer_states"][0]["param_groups"][0]["momentum"] == 0.5
-    resumed = ["--trainer.max_steps=13", "--model.optimizer.rate_scale=1", "--model.schedule.decay=none"]
-    assert main(["--resume=runs/run", *own, *resumed]) == 0
-    assert column("runs/run", "lr")[13] == 0.01
+    assert final_state("runs/run")["optimizer_states"][0]["param_groups"][0]["betas"] == (0.5, 0.9)
+    resumed = ["--model.optimizer.rate_scale=1", "--model.schedule.decay_fraction=1", "--model.schedule.warmup_steps=0"]
+    assert main(["--resume=runs/run", *own, *resumed, "--trainer.max_steps=13"]) == 0
+    assert column("runs/run", "lr")[13] == pytest.approx(0.01 / 13)
     capsys.readouterr()
     mistakes = {"--resume=runs/run": "model.optimizer.algorithm"}
     mistakes[shlex.join([*options, "--data.corpus=absent.Words"])] = "data.corpus absent.Words PYTHONPATH"

@@ -42,8 +42,7 @@ def stops_of(gpt, layer, prompt=PROMPT):
     return [stop for stop in walked if isinstance(stop, Stop)]
 
 
-ORDER = ["ids", "token embedding", "queries, keys, values", "scores", "mask", "weights", "mixed values"]
-ORDER += ["output projection", "hidden units", "final norm", "logits", "surprise", "loss"]
+ORDER = ["ids", "token embedding", "scores", "weights", "mixed values", "hidden units", "final norm", "loss"]
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])

@@ -76,16 +76,6 @@ def test_a_loss_that_is_kept_does_not_change_when_a_later_step_overwrites_its_me
     assert [loss.item() for loss in [module.training_step({}, 0), module.training_step({}, 1)]] == [1.0, 2.0]
 
 
-def test_an_optimizer_of_pytorch_in_place_of_ours_follows_the_schedule_too(train, monkeypatch):
-    def build(gpt, config):
-        return torch.optim.AdamW(gpt.parameters(), lr=0.004)
-
-    monkeypatch.setattr("model.training.module.build_optimizer", build)
-    options = ["--model.schedule.warmup_steps=0", "--model.schedule.decay_fraction=1", "--model.gpt.ngram_sizes=[2]"]
-    assert train("--name=run", *options, "--trainer.max_steps=4", "--trainer.log_every_n_steps=1") == 0
-    assert column("runs/run", "lr") == pytest.approx({1: 0.004, 2: 0.003, 3: 0.002, 4: 0.001})
-
-
 def test_accumulating_batches_equals_one_large_batch(train):
     """With equal numbers of sequences a step the windows are equal, and so are the losses up to rounding."""
     options = ["--model.optimizer.algorithm=adamw", "--trainer.max_steps=6", "--recording.enabled=false"]
