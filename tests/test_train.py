@@ -163,6 +163,9 @@ def test_a_run_resumed_at_an_earlier_step_deletes_what_came_after_it(train, trai
     later = {f"step_{step:08d}": step for step in (0, 3, 4, 8, 12) if step <= kept} | {"last": kept}
     assert steps_of("runs/run") == later
     assert max(int(row["step"]) for row in metrics("runs/run")) <= kept
+    recorded = Recording.open(Path("runs/run/attention")).steps
+    assert recorded == [step for step in (0, 3) if step <= kept]
+    assert len([*Path("runs/run/attention").glob("*.npz")]) == len(recorded)
     assert Run(Path("runs/run")).resumed.name == "last.ckpt"
     assert train("--resume=runs/run") == 0
     assert steps_of("runs/run") == steps_of(whole)

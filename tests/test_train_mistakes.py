@@ -113,7 +113,6 @@ CANNOT_RESUME = {
     "--model.init_from=runs/run --model.gpt.window=4": "model.gpt.window 4 None",
     "--model.init_from=runs/run --model.gpt.logit_soft_cap=null": "model.gpt.logit_soft_cap None 15.0",
     "--model.init_from=runs/run --data '{tokenizer: bpe, vocab_size: 300}'": "'bytes'",
-    "--resume=runs/run/metrics.csv": "metrics.csv checkpoint",
 }
 
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from model.files import PROBE_FILE, SCORES_FILE, atomic_file, content_of, write_atomically
+from model.files import PROBE_FILE, SCORES_FILE, append, atomic_file, content_of, whole_lines, write_atomically
 from model.gpt import GPT
 from model.inspection.film import Frame, take_frame
 from model.inspection.formation import formation
@@ -170,13 +170,13 @@ class Recording:
             windows = _texts(stored["windows"])
             words = stored["words"] and Texts.from_json("text", stored["words"])
             recording = cls(probes, windows, str(stored["tokenizer"]), words, name, folder)
-        for number, line in enumerate(content_of(scores).splitlines(), start=1):
+        for number, line in enumerate(whole_lines(scores).splitlines(), start=1):
             with parsing(f"{scores}, line {number}"):
                 recording.snapshots.append(Snapshot.from_json(json.loads(line)))
         return recording
 
-    def resumed(self) -> Recording:
-        """Returns the recording that the folder holds already, or this one, whose files come with its first snapshot.
+    def resumed(self, step: int) -> Recording:
+        """Returns the recording in the folder, up to a step; or this one, whose files come with its first snapshot.
 
         Raises a `Mistake` if the recording in the folder has other texts or another tokenizer.
         """
@@ -188,6 +188,7 @@ class Recording:
                 f"{self.folder} holds maps of another probe text or tokenizer, which cannot be resumed; "
                 "use a new run folder, or the data and the tokenizer of this one"
             )
+        existing.snapshots = [snapshot for snapshot in existing.snapshots if snapshot.step <= step]
         return existing
 
     def header(self) -> dict[str, Any]:
@@ -211,10 +212,7 @@ class Recording:
 
     @property
     def formation(self) -> dict[str, dict[str, int]]:
-        """By score, the heads that have formed: "LAYER.HEAD" -> since which step the head follows the score's pattern.
-
-        A head that has formed follows the pattern at every later snapshot.
-        """
+        """See `formation`."""
         return formation((snapshot.step, snapshot.heads.formed) for snapshot in self.snapshots)
 
     @property
@@ -273,29 +271,22 @@ class Recording:
             return Frame(**{name: _from_array(file[FILM + name]) for name in Frame.__dataclass_fields__})
 
     def append(self, snapshot: Snapshot) -> None:
-        """Adds a snapshot. Removes those of the same or a later step, which exist if a run was resumed before them."""
-        outdated = [step for step in self.steps if step > snapshot.step]
-        self.snapshots = [earlier for earlier in self.snapshots if earlier.step < snapshot.step]
+        """Adds a snapshot of a later step than all others."""
         if self.folder is None:
             self.snapshots.append(snapshot)
             return
         if not (self.folder / PROBE_FILE).exists():
-            write_atomically(self.folder / PROBE_FILE, _as_bytes(self.header()))
+            write_atomically(self.folder / PROBE_FILE, _as_json(self.header()).encode())
         figures = {kind: reading.figures for kind, reading in snapshot.readings.items()}
-        arrays: dict[str, Any] = {"figures": np.array(_as_bytes(figures))}
+        arrays: dict[str, Any] = {"figures": np.array(_as_json(figures).encode())}
         for kind, reading in snapshot.readings.items():
             arrays[kind] = _as_array(reading.maps)
         if snapshot.frame is not None:
             arrays |= {FILM + name: _as_array(values) for name, values in vars(snapshot.frame).items()}
         with atomic_file(self.path(snapshot.step)) as file:
             np.savez_compressed(file, **arrays)
-        scores = self.folder / SCORES_FILE
-        lines = content_of(scores).splitlines()[: len(self.snapshots)]
-        lines.append(_as_bytes(snapshot.to_json()))
-        write_atomically(scores, b"\n".join([*lines, b""]))
+        append(self.folder / SCORES_FILE, _as_json(snapshot.to_json()) + "\n")
         self.snapshots.append(replace(snapshot, readings=None, frame=None))
-        for step in outdated:
-            self.path(step).unlink(missing_ok=True)
 
     def with_losses(self, models: Models, label: Label = str) -> Recording:
         """Returns the recording with a newly measured snapshot for each model's step that lacks maps or losses."""
@@ -342,8 +333,8 @@ def _texts(stored: Mapping[Any, Any]) -> dict[str, Texts]:
     return {kind: Texts.from_json(kind, texts) for kind, texts in stored.items()}
 
 
-def _as_bytes(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False).encode()
+def _as_json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
 
 
 def _as_array(values: Any) -> np.ndarray:

@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -43,15 +44,17 @@ HIDDEN = re.compile(
 )
 
 
-def own_sources() -> dict[str, str]:
+def own_sources(names: Collection[str] | None) -> dict[str, str]:
     """Returns the text of the files that a training runs, by their names as seen from the checkout.
 
-    Loaded modules that lie in the current folder are the user's own, and belong to them.
+    The user's own modules, which lie in the current folder, belong to them: those in `names`, by default those loaded.
     """
-    files = {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     here = Path.cwd()
-    loaded = [Path(getattr(module, "__file__", None) or "/") for module in [*sys.modules.values()]]
-    files |= {path.name: path for path in loaded if path.parent == here}
+    if names is None:
+        loaded = [Path(getattr(module, "__file__", None) or "/") for module in [*sys.modules.values()]]
+        names = [path.name for path in loaded if path.parent == here]
+    files = {path.name: path for path in here.glob("*.py") if path.name in names}
+    files |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     return {name: path.read_text("utf-8", "replace") for name, path in sorted(files.items())}
 
 
@@ -76,13 +79,13 @@ def git(*arguments: str) -> str:
     return ""
 
 
-def current_code() -> dict[str, Any]:
-    """Returns the part of an entry of code.json that describes the code.
+def current_code(names: Collection[str] | None = None) -> dict[str, Any]:
+    """Returns the part of an entry of code.json that describes the code, see `own_sources`.
 
     That is the "commit", None without one; by file "changed", such as "changed: +9 -2" since the commit, and the
     "hashes"; and the "difference" from the commit, as `diff -U0` writes it.
     """
-    sources = own_sources()
+    sources = own_sources(names)
     commit, _, _ = git("rev-parse", "HEAD", "HEAD:./train.py").partition("\n")  # none if train.py is not in it
     files = git("ls-tree", "-r", commit)
     changed, difference = {}, []
@@ -103,7 +106,7 @@ def current_code() -> dict[str, Any]:
     }
 
 
-def changes(entries: list[dict[str, Any]], code: dict[str, Any]) -> str:
+def changed_files(entries: list[dict[str, Any]], code: dict[str, Any]) -> str:
     """Returns what has changed from the last entry to `code`, such as "model/attention.py changed: +9 -2".
 
     The lines are those since the commit of `code`. If there is no entry, this returns what has changed since then.
@@ -114,7 +117,7 @@ def changes(entries: list[dict[str, Any]], code: dict[str, Any]) -> str:
     return ", ".join(f"{name} {code['changed'].get(name, 'changed')}" for name in sorted(names))
 
 
-def told(args: list[str]) -> str:
+def shown_command(args: list[str]) -> str:
     """Returns the command line of train.py as text, without absolute folders and passwords."""
     return HIDDEN.sub("...", shlex.join(["python", "train.py", *args]))
 
@@ -139,7 +142,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
         "step": step,
         "command": command,
         "release": RELEASE,
-        "since": changes(earlier, code),
+        "since": changed_files(earlier, code),
         **code,
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
         "device": device_name(trainer.strategy.root_device),
@@ -172,14 +175,15 @@ def check_code(path: Path, gpt: GPT, checkpoint: dict[str, Any], *, refuse: bool
     """
     from model.proof import difference
 
-    told = difference(path, gpt, checkpoint["proof"])
-    if not told:
+    found = difference(path, gpt, checkpoint["proof"])
+    if not found:
         return
     step = max(1, checkpoint["global_step"])
     entries = [entry for entry in read_code(Run.open(path).folder) if entry["step"] < step]
-    reason = changes(entries, current_code()) or (
+    known = entries[-1]["hashes"].keys() if entries else ()
+    reason = changed_files(entries, current_code(known)) or (
         "no file is known to have changed, so a function was replaced, or a package computes something else"
     )
     if refuse:
-        raise Mistake(f"{told}: {reason}; write --other_code if you mean this code")
-    log.warning("%s: %s", told, reason)
+        raise Mistake(f"{found}: {reason}; write --other_code if you mean this code")
+    log.warning("%s: %s", found, reason)

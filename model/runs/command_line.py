@@ -28,7 +28,7 @@ from model.checkpoint import read_checkpoint
 from model.glass import Glass, open_run
 from model.gpt import GPTConfig
 from model.mistakes import Missing, Mistake, check_range, is_out_of_memory
-from model.runs.code import read_code, told
+from model.runs.code import read_code, shown_command
 from model.runs.configs import layered, parse, plain_config, read_config
 from model.runs.run import CONFIG, RUNS, Run
 from model.runs.trainer_options import as_list, check_trainer
@@ -99,7 +99,7 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     text = parser.dump(saved, skip_unset=False)
     return Options(
         config,
-        told(args),
+        shown_command(args),
         text,
         run,
         trained,

@@ -95,8 +95,8 @@ class Recorder:
         }
         known_text = tokenizer.decode(validation.read(0, KNOWN_TOKENS))
         words = film_texts(tokenizer, known_text, config.context_length, config.window)
-        folder = Path(trainer.default_root_dir, ATTENTION)
-        self.recording = Recording(probes, windows, tokenizer.fingerprint, words, folder=folder).resumed()
+        folder, step = Path(trainer.default_root_dir, ATTENTION), trainer.global_step
+        self.recording = Recording(probes, windows, tokenizer.fingerprint, words, folder=folder).resumed(step)
 
     def record(self, trainer: Trainer, module: LightningModule, *, with_losses: bool) -> None:
         """Records the current step and logs its scores.

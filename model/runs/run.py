@@ -52,7 +52,8 @@ class Run:
     def open(cls, path: Path | None = None, *needed: str) -> "Run":
         """Finds the run of a path: a run's folder or anything in it. None: the newest run under runs/.
 
-        Unless `needed` is given, `path` may also be a checkpoint that belongs to no run. Then nothing else is checked.
+        Unless `needed` is given, `path` may also be a checkpoint, FILE.ckpt, that belongs to no run. Then nothing else is
+        checked.
 
         Args:
             needed: files such as METRICS. The run must have at least one of them; by default, one of RUN_CHECKPOINTS.
@@ -61,19 +62,20 @@ class Run:
         """
         if path is not None and not path.exists():
             raise Missing(f"{path} does not exist: give a run's folder such as runs/NAME, or a file in it")
-        if path is not None and path.is_file() and not needed:
-            return cls(_folder_of(path), path)
+        named = path if path is not None and path.suffix == ".ckpt" and path.is_file() else None
+        if named and not needed:
+            return cls(_folder_of(named), named)
         needed = needed or RUN_CHECKPOINTS
         names = " or ".join(needed)
         if path is None:
             runs = [run for run in map(cls, RUNS.glob("*")) if run.first(*needed)]
             if not runs:
                 raise Missing(f"no run under {RUNS}/ has {names} yet: train one with python train.py")
-            run = max(runs, key=lambda run: run.first(*needed).stat().st_mtime)
+            run = max(runs, key=lambda run: run.first(STATE, LAST, *needed).stat().st_mtime)
         else:
-            run = cls(_folder_of(path), path if path.is_file() else None)
+            run = cls(_folder_of(path), named)
             if not run.first(*needed):
-                raise Missing(f"{path} is neither a run's folder with {names} nor inside one")
+                raise Missing(f"{path} is neither a run's folder with {names} nor inside one, nor a .ckpt file")
         run.refuse_links()
         return run
 

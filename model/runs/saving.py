@@ -12,6 +12,7 @@ What --resume does, in this order:
 Nothing in the run's folder changes before 3. From 1 on it is locked.
 """
 
+import json
 import logging
 import random
 import shutil
@@ -26,12 +27,12 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
 from model.checkpoint import open_checkpoint, read_checkpoint
-from model.files import atomic_file, write_atomically
-from model.mistakes import Mistake, check_range, file_errors, listed
+from model.files import atomic_file, whole_lines, write_atomically
+from model.inspection.recording import Recording
+from model.mistakes import Mistake, check_range, file_errors, listed, parsing
 from model.runs.code import check_code
 from model.runs.metrics_file import read_metrics, write_metrics
-from model.runs.results import read_samples
-from model.runs.run import BEST, LAST, METRICS, SAMPLES, Run
+from model.runs.run import ATTENTION, BEST, HEAD_SCORES, LAST, METRICS, SAMPLES, Run
 
 log = logging.getLogger(__name__)
 # What a checkpoint needs to be resumed, besides what every checkpoint has.
@@ -111,15 +112,13 @@ def copy(source: Path, target: Path) -> None:
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     """Deletes what a run recorded after `step`, the step of the checkpoint `resumed`, which becomes last.ckpt.
 
-    Attention maps stay until the next ones are recorded, which removes them (see `Recording.append`).
-
-    Returns whether best.ckpt is still there. Raises a `Mistake` for a damaged metrics.csv or samples.jsonl, before it
-    changes anything.
+    Returns whether best.ckpt is still there. Raises a `Mistake` for a damaged metrics.csv, samples.jsonl or
+    scores.jsonl, before it changes anything.
     """
-    run, metrics, samples = Run(run_dir), run_dir / METRICS, run_dir / SAMPLES
+    run, metrics, samples, scores = Run(run_dir), run_dir / METRICS, run_dir / SAMPLES, run_dir / HEAD_SCORES
     best, last = run_dir / BEST, run_dir / LAST
     rows = [row for row in read_metrics(metrics) if row["step"] <= step]
-    num_samples = sum(sample["step"] <= step for sample in read_samples(samples))
+    lines = {path: lines_by_step(path) for path in (samples, scores)}
     later = [run.kept(kept_step) for kept_step in run.kept_steps if kept_step > step]
     with suppress(Mistake):  # best.ckpt is missing, or damaged: then its step is unknown, and it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
@@ -133,9 +132,21 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
             path.unlink(missing_ok=True)
     if metrics.exists():
         write_metrics(metrics, rows)
-    if samples.exists():
-        write_atomically(samples, b"".join(samples.read_bytes().splitlines(keepends=True)[:num_samples]))
+    recording = Recording({}, folder=run_dir / ATTENTION)
+    for later_step, _ in lines[scores]:
+        if later_step > step:
+            recording.path(later_step).unlink(missing_ok=True)
+    for path, found in lines.items():
+        if path.exists():
+            write_atomically(path, "".join(line for its_step, line in found if its_step <= step).encode())
     return best.exists()
+
+
+def lines_by_step(path: Path) -> list[tuple[int, str]]:
+    """Reads a file such as samples.jsonl: each line, after its step. Leaves out a last line that was cut short."""
+    content = whole_lines(path)
+    with parsing(path):
+        return [(int(json.loads(line)["step"]), f"{line}\n") for line in content.split("\n")[:-1]]
 
 
 def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> None:

@@ -4,7 +4,9 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,7 +14,7 @@ from model.attention import CausalSelfAttention
 from model.glass import open_run
 from model.gpt import GPTConfig
 from model.runs import code
-from model.runs.code import changes, code_hash, current_code, read_code
+from model.runs.code import changed_files, code_hash, current_code, read_code
 from model.runs.results import write_report
 from tests.attentions import ALIBI
 from tests.command_lines import tells
@@ -48,21 +50,21 @@ def checkout(tmp_path, monkeypatch) -> Path:
 
 def test_changes_are_counted_in_edited_and_new_files_and_told_once(checkout):
     first = current_code()
-    assert first["hashes"].keys() == {"train.py", "model/gpt.py"} and not changes([], first)
+    assert first["hashes"].keys() == {"train.py", "model/gpt.py"} and not changed_files([], first)
     (checkout / "train.py").write_text(SOURCE + "# a comment\n")
     commented = current_code()
-    assert changes([], commented) == "train.py changed: +1 -0" and not changes([first], commented)
+    assert changed_files([], commented) == "train.py changed: +1 -0" and not changed_files([first], commented)
     (checkout / "model/gpt.py").write_text(SOURCE.replace("2 *", "3 *") + "x = 1\n")
     (checkout / "model/new.py").write_text("a = 1\nb = 2\n")
     edited = current_code()
-    assert changes([first], edited) == "model/gpt.py changed: +2 -1, model/new.py changed: +2 -0"
+    assert changed_files([first], edited) == "model/gpt.py changed: +2 -1, model/new.py changed: +2 -0"
     assert {"+x = 1", "+++ model/new.py", "+b = 2", "+# a comment"} <= {*edited["difference"].splitlines()}
     commit()
     committed = current_code()
-    assert changes([first], committed) == "model/gpt.py changed, model/new.py changed"
-    assert not changes([edited], committed) and not changes([], committed)
+    assert changed_files([first], committed) == "model/gpt.py changed, model/new.py changed"
+    assert not changed_files([edited], committed) and not changed_files([], committed)
     (checkout / "model/new.py").unlink()
-    assert changes([edited], current_code()) == "model/new.py changed"
+    assert changed_files([edited], current_code()) == "model/new.py changed"
 
 
 def test_without_git_without_a_repository_and_inside_another_repository_no_commit_is_told(checkout, monkeypatch):
@@ -75,7 +77,11 @@ def test_without_git_without_a_repository_and_inside_another_repository_no_commi
         installed.setattr(code, "ROOT", checkout / "model")
         assert current_code()["commit"] is None
     shutil.rmtree(checkout / ".git")
-    assert current_code() == unknown and unknown["commit"] is None and changes([first], unknown) == "train.py changed"
+    assert (
+        current_code() == unknown
+        and unknown["commit"] is None
+        and changed_files([first], unknown) == "train.py changed"
+    )
 
 
 PLAIN = {"step": 0, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": ""}
@@ -95,7 +101,7 @@ TYPED = """--data.files='/home/me/my texts/*.txt' --config ~/a/b.yaml --model.in
 
 
 def test_the_command_line_is_told_without_folders_outside_and_without_secrets():
-    told = code.told(shlex.split(TYPED))
+    told = code.shown_command(shlex.split(TYPED))
     for hidden in ("home", "me", "abc", "def", "~", "/a/", "/c/"):
         assert hidden not in told, told
     assert tells(told, "train.py *.txt b.yaml runs/a d.txt --data.files")
@@ -120,7 +126,14 @@ def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, 
 def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, monkeypatch, caplog):
     run = tmp_path / "run"
     save_checkpoint(run / "checkpoints/best.ckpt", random_gpt(GPTConfig(**SIZES | {"vocab_size": 257})))
-    entries = [PLAIN | current_code(), PLAIN | {"step": 7}]  # the checkpoint is of step 7, so the second came later
+    for own in ("mine.py", "helper.py"):
+        (tmp_path / own).write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "helper", Mock(__file__=str(tmp_path / "helper.py")))  # loaded since
+    entries = [
+        PLAIN | current_code(["mine.py"]),
+        PLAIN | {"step": 7},
+    ]  # the checkpoint is of step 7, so the second came later
     (run / "code.json").write_text(json.dumps(entries))
     (checkout / "model/gpt.py").write_text(SOURCE + "x = 1\n")
     open_run(run)

@@ -44,6 +44,8 @@ def test_a_run_is_found_by_any_path_in_it_or_as_the_newest_and_nowhere_else(monk
     for other in ("runs/without/config.yaml", "metrics.csv", "runs/metrics.csv"):
         write(other)
     assert Run.open(None, METRICS).folder == Path("runs/new")
+    write("runs/old/checkpoints/last.ckpt")  # the newest by this file, whichever is asked for
+    assert Run.open(None, METRICS).folder == Path("runs/old")
     for path in (probe, probe.parent, Path("runs/old/metrics.csv"), Path("runs/old")):
         assert Run.open(path, METRICS).folder == Path("runs/old")
     with pytest.raises(FileNotFoundError, match="runs/without"):
@@ -66,7 +68,8 @@ def test_a_run_is_resumed_from_its_last_checkpoint_or_from_the_given_one():
     best = write("runs/a/checkpoints/best.ckpt")
     assert resume_point(Path("runs/a")) == (Path("runs/a"), best)
     last = write("runs/a/checkpoints/last.ckpt")
-    assert resume_point(Path("runs/a")) == resume_point(last) == (Path("runs/a"), last)
+    for path in ("runs/a", "runs/a/config.yaml", last):
+        assert resume_point(Path(path)) == (Path("runs/a"), last)
     assert resume_point(best) == (Path("runs/a"), best)
 
 
