@@ -11,6 +11,7 @@ python train.py --help                                      lists every option
 import signal
 import sys
 from pathlib import Path
+from traceback import extract_tb
 
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Trainer, seed_everything
@@ -112,8 +113,10 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
         overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1
     try:
         trainer = Trainer(**trainer_arguments(built.trainer) | overrides)
-    except (ValueError, TypeError, ImportError) as error:  # devices, a strategy or an accelerator that is not there
-        raise Mistake(str(error)) from error
+    except (ValueError, TypeError) as error:
+        if "lightning" not in Path(extract_tb(error.__traceback__)[-1].filename).parts:
+            raise
+        raise Mistake(str(error)) from error  # Lightning lacks these devices, or this strategy or accelerator
     for logger in loggers:
         logger.trainer = trainer
     if isinstance(built.trainer.profiler, str):

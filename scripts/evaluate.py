@@ -78,7 +78,9 @@ def evaluate(glass: Glass, parser: ArgumentParser, typed: Namespace) -> None:
     if of_run and split != "all":
         trained_on = read_checkpoint(glass.checkpoint, on_disk=True).get("TextDataModule", {})
         if zlib.crc32(tokens.data) not in trained_on.values():
-            say(f"This is not the {split} split that the run read: files or options have changed since.", sys.stderr)
+            changed = " ".join(f"--{name}" for name, _ in typed.items() if name.startswith("data."))
+            changed = changed or "files or options of the run"
+            say(f"This is not the {split} split that the run read; changed since then: {changed}", sys.stderr)
     result = {"checkpoint": glass.source, "step": glass.step, "text": corpus.name, "split": split}
     result |= measure(glass, tokens, stride)
     if options.json:
@@ -113,7 +115,11 @@ def build_parser() -> ArgumentParser:
     )
     add("--json", action="store_true", help="print the result of each model as one line of JSON")
     parser.add_class_arguments(CorpusOptions, "data")
-    add("--data.corpus", default="stdlib", help="stdlib, files, hub or repetitions, as for train.py (default: stdlib)")
+    add(
+        "--data.corpus",
+        default="stdlib",
+        help="stdlib, files, hub, repetitions or your own, as for train.py (default: stdlib)",
+    )
     add("--data.max_tokens", type=int | None, help="most tokens to read, as for train.py (default: no limit)")
     return parser
 

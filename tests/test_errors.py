@@ -83,6 +83,9 @@ class AtEnd(Callback):
 class InInit(Callback):
     def __init__(self, every: int = 1):
         self.steps = list(every)
+
+class InTrainer(Callback):
+    state_key = property(lambda self: int("a bug"))
 """
 
 
@@ -99,6 +102,11 @@ def test_an_error_in_the_init_of_a_callback_is_shown_with_its_file(train, mine):
     assert type(caught.value.__cause__) is TypeError
     shown = traceback.extract_tb(caught.value.__cause__.__traceback__)
     assert any(line.filename.endswith("mine_of_tests.py") for line in shown)
+
+
+def test_an_error_in_code_that_builds_the_trainer_is_no_mistake(train, mine):
+    with pytest.raises(ValueError, match="a bug"):
+        train("--trainer.callbacks+=mine_of_tests.InTrainer")
 
 
 def test_a_run_can_be_resumed_after_a_callback_has_failed(train, finished_run, mine, capsys):

@@ -12,7 +12,7 @@ from model.checkpoint import load_gpt
 from model.losses import text_logprobs
 from scripts.convert_huggingface import main as convert
 from scripts.evaluate import main
-from tests.command_lines import call, check_mistakes
+from tests.command_lines import call, check_mistakes, tells
 from tests.gpts import change_checkpoint
 from tests.small_runs import REPOSITORY, column
 
@@ -119,6 +119,7 @@ def test_scoring_a_run_on_files_that_have_changed_warns(masked, capsys, files):
         path.write_text(new)
         splits = [call(main, capsys, "--checkpoint", masked, "--split", split) for split in ("train", "validation")]
         assert ["changed" in warnings for _, _, warnings in splits].count(True) == (new != text)
+    assert tells(call(main, capsys, "--checkpoint", masked, "--data.max_tokens=50")[2], "changed --data.max_tokens")
 
 
 MISTAKES = {

@@ -29,6 +29,7 @@ MISTAKES = {
     "--config=misspelled.yaml": "misspelled.yaml lenght",
     "--config=plain.yaml": "plain.yaml model",
     "--config=nested.yaml": "nested.yaml config",
+    "--config=empty.yaml": "empty.yaml options",
     "--resume": "--resume one",
     "--resume=runs/a --model.init_from=runs/a": "--model.init_from",
     "--resume=runs/a --model '{init_from: runs/a}'": "--model.init_from",
@@ -87,7 +88,7 @@ MISTAKES = {
 
 
 FILES = {"short.txt": "0123456789" * 3, "misspelled.yaml": "data: {lenght: 3}", "plain.yaml": "model: 3"}
-FILES |= {"nested.yaml": "config: [own.yaml]", "broken_of_tests.py": "undefined"}
+FILES |= {"nested.yaml": "config: [own.yaml]", "empty.yaml": "", "broken_of_tests.py": "undefined"}
 
 
 def test_every_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, monkeypatch):

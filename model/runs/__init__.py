@@ -1,6 +1,6 @@
 """Training runs: what Lightning calls around each step, what a run writes, and how it is resumed.
 
-Read in this order:
+Read the main files in this order:
 
     run.py            a run's folder, its files, and the checkpoint to open or to resume
     command_line.py   the options of train.py, filled in and checked; configs.py parses them

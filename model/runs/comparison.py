@@ -91,7 +91,7 @@ class Comparison:
     def fit(self) -> str:
         """Fits a scaling law to the variants, see `power_law`."""
         rows = self.rows.dropna(subset=self.measure)
-        return power_law(rows["tokens"] * rows[FLOPS], rows[self.measure])
+        return power_law(rows["tokens"] * rows[FLOPS], rows[self.measure], self.measure)
 
 
 def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison:

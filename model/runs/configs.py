@@ -60,9 +60,10 @@ def layered(parser: ArgumentParser, *layers: Namespace) -> Namespace:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Reads a config.yaml; {} if it is missing or empty. Raises a `Mistake` unless it is YAML of plain values."""
-    if not (content := content_of(path)):
+    """Reads a config.yaml; {} if it is missing. Raises a `Mistake` unless it is YAML of plain values."""
+    if not path.exists():
         return {}
+    content = content_of(path)
     with parsing(path):
         depth = 0
         for event in yaml.parse(content, LOADER):
@@ -110,8 +111,8 @@ def check_plain(path: Path, name: str, value: Any) -> None:
     """Raises a `Mistake` if the value of an option in a run's config is not plain, see `is_plain`."""
     if not is_plain(name, value):
         raise Mistake(
-            f"{path}: {name} may name code, or a file that does: if you trust it, repeat the --config or the options "
-            "that the run was started with"
+            f"{path}: {name} may name code, or a file that does: if you trust it, repeat the option --{name} with "
+            "which the run was started"
         )
 
 

@@ -52,8 +52,7 @@ class Run:
     def open(cls, path: Path | None = None, *needed: str) -> "Run":
         """Finds the run of a path: a run's folder or anything in it. None: the newest run under runs/.
 
-        Unless `needed` is given, `path` may also be a checkpoint, FILE.ckpt, that belongs to no run. Then nothing else is
-        checked.
+        Unless `needed` is given, `path` may also be a .ckpt file that belongs to no run. Then nothing else is checked.
 
         Args:
             needed: files such as METRICS. The run must have at least one of them; by default, one of RUN_CHECKPOINTS.

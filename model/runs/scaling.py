@@ -8,8 +8,10 @@ SIZES = 4  # at least, because three numbers are fitted
 EXPONENTS = np.geomspace(0.01, 3, 2000)
 
 
-def power_law(compute: np.ndarray, loss: np.ndarray) -> str:
+def power_law(compute: np.ndarray, loss: np.ndarray, measure: str) -> str:
     """Fits loss = a + b (C / M)^-c by least squares, where M is the geometric mean of the compute C. Returns text.
+
+    measure: what the loss is called there.
 
     The standard errors of a, b and c come from the derivatives at the best fit and from the residuals, as in every
     nonlinear least squares. Raises a `Mistake` if there are too few sizes, or if the loss does not fall in this way.
@@ -29,4 +31,4 @@ def power_law(compute: np.ndarray, loss: np.ndarray) -> str:
     slopes = np.stack([power**0, power, -b * power * np.log(size)])
     errors = np.sqrt(variance * np.linalg.inv(slopes @ slopes.T).diagonal())
     a, b, c = (f"({value:.4g} ± {error:.2g})" for value, error in zip((a, b, c), errors, strict=True))
-    return f"loss = {a} + {b} (FLOPs / {mean:.4g})^-{c}, with residuals of {variance**0.5:.2g}"
+    return f"{measure} = {a} + {b} (FLOPs / {mean:.4g})^-{c}, with residuals of {variance**0.5:.2g}"

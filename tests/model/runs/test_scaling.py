@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from model.runs.scaling import power_law
+from tests.command_lines import tells
 
 COMPUTE = np.array([1e12, 3e12, 1e13, 3e13, 1e14, 3e14])
 MIDDLE = np.exp(np.log(COMPUTE).mean())
@@ -17,12 +18,12 @@ def law(a=2.0, b=0.5, c=0.3) -> np.ndarray:
 
 def fitted(loss: np.ndarray) -> np.ndarray:
     """a, b, c, each with its error."""
-    return np.array(re.findall(r"\((\S+) ± (\S+)\)", power_law(COMPUTE, loss)), dtype=float)
+    return np.array(re.findall(r"\((\S+) ± (\S+)\)", power_law(COMPUTE, loss, "val/loss")), dtype=float)
 
 
 def test_exact_losses_give_back_their_numbers():
     assert fitted(law())[:, 0] == pytest.approx([2.0, 0.5, 0.3], rel=5e-3)
-    assert f"{MIDDLE:.4g}" in power_law(COMPUTE, law())
+    assert tells(power_law(COMPUTE, law(), "bits"), f"bits {MIDDLE:.4g}")
 
 
 def test_the_errors_are_the_spread_of_fits_to_repeated_measurements():
@@ -35,4 +36,4 @@ def test_the_errors_are_the_spread_of_fits_to_repeated_measurements():
 @pytest.mark.parametrize("compute, loss", [(COMPUTE[:3], law()[:3]), (COMPUTE, law()[::-1]), (COMPUTE, law(b=-0.5))])
 def test_too_few_sizes_and_losses_that_do_not_fall_are_refused(compute, loss):
     with pytest.raises(ValueError, match="fit"):
-        power_law(compute, loss)
+        power_law(compute, loss, "val/loss")
