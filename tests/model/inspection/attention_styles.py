@@ -91,6 +91,7 @@ class MinGPT(nn.Module):
 
     def __init__(self, block_size=8):
         super().__init__()
+        self.n_head = 4
         self.c_attn = nn.Linear(16, 48)
         self.c_proj = nn.Linear(16, 16)
         self.attn_dropout = nn.Dropout(0.1)
@@ -99,9 +100,9 @@ class MinGPT(nn.Module):
     def forward(self, x):
         B, T, C = x.size()
         q, k, v = self.c_attn(x).split(C, dim=2)
-        k = k.view(B, T, 4, 4).transpose(1, 2)
-        q = q.view(B, T, 4, 4).transpose(1, 2)
-        v = v.view(B, T, 4, 4).transpose(1, 2)
+        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
         att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
         att = att.masked_fill(self.bias[:T, :T] == 0, float("-inf"))
         att = F.softmax(att, dim=-1)

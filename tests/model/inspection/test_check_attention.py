@@ -94,7 +94,7 @@ def test_a_warning_says_that_there_was_no_mask():
 
 
 def test_lazy_layers_are_made_by_the_check():
-    lazy = made("AnnotatedTransformer", "nn.Linear(d_model, d_model)", "nn.LazyLinear(d_model)")
+    lazy = made("AnnotatedTransformer", "nn.Linear(16, 16)", "nn.LazyLinear(16)")
     assert not check_attention(lazy)
     assert isinstance(lazy.linears[0], nn.LazyLinear)
 
