@@ -155,18 +155,14 @@ def test_without_network_the_message_names_the_data_set_and_the_option_for_local
             texts(build(dataset=name), "train")
 
 
-@pytest.mark.parametrize("limits", [{}, {"streaming": True}], ids=["whole", "streamed"])
-def test_a_data_set_of_the_hub_is_downloaded_or_streamed(here, monkeypatch, limits):
-    """The Hub is a local folder here, and the builder that `datasets` makes of it."""
-    import datasets
-
-    save(here / "set", "parquet", {"train": ROWS, "validation": ROWS[:5]})
-    builder, asked = datasets.load_dataset_builder("set", cache_dir="hub"), []
-    monkeypatch.setattr("datasets.load_dataset_builder", lambda *of, **named: asked.append((*of, named)) or builder)
-    corpus = build(dataset="some/set", dataset_config="en", dataset_revision="v2", **limits)
-    assert texts(corpus, *SPLITS) == [row["text"] for row in ROWS + ROWS[:5]]
-    assert asked[0] == ("some/set", "en", {"revision": "v2"})
-    assert bool([*Path("hub").rglob("*.arrow")]) == (not limits)  # what is streamed is not stored
+def test_options_of_a_data_set_are_passed_to_the_hub(monkeypatch):
+    """`make faults` reads data sets from a hub on this machine."""
+    asked = []
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda *of, **named: asked.append((*of, named)))
+    for options in ({}, {"dataset_config": "en", "dataset_revision": "v2"}):
+        with pytest.raises(Mistake, match="'some/set'"):
+            texts(build(dataset="some/set", **options), "train")
+    assert asked == [("some/set", None, {"revision": None}), ("some/set", "en", {"revision": "v2"})]
 
 
 def test_a_folder_of_text_files_is_refused_as_a_data_set(here):

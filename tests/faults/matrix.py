@@ -6,12 +6,14 @@ to `main` in this process. FAULTS=5 draws five times as many moments.
 """
 
 import errno
+import http.server
 import os
 import random
 import resource
 import shutil
 import signal
 import subprocess
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +22,7 @@ import torch
 import wandb
 from torch.utils._pytree import tree_leaves
 
+from data.datamodule import TextDataModule
 from model.checkpoint import read_checkpoint
 from model.inspection.recording import Recording
 from model.runs.metrics_file import read_metrics
@@ -29,6 +32,7 @@ from model.training.module import GPTModule
 from scripts import generate, inspect_attention
 from tests import programs
 from tests.command_lines import call
+from tests.faults.hub import TEXTS, Hub
 from tests.small_runs import EVENTFUL, assert_same, assert_same_run
 from tests.watching import before_call, before_change, kill_child, signal_at
 from train import main
@@ -217,6 +221,52 @@ def test_weights_and_biases_fails(small_options, trained, here, when):
     written = programs.run(*TRAIN, *small_options, "--wandb=offline", before=programs.calling(before, when))
     assert "Traceback" not in written and "killed" in written, written
     assert_same_run(trained(), RUN)
+
+
+@pytest.fixture
+def hub(here, monkeypatch):
+    """Programs that are started from now on use this server as the Hub, with an empty cache."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("HF_HOME", str(here / "hub"))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(here / "hub"))  # it has already read HF_HOME
+        yield
+        server.shutdown()
+
+
+NOBODY = "http://127.0.0.1:9"
+HUB = ["--data.corpus=hub", "--data.files=null", "--data.cache_dir=cache"]
+STREAMED = ["--data.streaming=true", "--data.max_tokens=30000"]
+NO_PAUSES = {"before": "import time; time.sleep = lambda seconds: None"}
+
+
+@pytest.mark.parametrize("options", [[], STREAMED], ids=["whole", "streamed"])
+def test_hub_that_answers(small_options, hub, monkeypatch, options):
+    """The run ends, its tokens are those of the text, and later runs need no hub."""
+    command = [*TRAIN, *small_options, *HUB, "--data.dataset=fine/texts", *options]
+    programs.run(*command, **NO_PAUSES)
+    monkeypatch.setenv("HF_ENDPOINT", NOBODY)
+    programs.run(*command, "--name=again", **NO_PAUSES)
+    limits = {"streaming": True, "max_tokens": 30_000} if options else {}
+    cached = TextDataModule(dataset="fine/texts", tokenizer="bytes", cache_dir="cache", **limits).cache.open()
+    for tokens, texts in zip((cached.train, cached.validation), TEXTS.values(), strict=True):
+        text, whole = cached.tokenizer.decode(tokens.read(0, tokens.num_tokens)), "<|endoftext|>".join(["", *texts, ""])
+        assert whole.startswith(text) if options else text == whole
+
+
+OWNERS = {"missing": "'missing/texts' doesn't exist on the Hub", "gated": "login"}
+OWNERS |= {owner: f"cannot read data set '{owner}/texts'" for owner in ("unreachable", "cut")}
+
+
+@pytest.mark.parametrize("options", [[], STREAMED], ids=["whole", "streamed"])
+@pytest.mark.parametrize("owner", OWNERS)
+def test_hub_that_refuses(small_options, hub, monkeypatch, owner, options):
+    """The user gets one sentence, and nothing is left of the run."""
+    if owner == "unreachable":
+        monkeypatch.setenv("HF_ENDPOINT", NOBODY)
+    program = programs.start(*TRAIN, *small_options, *HUB, f"--data.dataset={owner}/texts", *options, **NO_PAUSES)
+    assert OWNERS[owner] in end(program, 2) and not Path("runs").exists()
 
 
 def maps(_: Path = RUN) -> list:
