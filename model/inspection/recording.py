@@ -1,14 +1,14 @@
 """Measurements of one model at several training steps: of the probes that training records, or of a user's prompt.
 
-A `Recording` is kept in the attention folder of a run, or in memory only. The files of a folder are written atomically,
-and checked when they are read:
+A `Recording` is kept in the attention folder of a run, or in memory only. Files are checked when they are read. All
+but scores.jsonl are written atomically:
 
     probe.json           the probes, the windows, the film's words (see `Texts`), and the tokenizer's fingerprint
     step_XXXXXXXX.npz    for each probe the maps of a step, (L, H, T, T) in float16; "figures", JSON of what the model
                          predicted in each probe and why (see `Reading.figures`); and the film's `Frame`
     scores.jsonl         one line for each step: the rest of a `Snapshot`, each score as L lists of H numbers
 
-A step counts once its line is in scores.jsonl, which is written last. Numbers that are not finite are null.
+A step counts once its whole line is in scores.jsonl, which is written last. Numbers that are not finite are null.
 
 Shapes: L layers, H heads, T tokens.
 """

@@ -75,10 +75,8 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     base = base_options(parser, chosen, run, default_config)
     config = layered(parser, base, chosen)
     if run and config.model.optimizer.algorithm != base.model.optimizer.algorithm:
-        raise Mistake(
-            f"model.optimizer.algorithm is {config.model.optimizer.algorithm}, but {run.folder} is trained with "
-            f"{base.model.optimizer.algorithm}: write that, or start a new run"
-        )
+        trained_with = base.model.optimizer.algorithm
+        raise Mistake(f"{run.folder} needs --model.optimizer.algorithm {trained_with}: write that, or start a new run")
     check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
     check_trainer(config.trainer)
     trained = None

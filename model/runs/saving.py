@@ -9,7 +9,7 @@ What --resume does, in this order:
    random states.
 4. `RunFolder.on_train_epoch_start` replaces config.yaml.
 
-Nothing in the run's folder changes before 3. From 1 on it is locked.
+Nothing in the run's folder changes before 3. It is locked after 1.
 """
 
 import json

@@ -58,9 +58,8 @@ def new_run_dir(options: Namespace) -> Path:
         if options.resume_or_start and run_dir.exists() and Run(run_dir).checkpoint is None:
             set_aside(run_dir)
         if not _create(run_dir):
-            run = Run(run_dir)
-            how = f"; {run.how_to_resume}" if run.checkpoint else ""
-            raise Mistake(f"{run_dir} exists: choose another --name, or delete that folder{how}")
+            how = Run(run_dir).how_to_resume
+            raise Mistake(f"{run_dir} exists ({how}): choose another --name, or delete that folder")
     os.environ[RUN_NAME] = run_dir.name
     return run_dir
 

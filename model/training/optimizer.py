@@ -111,7 +111,7 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
         groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "rule": "muon"}
         groups["vectors"]["lr"] = config.vector_learning_rate
     if "." in config.algorithm:
-        groups["tables"] |= {"lr": config.learning_rate}
+        groups["tables"]["lr"] = config.learning_rate
     for name, group in groups.items():
         group["name"] = name
         group["params"] = []

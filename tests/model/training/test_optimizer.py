@@ -104,6 +104,13 @@ def test_tables_move_by_adagrad_with_one_rate_a_row_and_unread_rows_do_not_move(
     assert torch.equal(weight[[0, 3, 5, 6]], start[[0, 3, 5, 6]])
 
 
+def test_an_own_algorithm_gets_learning_rate_for_tables_which_do_not_decay():
+    config = OptimizerConfig(algorithm="torch.optim.SGD", learning_rate=0.3, rate_scale=0.5, weight_decay=0.1)
+    groups = build_optimizer(GPT(replace(SMALL, ngram_sizes=(2,), ngram_buckets=8)), config).param_groups
+    [tables] = [group for group in groups if group["name"] == "tables"]
+    assert (tables["lr"], tables["weight_decay"]) == (0.15, 0)
+
+
 def updated(config, algorithm):
     """A GPT and its optimizer after one update."""
     gpt = GPT(config)
