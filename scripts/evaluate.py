@@ -78,9 +78,8 @@ def evaluate(glass: Glass, parser: ArgumentParser, typed: Namespace) -> None:
     if of_run and split != "all":
         trained_on = read_checkpoint(glass.checkpoint, on_disk=True).get("TextDataModule", {})
         if zlib.crc32(tokens.data) not in trained_on.values():
-            changed = " ".join(f"--{name}" for name, _ in typed.items() if name.startswith("data."))
-            changed = changed or "files or options of the run"
-            say(f"This is not the {split} split that the run read; changed since then: {changed}", sys.stderr)
+            changed = [f"--{name}" for name, _ in typed.items() if name.startswith("data.")] or ["files or options"]
+            say(f"This is not the {split} split that the run read; changed since: {', '.join(changed)}", sys.stderr)
     result = {"checkpoint": glass.source, "step": glass.step, "text": corpus.name, "split": split}
     result |= measure(glass, tokens, stride)
     if options.json:

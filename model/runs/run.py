@@ -61,7 +61,7 @@ class Run:
         """
         if path is not None and not path.exists():
             raise Missing(f"{path} does not exist: give a run's folder such as runs/NAME, or a file in it")
-        named = path if path is not None and path.suffix == ".ckpt" and path.is_file() else None
+        named = path if path and path.suffix == ".ckpt" and path.is_file() else None
         if named and not needed:
             return cls(_folder_of(named), named)
         needed = needed or RUN_CHECKPOINTS

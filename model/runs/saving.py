@@ -115,10 +115,12 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     Returns whether best.ckpt is still there. Raises a `Mistake` for a damaged metrics.csv, samples.jsonl or
     scores.jsonl, before it changes anything.
     """
-    run, metrics, samples, scores = Run(run_dir), run_dir / METRICS, run_dir / SAMPLES, run_dir / HEAD_SCORES
+    run, metrics, scores = Run(run_dir), run_dir / METRICS, run_dir / HEAD_SCORES
     best, last = run_dir / BEST, run_dir / LAST
     rows = [row for row in read_metrics(metrics) if row["step"] <= step]
-    lines = {path: lines_by_step(path) for path in (samples, scores)}
+    lines = {path: lines_by_step(path) for path in (run_dir / SAMPLES, scores)}
+    recording = Recording({}, folder=run_dir / ATTENTION)
+    maps = [recording.path(later_step) for later_step, _ in lines[scores] if later_step > step]
     later = [run.kept(kept_step) for kept_step in run.kept_steps if kept_step > step]
     with suppress(Mistake):  # best.ckpt is missing, or damaged: then its step is unknown, and it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
@@ -128,14 +130,11 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
         copy(resumed, last)
     for path in later:
         log.warning("Removing %s, which is of a step after the resumed step %s.", path, step)
+    for path in later + maps:
         with file_errors(path):
             path.unlink(missing_ok=True)
     if metrics.exists():
         write_metrics(metrics, rows)
-    recording = Recording({}, folder=run_dir / ATTENTION)
-    for later_step, _ in lines[scores]:
-        if later_step > step:
-            recording.path(later_step).unlink(missing_ok=True)
     for path, found in lines.items():
         if path.exists():
             write_atomically(path, "".join(line for its_step, line in found if its_step <= step).encode())

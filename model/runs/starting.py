@@ -124,8 +124,8 @@ class RunFolder(callbacks.Callback):
 def lock(folder: Path) -> int | None:
     """Keeps other runs from training in a folder, and returns what `unlock` takes.
 
-    The lock ends with the process, however that ends, and leaves no file. Returns None where there is no lock: on
-    Windows, on file systems that cannot lock a folder, and in the processes of a run after the first.
+    The lock ends with the process, however that ends, and leaves no file. There is none on Windows, on file systems
+    that cannot lock a folder, and for the processes of a run after the first.
 
     Raises a `Mistake` if another process has locked the folder.
     """
@@ -135,13 +135,11 @@ def lock(folder: Path) -> int | None:
         descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return descriptor
-    except BlockingIOError:
-        os.close(descriptor)
-        raise Mistake(f"another process is training in {folder}: wait until it has ended") from None
-    except OSError:  # a file system that cannot lock a folder
-        os.close(descriptor)
-        return None
+    except OSError as error:  # any but BlockingIOError: a file system that cannot lock a folder
+        if isinstance(error, BlockingIOError):
+            os.close(descriptor)
+            raise Mistake(f"another process is training in {folder}: wait until it has ended") from None
+    return descriptor
 
 
 def unlock(locked: int | None) -> None:
