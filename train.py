@@ -63,8 +63,7 @@ def build_parser() -> ArgumentParser:
     add(
         "--resume_or_start",
         action="store_true",
-        help="Resume the run of --name, or start it if it has no checkpoint yet, so that a queue can repeat a job. "
-        "Does nothing if that run has finished.",
+        help="Resume the run of --name, or start it if it has no checkpoint yet, so that a queue can repeat a job.",
     )
     add(
         "--other_code",
@@ -113,7 +112,7 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
         overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1
     try:
         trainer = Trainer(**trainer_arguments(built.trainer) | overrides)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ImportError) as error:
         if "lightning" not in Path(extract_tb(error.__traceback__)[-1].filename).parts:
             raise
         raise Mistake(str(error)) from error  # Lightning lacks these devices, or this strategy or accelerator
@@ -141,9 +140,6 @@ def main(args: list[str] | None = None) -> int:
         say(options.saved.rstrip())
         return 0
     run = options.run or Run(new_run_dir(config))
-    if config.resume_or_start and run.state == "finished":
-        say(f"{run.folder} has finished; {run.how_to_resume}")
-        return 0
     locked = lock(run.folder)
     try:
         seed_everything(config.seed_everything, workers=True)

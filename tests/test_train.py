@@ -275,7 +275,7 @@ def test_a_repeated_job_starts_resumes_and_ends_once(train, no_pages, capsys, mo
     assert stopped.state == "stopped" and final_state(stopped.folder)["global_step"] == 5
     assert train(*again) == 0 and stopped.state == "finished"
     assert [*column("runs/run", "train/loss")][-1] == 12
-    assert train(*again) == 0 and tells(capsys.readouterr().out.splitlines()[-1], "runs/run finished --resume")
+    assert train(*again) == 2 and tells(capsys.readouterr().err, "runs/run exists --resume")
 
 
 OWN = """

@@ -33,6 +33,7 @@ def curves_figure(curves: Iterable[tuple[str, Mapping[str, Any]]], x_label: str,
         x, y, error = curve["x"], curve["y"], curve["error"]
         axes.plot(x, y, label=variant)
         axes.fill_between(x, y - error, y + error, alpha=0.25, linewidth=0)
+    axes.locator_params("x", integer=True)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), frameon=False)
     return figure
 

@@ -30,7 +30,7 @@ from model.gpt import GPTConfig
 from model.mistakes import Missing, Mistake, check_range, is_out_of_memory
 from model.runs.code import read_code, shown_command
 from model.runs.configs import layered, parse, plain_config, read_config
-from model.runs.run import CONFIG, RUNS, Run
+from model.runs.run import CONFIG, ENDED, RUNS, Run
 from model.runs.trainer_options import as_list, check_trainer
 from model.training.hardware import fast_precision
 
@@ -129,7 +129,7 @@ def parse_file(parser: ArgumentParser, path: Path) -> Namespace:
 
 
 def run_to_resume(chosen: Namespace) -> Run | None:
-    """Opens the run of --resume, or of --resume_or_start if it has a checkpoint; None for a new run.
+    """Opens the run of --resume, or of --resume_or_start if it has begun and not ended; None for a new run.
 
     Raises a `Mistake` for options that exclude each other.
     """
@@ -137,7 +137,7 @@ def run_to_resume(chosen: Namespace) -> Run | None:
         if chosen.get("name") is None or chosen.get("resume") is not None:
             raise Mistake("--resume_or_start resumes or starts the run of --name: write --name, and leave out --resume")
         run = Run(Path(chosen.get("trainer.default_root_dir") or RUNS, chosen.name))
-        return Run.open(run.folder, CONFIG) if run.checkpoint else None
+        return Run.open(run.folder, CONFIG) if run.checkpoint and run.state not in ENDED else None
     if chosen.get("resume") is None:
         return None
     for other in ("name", "model.init_from"):

@@ -30,13 +30,14 @@ from model.runs.terminal import sentence, shown
 IGNORED = ("seed_everything", "wandb", "trainer.default_root_dir", "data.cache_dir")  # options that make no difference
 TOKENIZER = ["data.tokenizer", "data.vocab_size"]
 STATE = "state"
-TOKENS = "validation tokens"  # the checksum of those on which a run validates
-BYTES = "validation bytes"  # the length of their text, which is the same with every tokenizer
+TOKENS = "validation text"  # the checksum of its tokens
+BYTES = "validation bytes"  # the length of this text, which is the same with every tokenizer
 LOSS = "val/loss"
 BITS = "val/bits_per_byte"
 SPEED = "tokens_per_second"
 FLOPS = "FLOPs per token"
 DIFFERENCE = "difference"
+GOAL = f" to {LOSS} "  # in the titles of the steps and minutes to a loss
 WIDEST = 300  # characters of a column in a terminal
 ERROR = " ±"  # ends the title of a standard error
 EXPLANATION = (
@@ -68,8 +69,10 @@ class Comparison:
             if title + ERROR in self.rows:
                 figures = self.rows[[title, title + ERROR]].to_numpy()
                 table[title] = [with_error(title, *figure) for figure in figures]
-        if len(table) > 1:
-            table = table.loc[:, table.nunique() > 1]
+        is_asked = table.columns.str.contains(GOAL)
+        is_told = table.nunique() > 1 if len(table) > 1 else (table != "").any()
+        table = table.loc[:, is_told | is_asked]
+        table = table.rename(columns={DIFFERENCE: f"{DIFFERENCE} of {self.measure}"})
         return table.join(self.rows[["seeds", "runs"]])
 
     def __str__(self) -> str:
@@ -94,13 +97,14 @@ class Comparison:
         return power_law(rows["tokens"] * rows[FLOPS], rows[self.measure], self.measure)
 
 
-def compare(runs: Iterable[str | Path], goal: float | None = None) -> Comparison:
+def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) -> Comparison:
     """Compares runs, given by their folders or by patterns such as "runs/lr-*"; others are compared with the first.
 
     goal: a validation loss; adds the steps and minutes to it.
 
     Runs that cannot be read are left out and named. Raises a `Mistake` if none is left.
     """
+    runs = [runs] if isinstance(runs, (str, Path)) else runs
     paths = [path for run in runs for path in sorted(glob.glob(str(run))) or [str(run)]]  # noqa: PTH207
     outcomes, left_out = [], []
     for path in dict.fromkeys(paths):
@@ -165,7 +169,7 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
             FLOPS: last["flops_per_token"],
             **{f"{score} formed": min(heads.values(), default=np.nan) for score, heads in formed.items()},
         }
-        if state != "finished":
+        if state != "finished" or history.index[-1] != options["trainer.max_steps"]:
             state = f"{state} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
         traits = {name: str(value) for name, value in options.items() if name not in IGNORED}
         traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
@@ -194,8 +198,8 @@ def figures_of(history: pd.DataFrame, goal: float | None) -> dict[str, float]:
     figures = {LOSS: last[LOSS], f"best {LOSS}": history[LOSS].min(), BITS: last[BITS]}
     if goal is not None:
         reached = history[history[LOSS] <= goal].min()
-        figures[f"steps to {LOSS} {goal:g}"] = reached["steps"]
-        figures[f"minutes to {LOSS} {goal:g}"] = reached["seconds"] / 60
+        figures[f"steps{GOAL}{goal:g}"] = reached["steps"]
+        figures[f"minutes{GOAL}{goal:g}"] = reached["seconds"] / 60
     return figures | {"tokens": last["tokens"], SPEED: history[SPEED].median()}
 
 

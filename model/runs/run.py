@@ -35,6 +35,7 @@ REPORT = "report.html"
 ATTENTION = "attention"
 HEAD_SCORES = f"{ATTENTION}/{SCORES_FILE}"
 CHECKPOINTS = "checkpoints"
+ENDED = ("finished", "diverged")  # the states of runs that do not go on
 BEST, LAST = RUN_CHECKPOINTS
 
 
@@ -52,7 +53,7 @@ class Run:
     def open(cls, path: Path | None = None, *needed: str) -> "Run":
         """Finds the run of a path: a run's folder or anything in it. None: the newest run under runs/.
 
-        Unless `needed` is given, `path` may also be a .ckpt file that belongs to no run. Then nothing else is checked.
+        Unless `needed` is given, `path` may also be a checkpoint that belongs to no run. Then nothing else is checked.
 
         Args:
             needed: files such as METRICS. The run must have at least one of them; by default, one of RUN_CHECKPOINTS.
@@ -61,7 +62,9 @@ class Run:
         """
         if path is not None and not path.exists():
             raise Missing(f"{path} does not exist: give a run's folder such as runs/NAME, or a file in it")
-        named = path if path and path.suffix == ".ckpt" and path.is_file() else None
+        named = path if path and path.is_file() else None
+        if named and named.suffix != ".ckpt" and cls(_folder_of(named)).first(CONFIG, *RUN_CHECKPOINTS):
+            named = None  # another file of a run stands for the run
         if named and not needed:
             return cls(_folder_of(named), named)
         needed = needed or RUN_CHECKPOINTS
@@ -74,7 +77,7 @@ class Run:
         else:
             run = cls(_folder_of(path), named)
             if not run.first(*needed):
-                raise Missing(f"{path} is neither a run's folder with {names} nor inside one, nor a .ckpt file")
+                raise Missing(f"{path} is neither a run's folder with {names} nor inside one")
         run.refuse_links()
         return run
 

@@ -139,9 +139,12 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
 
 
 def with_own_options(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Returns a saved state with the options that the optimizer has now: a resumed run may have new ones."""
+    """Returns a saved state with the options that the optimizer has now: a resumed run may have new ones.
+
+    The learning rate of the last update stays until the next update sets its own.
+    """
     pairs = zip(optimizer.param_groups, state["param_groups"], strict=True)
-    return state | {"param_groups": [own | {"params": saved["params"]} for own, saved in pairs]}
+    return state | {"param_groups": [own | {name: saved[name] for name in ("params", "lr")} for own, saved in pairs]}
 
 
 def group_names(gpt: GPT) -> list[str]:

@@ -41,7 +41,9 @@ def started(folder: Path, text: list[int], length: int, context: int = 512, mask
     tokenizer.decode, tokenizer.encode = str, lambda text: []
     tokenized = SimpleNamespace(validation=split)
     data = SimpleNamespace(tokenizer=tokenizer, tokenized=tokenized, document_masking=masking)
-    trainer = SimpleNamespace(datamodule=data, default_root_dir=folder, **{"is_global_zero": True} | options)
+    trainer = SimpleNamespace(
+        datamodule=data, default_root_dir=folder, **{"is_global_zero": True, "global_step": 0} | options
+    )
     gpt = SimpleNamespace(config=SimpleNamespace(context_length=context, window=None))
     monitor = Recorder(probe_tokens=length)
     monitor.start(trainer, SimpleNamespace(gpt=gpt))
