@@ -114,7 +114,7 @@ function experiment() {
   const told = off.length
     ? `Without ${listed(off)} ${quote(right)} gets ${chance(logits)} instead of ${chance(whole)}.`
     : `Random letters: only their first copy tells that ${quote(right)} comes next (${chance(whole)}). ` +
-      `${capital(headPart(finder))} looks there; arrows: who tells it where. Which is needed most? Switch off:`;
+      `${capital(headPart(finder))} looks there; arrows: who tells it where. Switch them off, one by one and together:`;
   const switchOf = (part) => {
     const isOff = off.includes(part);
     const onclick = () => change({ off: toggled(part), head: finder, part: null });

@@ -105,7 +105,7 @@ def test_the_film_plays_every_step_asks_where_heads_form_and_ends_with_the_live_
     chance, raises = shares(page.inner_text("#film"))[-1], in_page(page, "render", "shown.sides[0].measured.raises")
     assert "head 0.1" in page.inner_text("#film") and chance == 1 and max(raises) == raises[1] > 10
     click(page, "#film button")
-    wait_for(page, "#film", "Which is needed most?")
+    wait_for(page, "#film", "one by one and together")
     assert in_page(page, "state", "state.at") == 2 and page.is_visible("#box")
     for head in (0, 1):
         click(page, f"#film button >> nth={head}")
