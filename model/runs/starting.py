@@ -135,10 +135,11 @@ def lock(folder: Path) -> int | None:
         descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # any but BlockingIOError: a file system that cannot lock a folder
-        if isinstance(error, BlockingIOError):
-            os.close(descriptor)
-            raise Mistake(f"another process is training in {folder}: wait until it has ended") from None
+    except BlockingIOError:
+        os.close(descriptor)
+        raise Mistake(f"another process is training in {folder}: wait until it has ended") from None
+    except OSError:  # a file system that cannot lock a folder
+        pass
     return descriptor
 
 
