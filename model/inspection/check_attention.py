@@ -182,24 +182,27 @@ def _problems(
     found: list[Call],
     layer: nn.Module,
 ) -> Iterator[str]:
-    matrices = {name: p for name, p in layer.named_parameters() if p.ndim > 1 and p.any()}
+    parameters = dict(layer.named_parameters())
+    matrices = {name: p for name, p in parameters.items() if p.ndim > 1 and p.any()}
     trials = [list(readings(call, [*matrices.values()])) for call in found]
-    told = {name: value for name, value in vars(layer).items() if name in NUM_HEADS and isinstance(value, int)}
+    declared = {name: value for name, value in vars(layer).items() if name in NUM_HEADS and isinstance(value, int)}
     right = next((reading for trial in trials for reading in trial if reading.is_given_by({})), None)
     call = right.call if right else found[0]
     if not torch.allclose(call.output, call(call.inputs), equal_nan=True):
         yield "two calls with the same tokens differ, even after .eval(): dropout is not switched off"
         return
-    unused = [*_without_influence(call, dict(layer.named_parameters()), matrices)]
+    unused = [*_without_influence(call, parameters, matrices)]
     if unused:
         yield f"no influence on the output, or no gradient: {', '.join(unused)}"
     if right:
-        for name, value in told.items():
+        for name, value in declared.items():
             if value != right.num_heads:
                 yield f"{name} is {value}, but the number of heads in its output is {right.num_heads}"
         yield from _beyond(call)
         return
-    likely = [[each for each in trial if each.num_heads in told.values() or not told] for trial in trials]
+    likely = trials
+    if declared:  # trying all numbers of heads takes seconds
+        likely = [[reading for reading in trial if reading.num_heads in declared.values()] for trial in trials]
     causes = next(filter(None, map(_causes, likely)), [])
     yield from causes
     if not causes:
