@@ -18,6 +18,7 @@ import { capital, decimal, largestFirst, listed, percent, quote } from "browser/
 import { stopWriting } from "browser/writing.js";
 
 const SECONDS = 10; // from the first step to the last, without the questions
+const HELPED = 0.25; // a smaller chance of the right token is none that a head has helped to
 const LEAST = 0.5; // a head that raises the score by less has no arrow
 const WIDEST = 6; // pixels of an arrow
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches; // then a person goes from step to step
@@ -45,8 +46,8 @@ export function showWord(patch = {}) {
 
 async function play() {
   await stopWriting();
-  const head = finder ?? state.head;
-  change({ ...word, off: [], film: "plays", head, part: null, ...(state.at === LAST && { at: 0 }) });
+  const start = state.at === LAST && { at: 0 };
+  change({ ...word, off: [], film: "plays", head: finder ?? state.head, part: null, ...start });
   if (innerWidth < 700) $("controls").scrollIntoView(); // on a narrow screen the film is below the curves
   goOn();
 }
@@ -91,9 +92,9 @@ function questionOf(what, { chance, raises }, before, weight) {
   const looks = `gives ${first} ${percent(weight)} of its attention`;
   if (what === "writers") {
     const heads = `${capital(listed(writers.map(headPart)))} now ${writers.length > 1 ? "look" : "looks"}`;
-    const unsteady = before < 0.25 ? "Not yet" : `Not steadily (${percent(before)} one step before)`;
+    const unsteady = before < HELPED ? "Not yet" : `Not steadily (${percent(before)} one step before)`;
     return [`${heads} one token back. Does that help already?`,
-      `${chance < 0.25 ? unsteady : "Yes"}: ${gets}. ${capital(headPart(finder))} ${looks}; ${helpOf(raises)}.`];
+      `${chance < HELPED ? unsteady : "Yes"}: ${gets}. ${capital(headPart(finder))} ${looks}; ${helpOf(raises)}.`];
   }
   const since = `Since step ${stepOf(shown.at - 1)} ${quote(right)} has risen`;
   return [`${since} from ${percent(before)} to ${percent(chance)}. What does ${headPart(finder)} do now?`,
@@ -109,8 +110,7 @@ function sentenceOf({ chance, raises }, weight) {
 // At the end the reader switches these heads off, in the live model.
 function experiment() {
   const [{ typed, logits, whole, off }] = shown.sides;
-  const id = typed.tokens[source];
-  const chance = (of) => percent(probabilities(of, PLAIN)[id]);
+  const chance = (of) => percent(probabilities(of, PLAIN)[typed.tokens[source]]);
   const told = off.length
     ? `Without ${listed(off)} ${quote(right)} gets ${chance(logits)} instead of ${chance(whole)}.`
     : `Random letters: only their first copy tells that ${quote(right)} comes next (${chance(whole)}). ` +
