@@ -10,8 +10,11 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
-import torch
 from hypothesis import settings
+
+os.environ["OMP_WAIT_POLICY"] = "passive"  # for torch's import: its idle threads leave their core to other processes
+
+import torch
 
 from model.runs import code
 from tests import gpts, small_runs

@@ -208,7 +208,7 @@ def test_every_shipped_config_trains(train, config):
     shrunk = """--data.dataset=null --data.dataset_config=null --data.validation_fraction=0.1
         --model.gpt.num_layers=2 --model.gpt.num_heads=2 --model.init_from=null --wandb=disabled --name=run
         --trainer.accelerator=cpu --trainer.precision=bf16-mixed --trainer.accumulate_grad_batches=1
-        --trainer.max_steps=2"""
+        --trainer.max_steps=2 --data.validation_batch_size=4 --trainer.limit_val_batches=1"""
     assert train(f"--config={config}", *shrunk.split()) == 0
     assert Path("runs/run/checkpoints/best.ckpt").exists()
     options = yaml.safe_load(config.read_text(encoding="utf-8"))["model"]["gpt"] | {"vocab_size": 50257}
@@ -217,37 +217,30 @@ def test_every_shipped_config_trains(train, config):
     assert config.stem != "gpt2_124m" or gpt.num_parameters() == 124_439_808  # as published
 
 
-@pytest.mark.slow
-def test_neither_the_locale_nor_a_closed_standard_output_matters(here, small_options):
-    """Samples in any language are written and read back. Python reads its locale only when it starts."""
-    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    options = [*small_options, "--name=run", "--trainer.max_steps=4", "--recording.enabled=false"]
-    quick = "import sys, train; train.finish = lambda *_: ''; sys.exit(train.main())"  # writes no page
-    program = programs.start("-c", quick, *options, env=environment, stderr=subprocess.PIPE)
-    program.stdout.close()
-    error = program.stderr.read()
-    assert program.wait() == 0 and "ipe" not in error, error
-    assert not Path("runs/run/samples.jsonl").read_text(encoding="utf-8").isascii()
-
-
 # Starting the two processes takes most of the time, so each starts a run, and resumes one twice: after a row, then
-# between two.
+# between two. Python reads its locale only when it starts.
 TWICE = """
 import sys
-from train import main
+import train
 
-options = ["--trainer.devices=2", "--trainer.strategy=ddp", "--checkpoints.keep_steps=[10]"]
-assert main([*sys.argv[1:], *options, "--name=new", "--trainer.max_steps=1"]) == 0
-assert main(["--resume=runs/two", *options, "--trainer.max_steps=11"]) == 0
-assert main(["--resume=runs/two/checkpoints/step_00000010.ckpt", *options, "--trainer.max_steps=18"]) == 0
+train.finish = lambda _: ""  # writes no page
+options = ["--recording.enabled=false", "--checkpoints.keep_steps=[10]"]
+options += ["--trainer.devices=2", "--trainer.strategy=ddp"]
+assert train.main([*sys.argv[1:], *options, "--name=new", "--trainer.max_steps=1"]) == 0
+assert train.main(["--resume=runs/two", *options, "--trainer.max_steps=11"]) == 0
+assert train.main(["--resume=runs/two/checkpoints/step_00000010.ckpt", *options, "--trainer.max_steps=18"]) == 0
 """
+NO_UNICODE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.slow
-def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, trained, small_options, here):
+def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows_in_any_locale_with_nobody_listening(
+    train, trained, small_options, here
+):
     """One device begins the run, two continue it and one ends it; the losses are those of one device, in float32.
 
-    Each device has its own part of the loss since the last row; the first row after a resume needs all parts.
+    Each device has its own part of the loss since the last row; the first row after a resume needs all parts. The two
+    devices' locale has no letters but ASCII, and their standard output is closed.
     """
     # AdamW, because Muon's products in bfloat16 differ more by rounding.
     options = ["--model.optimizer.algorithm=adamw", "--model.optimizer.learning_rate=0.001"]
@@ -255,8 +248,11 @@ def test_two_devices_give_the_losses_of_one_and_resume_between_two_rows(train, t
     whole = trained(*options, "--trainer.max_steps=24")
     shutil.copytree(trained(*options, "--trainer.max_steps=6"), "runs/two")
     Path("twice.py").write_text(TWICE)
-    programs.run(here / "twice.py", *small_options)
+    program = programs.start(here / "twice.py", *small_options, env=NO_UNICODE, stderr=subprocess.PIPE)
+    program.stdout.close()
+    assert "ipe" not in programs.end(program)
     assert final_state("runs/new")["global_step"] == 1
+    assert not Path("runs/new/samples.jsonl").read_text(encoding="utf-8").isascii()
     assert train("--resume=runs/two", "--trainer.devices=1", "--trainer.strategy=auto", "--trainer.max_steps=24") == 0
     for name in ("train/loss", "val/loss", "tokens"):
         assert column("runs/two", name) == pytest.approx(column(whole, name), abs=1e-5)
