@@ -72,9 +72,9 @@ def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Share
 
     A hash of each path below `root` decides, so a file added below `root` hardly ever moves another to the other split.
     """
-    places = {path: uniform_hash(path.relative_to(root).as_posix()) for path in paths}
-    count = sum(place < fraction for place in places.values())
-    held_out = set(sorted(paths, key=places.__getitem__)[: min(max(count, 1), len(paths) - 1)])
+    hashes = {path: uniform_hash(path.relative_to(root).as_posix()) for path in paths}
+    count = sum(number < fraction for number in hashes.values())
+    held_out = set(sorted(paths, key=hashes.__getitem__)[: min(max(count, 1), len(paths) - 1)])
     train = {path: WHOLE for path in paths if path not in held_out}
     return train, {path: WHOLE for path in paths if path in held_out}
 

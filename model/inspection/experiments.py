@@ -46,7 +46,7 @@ class Trial:
 
     right: the ids of the tokens that should come next. answer: the text with which they begin.
     changed: the text after the change.
-    source: the place of the token that the model must look at to know what comes next.
+    source: the position of the token that the model must look at to know what comes next.
     """
 
     text: str
@@ -123,10 +123,10 @@ class Material:
         return [token for token in range(self.tokenizer.vocab_size) if re.match(pattern, label(token))]
 
     def token_at(self, text: str, character: int) -> int:
-        """Returns the place of the token that holds this character of the text."""
+        """Returns the position of the token that holds this character of the text."""
         tokens = self.tokenizer.encode(text)
         decode = self.tokenizer.decode
-        return next(place for place in range(len(tokens)) if len(decode(tokens[: place + 1])) > character)
+        return next(position for position in range(len(tokens)) if len(decode(tokens[: position + 1])) > character)
 
 
 def _word_twice(material: Material) -> Iterator[Trial]:

@@ -37,7 +37,9 @@ WORDS = 10  # recorded words
 WORD = 8  # tokens of a word
 BEGIN = 4  # tokens of its second copy
 LENGTH = WORD + BEGIN  # tokens of a text
-SOURCE = BEGIN  # the place of the token that the finder looks at: in the first copy, after the last token of the text
+SOURCE = (
+    BEGIN  # the position of the token that the finder looks at: in the first copy, after the last token of the text
+)
 TRIES = 1000  # words that are drawn at most
 LEAST_CHANCE = 0.25  # of the right token: with less, the model does not continue the word
 LEAST_WEIGHT = 0.25  # of the finder, from the last token to the source
@@ -199,16 +201,16 @@ def tell_film(last: Frame) -> Film:
         return Film(word, missing="the model does not continue a made-up word yet")
     if parts.max() <= 0:
         return Film(word, missing="no head looks at the first copy to continue the word")
-    finder = _places(parts)[0]
+    finder = _sorted_heads(parts)[0]
     raises = last.raises[(word, *finder)]
     if raises.max() < LEAST_RAISE:
         return Film(word, finder, missing="no earlier head raises the score with which it looks there")
     least = max(LEAST_RAISE, LEAST_SHARE * float(raises.max()))
     count = int((raises >= least).sum())
-    return Film(word, finder, _places(raises)[:count])
+    return Film(word, finder, _sorted_heads(raises)[:count])
 
 
-def _places(by_head: Tensor) -> tuple[tuple[int, int], ...]:
+def _sorted_heads(by_head: Tensor) -> tuple[tuple[int, int], ...]:
     """Returns the (layer, head) of each of (L, H) numbers, the largest first."""
     order = by_head.flatten().argsort(descending=True).tolist()
     return tuple(divmod(number, by_head.shape[1]) for number in order)

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-def head_name(place: Iterable[int]) -> str:
+def head_name(head: Iterable[int]) -> str:
     """Returns such as "2.1" for (2, 1), head 1 of layer 2."""
-    return "{}.{}".format(*place)
+    return "{}.{}".format(*head)
 
 
 def formation(flags: Iterable[tuple[int, Mapping[str, ArrayLike]]]) -> dict[str, dict[str, int]]:
@@ -22,6 +22,6 @@ def formation(flags: Iterable[tuple[int, Mapping[str, ArrayLike]]]) -> dict[str,
     for step, by_score in flags:
         for name, heads in by_score.items():
             since = formed.get(name, {})
-            names = [head_name(place) for place in np.argwhere(heads)]
+            names = [head_name(head) for head in np.argwhere(heads)]
             formed[name] = {head: since.get(head, step) for head in names}
     return formed

@@ -118,7 +118,7 @@ def _back(texts: Texts) -> Tensor:
 class Score:
     """How a head score is measured and explained.
 
-    probe: the kind of text on which it is measured. Duplicate and induction heads show only if a text repeats itself.
+    kind: of the texts on which it is measured. Duplicate and induction heads show only if a text repeats itself.
     meaning: completes the sentence "this head ..." on the page.
     glossary: two sentences, one of which says why the score matters.
     keys: the function that makes the pattern. None for a figure without one, such as the entropy: `figures_of`
@@ -126,7 +126,7 @@ class Score:
     letter: of a pattern, for small pictures of a head; by default the first letter of the name. Each has its own.
     """
 
-    probe: Kind
+    kind: Kind
     meaning: str
     glossary: str
     keys: Callable[[Texts], Tensor] | None = None
@@ -309,7 +309,7 @@ def _patterns_of(texts: Texts) -> Patterns:
     keys = {}
     counted = {"entropy": ~texts.begins}  # a query that sees only itself has no choice
     for name, score in SCORES.items():
-        if score.keys and score.probe == texts.kind:
+        if score.keys and score.kind == texts.kind:
             pattern = score.keys(texts).expand_as(texts.visible)
             keys[name] = _at_measured(pattern, texts)
             counted[name] = (pattern & texts.visible).any(-1) & (texts.visible & ~pattern).any(-1)
@@ -356,8 +356,8 @@ def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Values]) -> He
     sizes = {kind: [len(texts), texts.length] for kind, texts in windows.items()}
     table = HeadTable({}, {}, {}, {}, {}, reach, sizes)
     for name, score in SCORES.items():
-        texts = windows[score.probe]
-        values = measured[score.probe][name]
+        texts = windows[score.kind]
+        values = measured[score.kind][name]
         counted = _patterns_of(texts).counted[name]
         is_early = measured_queries(texts).flatten(1) < texts.length // 2
         whole = _by_window(values, counted)

@@ -158,7 +158,7 @@ def repeated_tokens(
     """
     sorted_candidates = sorted(set(candidates) - {first})
     order = torch.randperm(len(sorted_candidates), generator=generator or torch.Generator().manual_seed(0))
-    drawn = [sorted_candidates[place] for place in order[:period].tolist()]
+    drawn = [sorted_candidates[index] for index in order[:period].tolist()]
     beginning = [] if first is None else [first]
     if length is None:
         length = len(beginning) + 2 * len(drawn)

@@ -74,7 +74,7 @@ def _sentence(film: Film, reading: RecordedReading, stop: str | None) -> str:
     """stop: what happens at this step, see `stops`."""
     if film.missing:
         return f"At the last step, {film.missing}."
-    writers = listed([f"head {head_name(place)}" for place in sorted(film.writers)])
+    writers = listed([f"head {head_name(head)}" for head in sorted(film.writers)])
     if stop == "writers":
         return f"Now {writers} {'look' if len(film.writers) > 1 else 'looks'} one token back."
     weight = reading.maps[film.finder][-1, SOURCE]
@@ -99,21 +99,21 @@ def _draw_heads(axes: Axes, film: Film, reading: RecordedReading) -> None:
     if film.finder is None:
         return
 
-    def corner(place: tuple[int, int]) -> np.ndarray:
-        layer, head = place
+    def corner(at: tuple[int, int]) -> np.ndarray:
+        layer, head = at
         return (LENGTH + 1) * np.array([head, layers - 1 - layer])
 
     raises = np.reshape(reading.figures["raises"], (layers, heads))
-    for place in zip(*np.nonzero(raises >= LEAST_RAISE), strict=True):
+    for at in zip(*np.nonzero(raises >= LEAST_RAISE), strict=True):
         axes.annotate(
             "",
             xy=corner(film.finder) + np.array([SOURCE, LENGTH - 0.5]),
-            xytext=corner(place) + LENGTH / 2,
+            xytext=corner(at) + LENGTH / 2,
             arrowprops={
                 "arrowstyle": "-|>",
                 "mutation_scale": 14,
                 "color": ARROW,
-                "linewidth": min(WIDEST, raises[place]),
+                "linewidth": min(WIDEST, raises[at]),
             },
         )
 

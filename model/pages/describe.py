@@ -30,7 +30,7 @@ RESTING = {"first_token", "current_token"}  # patterns of a head that gathers no
 NARROWER = {"recent": {"previous_token", "current_token"}}  # by pattern: patterns that look at only some of its keys
 
 Description = dict[str, Any]
-Place = tuple[int, int]  # (layer, head)
+Head = tuple[int, int]  # (layer, head)
 
 
 def describe_heads(snapshot: Snapshot, effects: Sequence[Effect] = ()) -> list[Description]:
@@ -48,7 +48,7 @@ def describe_heads(snapshot: Snapshot, effects: Sequence[Effect] = ()) -> list[D
 def _described(
     snapshot: Snapshot,
     effects: Sequence[Effect],
-    at: Place,
+    at: Head,
 ) -> Description:
     patterns: list[str] = []
     if not np.isfinite(snapshot.scores["entropy"][at]):
@@ -71,7 +71,7 @@ def _described(
 
 def followed(
     snapshot: Snapshot,
-    at: Place,
+    at: Head,
     kind: str | None = None,
 ) -> str | None:
     """The pattern that a head follows, or None; if it follows several, the one that says most.
@@ -81,7 +81,7 @@ def followed(
     A head that looks at the token just before also looks at recent tokens: only the narrower pattern counts.
     """
     formed = [name for name in SCORES if snapshot.heads.formed[name][at]]
-    names = [name for name in formed if kind in (None, SCORES[name].probe)]
+    names = [name for name in formed if kind in (None, SCORES[name].kind)]
     names = [name for name in names if not NARROWER.get(name, set()).intersection(formed)]
     return max(names, key=lambda name: informs(snapshot, name, at), default=None)
 
@@ -89,7 +89,7 @@ def followed(
 def informs(
     snapshot: Snapshot,
     name: str,
-    at: Place,
+    at: Head,
 ) -> float:
     """How much a pattern says about where a head looks, in nats."""
     return information(snapshot.scores[name][at].item(), snapshot.heads.uniform[name])
@@ -126,7 +126,7 @@ def shortened(text: str, length: int) -> str:
 
 def _looks(
     snapshot: Snapshot,
-    at: Place,
+    at: Head,
     name: str,
     on_text: str | None,
 ) -> str:
@@ -134,7 +134,7 @@ def _looks(
     error = snapshot.heads.errors[name][at]
     score = f"{snapshot.scores[name][at]:.2f}" + (f" ± {error:.2f}" if error > 0 else "")
     sentence = f"{SCORES[name].meaning} ({score} of its weight)"
-    if SCORES[name].probe == "repeated":
+    if SCORES[name].kind == "repeated":
         sentence = f"where the text repeats itself, it {sentence}"
         if on_text:
             sentence += f"; elsewhere {SCORES[on_text].meaning.removeprefix('looks ')}"
@@ -166,7 +166,7 @@ def opening_view(recording: Recording, film: Film | None = None) -> dict[str, An
     snapshot = recording.at(recording.mapped[-1])
     kind = "text" if recording.is_prompt else None
 
-    def clarity(at: Place) -> tuple[bool, float]:
+    def clarity(at: Head) -> tuple[bool, float]:
         name = followed(snapshot, at, kind)
         return (name not in RESTING, informs(snapshot, name, at)) if name else (False, -1)
 
@@ -175,5 +175,5 @@ def opening_view(recording: Recording, film: Film | None = None) -> dict[str, An
     else:
         at = max(np.ndindex(snapshot.shape), key=clarity)
         name = followed(snapshot, at, kind) or next(iter(SCORES))
-        probe = SCORES[name].probe
+        probe = SCORES[name].kind
     return {"head": head_name(at), "score": name, "probe": probe}

@@ -13,7 +13,7 @@ from model.files import atomic_file
 from model.inspection.formation import head_name
 from model.inspection.recording import Recording
 from model.mistakes import Mistake
-from model.pages.describe import Place
+from model.pages.describe import Head
 
 DIGITS = "%.5g"  # of a weight: enough to tell every float16 from its neighbours
 
@@ -30,7 +30,7 @@ def choose_step(recording: Recording, step: int | None = None) -> int:
     raise Mistake(f"--steps {step} has no maps in {recording.name}: write {near}, the nearest step that has maps")
 
 
-def choose_heads(recording: Recording, names: Sequence[str] | None = None) -> list[list[Place]]:
+def choose_heads(recording: Recording, names: Sequence[str] | None = None) -> list[list[Head]]:
     """Returns the heads called LAYER.HEAD in one row, by default a row for each layer. Raises Mistake for no head."""
     layers, heads = recording.snapshots[-1].shape
     rows = [[(layer, head) for head in range(heads)] for layer in range(layers)]
@@ -47,7 +47,7 @@ def write_csv(
     recording: Recording,
     path: Path,
     step: int,
-    rows: Sequence[Sequence[Place]],
+    rows: Sequence[Sequence[Head]],
 ) -> None:
     """Writes the maps of the probe "text" at a step, with one row for each pair of query and key.
 

@@ -33,7 +33,7 @@ def about_film(recording: Recording, film: Film, readings: Mapping[int, Recorded
         "source": SOURCE,
         "missing": film.missing,
         "finder": film.finder and head_name(film.finder),
-        "writers": [head_name(place) for place in film.writers],
+        "writers": [head_name(head) for head in film.writers],
         "stops": stops(recording, film, readings),
     }
 

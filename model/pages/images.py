@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from model.files import write_atomically
 from model.inspection.recording import Recording
-from model.pages.describe import Place, shortened, visible
+from model.pages.describe import Head, shortened, visible
 from model.pages.pictures import DPI, drawn
 from model.pages.template import COLOURS
 
@@ -37,7 +37,7 @@ def draw_maps(
     recording: Recording,
     path: Path,
     step: int,
-    rows: Sequence[Sequence[Place]],
+    rows: Sequence[Sequence[Head]],
 ) -> None:
     """Writes a picture of the maps of the probe "text" at a step.
 
@@ -51,7 +51,7 @@ def draw_maps(
 
 def maps_figure(
     maps: np.ndarray,
-    heads: Sequence[Sequence[Place]],
+    heads: Sequence[Sequence[Head]],
     labels: Sequence[str],
     title: str,
 ) -> Figure:
@@ -100,7 +100,7 @@ def maps_figure(
 def draw_mosaic(
     axes: Axes,
     maps: np.ndarray,
-    heads: Sequence[Sequence[Place]],
+    heads: Sequence[Sequence[Head]],
 ) -> AxesImage:
     """Draws rows of maps, each with the name of its head. maps, heads: as in `maps_figure`."""
     image = axes.imshow(

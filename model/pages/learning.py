@@ -68,8 +68,8 @@ def _own_charts(rows: Rows) -> list[tuple[str, str, dict[str, str]]]:
 
 def evenly(items: Sequence, count: int) -> list:
     """Picks at most `count` items, evenly spaced, including the first and the last."""
-    places = np.linspace(0, len(items) - 1, min(count, len(items)))
-    return [items[place] for place in places.round().astype(int)]
+    indices = np.linspace(0, len(items) - 1, min(count, len(items)))
+    return [items[index] for index in indices.round().astype(int)]
 
 
 def story(rows: Rows, config: Mapping) -> str:

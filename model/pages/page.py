@@ -219,6 +219,7 @@ def _scores() -> dict[str, Any]:
     """Names, letters and explanations of the scores, by name."""
     return {
         name: {"label": name.replace("_", " "), "letter": score.letter or name[0].upper()}
-        | {field: getattr(score, field) for field in ("meaning", "glossary", "probe", "is_pattern")}
+        | {"probe": score.kind}
+        | {field: getattr(score, field) for field in ("meaning", "glossary", "is_pattern")}
         for name, score in SCORES.items()
     }

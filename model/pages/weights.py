@@ -34,7 +34,7 @@ from model.inspection.recording import Models
 from model.inspection.texts import Texts
 from model.mistakes import Mistake
 
-MAX_BYTES = 40_000_000  # of the weights in a page, all snapshots together
+MAX_BYTES = 40_000_000  # of the weights in a page, all models together
 MAX_DIFFERENCE = 1e-3  # of a logit; above it, the model's attention is not the one that the page computes
 EXACT_BYTES = 12_000_000  # up to which weights are stored in bfloat16
 
@@ -52,7 +52,7 @@ class Packed:
 
     manifest: plain data for JSON; see `pack`.
     blocks: the weights of each snapshot, in base64.
-    models: each snapshot with the rounded weights that the page has, and the means of its parts.
+    models: each model with the rounded weights that the page has, and the means of its parts.
     """
 
     manifest: dict[str, Any]
@@ -61,15 +61,15 @@ class Packed:
 
 
 def pack(
-    snapshots: Models,
+    models: Models,
     tokenizer: Any,
     probe: Texts,
     windows: Texts,
 ) -> Packed:
-    """Packs a model, or several snapshots of one.
+    """Packs a model, or one at several steps.
 
     Args:
-        snapshots: all of the same config, in the order of the page's slider.
+        models: all of the same config, in the order of the page's slider.
         tokenizer: one of `data.tokenizers`.
         probe: one text of T tokens, 2 or more. The page reads it to check itself, and the cost of rounding is measured
             on it. If it has document ids, the page's attention stays within a document.
@@ -80,18 +80,18 @@ def pack(
         parameters: how many each part has.
         kind: how matrices are stored. bytes: the size of a block.
         tensors, means: lists of {name, shape, kind, start}. reference: one such entry.
-        parity: the probe, and what rounding costs each snapshot, in bits per token.
+        parity: the probe, and what rounding costs each model, in bits per token.
 
-    Raises a Mistake if a snapshot has diverged, if the model's attention or weights are not those that the page
+    Raises a Mistake if a model has diverged, if the model's attention or weights are not those that the page
     computes with, or if even int8 takes more than MAX_BYTES.
     """
-    config = snapshots[0][1].config
-    for step, gpt in snapshots:
+    config = models[0][1].config
+    for step, gpt in models:
         if not gpt.is_finite():
             raise Mistake(f"the model at step {step} has diverged: some of its weights are not numbers")
-    kind = _kind_that_fits(snapshots)
-    blocks, bits, models = [], [], []
-    for _, gpt in snapshots:
+    kind = _kind_that_fits(models)
+    blocks, bits, on_page = [], [], []
+    for _, gpt in models:
         exact = copy.deepcopy(gpt).float().cpu().eval()
         rounded, stored = _rounded(exact, kind)
         with undisturbed(exact), torch.no_grad():
@@ -101,7 +101,7 @@ def pack(
             log_rounded, log_exact = (one.double().log_softmax(-1) for one in (logits, expected))
             bits.append(F.kl_div(log_rounded, log_exact, reduction="batchmean", log_target=True).item() / math.log(2))
             means = part_means(rounded, windows)
-        models.append((rounded, means))
+        on_page.append((rounded, means))
         content = bytearray()
         tensors = [_append(content, name, *tensor) for name, tensor in stored.items()]
         averages = [_append(content, part, "float32", [mean]) for part, mean in means.items()]
@@ -114,7 +114,7 @@ def pack(
         "config": asdict(config) | {"ngram_factors": NGRAM_FACTORS, "document_start": document_start},
         "tokenizer": tokenizer.to_dict(),
         "parameters": _parameters(exact),
-        "steps": [step for step, _ in snapshots],
+        "steps": [step for step, _ in models],
         "kind": kind,
         "bytes": len(content),
         "tensors": tensors,
@@ -122,7 +122,7 @@ def pack(
         "reference": reference,
         "parity": {"probe": probe.tokens[0].tolist(), "bits": bits},
     }
-    return Packed(manifest, blocks, models)
+    return Packed(manifest, blocks, on_page)
 
 
 def _parameters(gpt: GPT) -> dict[str, int]:
@@ -155,9 +155,9 @@ def _append(
     }
 
 
-def _kind_that_fits(snapshots: Models) -> str:
+def _kind_that_fits(models: Models) -> str:
     """Chooses how matrices are stored, from their size alone, so that a model that is too large is never packed."""
-    size = len(snapshots) * snapshots[0][1].num_parameters() * 4 / 3  # as int8, in base64
+    size = len(models) * models[0][1].num_parameters() * 4 / 3  # as int8, in base64
     if 2 * size <= EXACT_BYTES:
         return "bfloat16"
     if size <= MAX_BYTES:

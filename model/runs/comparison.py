@@ -27,7 +27,12 @@ from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, Run
 from model.runs.scaling import power_law
 from model.runs.terminal import sentence, shown
 
-IGNORED = ("seed_everything", "wandb", "trainer.default_root_dir", "data.cache_dir")  # options that make no difference
+NOT_COMPARED = (
+    "seed_everything",
+    "wandb",
+    "trainer.default_root_dir",
+    "data.cache_dir",
+)  # options that make no difference
 TOKENIZER = ["data.tokenizer", "data.vocab_size"]
 STATE = "state"
 TOKENS = "validation text"  # the checksum of its tokens
@@ -171,7 +176,7 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
         }
         if state != "finished" or history.index[-1] != options["trainer.max_steps"]:
             state = f"{state} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
-        traits = {name: str(value) for name, value in options.items() if name not in IGNORED}
+        traits = {name: str(value) for name, value in options.items() if name not in NOT_COMPARED}
         traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
         for file in last["hashes"]:
             digits = dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts)

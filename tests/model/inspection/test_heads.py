@@ -120,7 +120,7 @@ def test_scores_over_windows_have_mean_standard_error_and_reach(limit, gpt, monk
         alone.append(heads_of(maps, windows).scores)
         tokens.append(Categorical(probs=maps["text"]).entropy().exp())  # perplexity of the weights
     for name, score in heads.SCORES.items():
-        each = np.stack([one[name] for one in alone[: len(WINDOWS[score.probe])]])
+        each = np.stack([one[name] for one in alone[: len(WINDOWS[score.kind])]])
         close(found.scores[name], each.mean(0))
         close(found.errors[name], each.std(0, ddof=1) / len(each) ** 0.5)
         assert found.counts[name] == len(each)

@@ -24,8 +24,8 @@ def following(pattern: str, strength: float = 6.0, head=(1, 2), others=None) -> 
     """Maps of noise, or other maps, except that a head follows a pattern on the probe that shows it."""
     maps = others or noise_maps(0.5)
     score = heads.SCORES[pattern]
-    (keys,) = score.keys(PROBES[score.probe]).expand(1, -1, -1)
-    maps[score.probe][head] = causal_softmax(strength * keys.float())
+    (keys,) = score.keys(PROBES[score.kind]).expand(1, -1, -1)
+    maps[score.kind][head] = causal_softmax(strength * keys.float())
     return maps
 
 
@@ -53,9 +53,9 @@ def test_a_head_that_follows_a_pattern_gets_its_name_and_the_page_opens_with_it(
     assert patterns(described) == [[]] * 5 + [[pattern]]
     score, sentence = heads.SCORES[pattern], described[5]["sentence"]
     assert f"({heads_of(maps, PROBES).scores[pattern][1, 2]:.2f} of its weight)" in sentence
-    start = "where the text repeats itself, it " if score.probe == "repeated" else ""
+    start = "where the text repeats itself, it " if score.kind == "repeated" else ""
     assert sentence.lower().startswith(start + score.meaning)
-    assert opening_view(maps, PROBES) == {"head": "1.2", "probe": score.probe, "score": pattern}
+    assert opening_view(maps, PROBES) == {"head": "1.2", "probe": score.kind, "score": pattern}
 
 
 def test_a_previous_token_head_is_not_also_described_as_recent():
