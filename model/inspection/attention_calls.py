@@ -7,10 +7,10 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from model.mistakes import Mistake
 
 SCALE = 3.0  # of the inputs, so large that a hidden score of -10 can be seen
 Arguments = dict[str, Tensor]
+Order = Literal["texts first", "tokens first", "one text"]  # of the axes; "one text" has no axis for texts
 
 
 @dataclass
@@ -31,15 +32,25 @@ class Call:
     inputs: Arguments  # tokens (2, T, D); or queries, keys and values, (2, T, K) or (2, H, T, K)
     mask: Arguments  # empty without a mask
     meanings: list[Tensor]  # what each query may be meant to see, (2 or 1, 1, T or 1, T)
-    tokens_first: bool = False  # whether the function takes and returns (T, 2, ...)
+    order: Order = "texts first"  # in which the function takes and returns the axes
+    changed: set[str] = field(default_factory=set)  # the arguments that a call has changed in place
 
     def __call__(self, inputs: Arguments) -> Tensor:
         """Returns the output with its heads merged, (2, T, E)."""
         given = inputs | self.mask
         copies = {name: x.clone() for name, x in given.items()}
-        passed = dict(copies)
-        if self.tokens_first:
-            passed |= {name: copies[name].transpose(0, 1) for name in inputs}
+        if self.order == "one text":
+            texts = [{name: x[text] if len(x) == 2 else x for name, x in copies.items()} for text in range(2)]
+            output = torch.stack([self._output(**text) for text in texts])
+        elif self.order == "tokens first":
+            tokens_first = {name: copies[name].transpose(0, 1) for name in inputs}
+            output = self._output(**copies | tokens_first).transpose(0, 1)
+        else:
+            output = self._output(**copies)
+        self.changed |= {name for name, x in given.items() if not torch.equal(copies[name], x)}
+        return merge_heads(output) if output.ndim == 4 else output
+
+    def _output(self, **passed: Tensor) -> Tensor:
         shapes = {name: tuple(x.shape) for name, x in passed.items()}
         called = f"called with the shapes {shapes}, it"
         try:
@@ -48,18 +59,13 @@ class Call:
             line = _lines_of_user(error)[-1]
             what = f"{type(error).__name__}: {error}"
             raise Mistake(f"{called} fails in line {line.lineno}, `{line.line}`, with {what}") from error
-        changed = [name for name, x in given.items() if not torch.equal(copies[name], x)]
-        if changed:
-            raise Mistake(f"{called} changes its argument {changed[0]} in place: the caller still needs it")
         if isinstance(output, (tuple, list)):
             output = output[0]
         expected = next(iter(shapes.values()))[:-1]
         if not isinstance(output, Tensor) or output.shape[:-1] != expected:
             returned = getattr(output, "shape", type(output))
             raise Mistake(f"{called} returns {returned}, which does not begin with {expected}")
-        if self.tokens_first:
-            output = output.transpose(0, 1)
-        return merge_heads(output) if output.ndim == 4 else output
+        return output
 
     @cached_property
     def output(self) -> Tensor:
@@ -69,7 +75,7 @@ class Call:
 def calls(
     function: Callable[..., Any],
     shapes: Iterable[tuple[int, ...]],
-    tokens_first: bool = False,
+    order: Order = "texts first",
 ) -> list[Call]:
     """Returns the calls that work, with the first shape of inputs and of a mask for which one does.
 
@@ -85,7 +91,7 @@ def calls(
             found = []
             for mask in given:
                 inputs = {name: SCALE * torch.randn(shape) for name in names}
-                call = Call(function, inputs, mask, meanings, tokens_first)
+                call = Call(function, inputs, mask, meanings, order)
                 try:
                     call(call.inputs)
                     found.append(call)
@@ -93,7 +99,8 @@ def calls(
                     problems.append(problem)
             if found:
                 return found
-    raise Mistake(f"no call works; of the one that came furthest: {max(problems, key=_line_reached)}")
+    furthest = max(problems, key=line_reached)
+    raise Mistake(f"no call works; of the one that came furthest: {furthest}") from furthest.__cause__
 
 
 def _names(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
@@ -134,6 +141,7 @@ def _masks(
     shapes = [
         (both, [both]),
         (both[:, 0], [both]),
+        (both[:, 0].movedim(0, -1), [both]),
         (causal[0, 0], [causal]),
         (padding[:, 0, 0], [padding, both]),
     ]
@@ -144,9 +152,10 @@ def _lines_of_user(error: BaseException) -> list[traceback.FrameSummary]:
     return [line for line in traceback.extract_tb(error.__traceback__) if "site-packages" not in line.filename]
 
 
-def _line_reached(problem: Mistake) -> float:
+def line_reached(problem: Mistake) -> float:
+    """Returns the line at which a call has failed; infinity if it came to its end."""
     error = problem.__cause__
-    if error is None:  # it came to its end
+    if error is None:
         return torch.inf
     lines = _lines_of_user(error)[1:]
     return lines[0].lineno if lines else 0

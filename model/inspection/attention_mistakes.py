@@ -24,6 +24,8 @@ TOOLS = {
     "repeat": lambda x, H: torch.cat([x] * (H // x.shape[-3]), -3),
     "view": lambda x: merge_heads(x).reshape(x.shape),  # the heads that `view` makes without a transpose
     "first": lambda x: x[..., :1, :, :].expand_as(x),
+    "swap": lambda x: x.transpose(-3, -2),
+    "cosines": lambda q, k: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT,
 }
 FORMULA = {
     "q, k, v": "q, k, v",
@@ -32,7 +34,8 @@ FORMULA = {
     "masked": "scores.masked_fill(~mask, -inf)",
     "weights": "masked.softmax(-1)",
     "values": "weights @ v",
-    "output": "merge(values) @ output_matrix",
+    "merged": "merge(values)",
+    "output": "merged @ output_matrix",
 }
 CONSTANTS = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512, 768)  # widths of heads and of models
 MISTAKES = {
@@ -44,6 +47,9 @@ MISTAKES = {
         "q @ k.mT / (H * K)**0.5": "the scores are divided by the root of the width of all heads, not of one",
         "q @ k.mT / (H * K)": "the scores are divided by the width of all heads, not by the root of one head's",
         "q @ k.mT / S**0.5": "the scores are divided by the root of the number of keys, not of the head's width",
+        "q @ k.reshape(*k.shape[:-2], K, S) / K**0.5": "the keys are reshaped, not transposed",
+        "cosines(q, k)": "queries and keys are normalised: the scores are cosines",
+        "cosines(q, k) / K**0.5": "queries and keys are normalised: the scores are cosines",
         "q @ k.mT / H**0.5": "the scores are divided by the root of the number of heads, not of the head's width",
         **dict.fromkeys(
             (f"q @ k.mT / {number}**0.5" for number in CONSTANTS),
@@ -63,6 +69,7 @@ MISTAKES = {
             "the masks or lengths of the texts are repeated as a whole: use repeat_interleave"
         ),
         "scores.masked_fill(~mask, 0)": "hidden scores are 0, and e^0 is 1: they must be -inf",
+        "scores.masked_fill(~mask, 1e9)": "hidden scores are large and positive: they must be -inf",
         "scores.masked_fill(~mask, -1)": "hidden scores are -1: they must be -inf",
         "scores.masked_fill(~mask, -10)": "hidden scores are -10: they must be -inf",
         "scores + 1.0 * mask": "the mask adds 1 to the scores that are seen: hidden ones must be -inf",
@@ -77,6 +84,7 @@ MISTAKES = {
         "scores.masked_fill(~mask, -1e9).softmax(-4)": "the softmax runs over texts, not keys",
         "masked.softmax(-1).softmax(-1)": "the softmax is applied twice",
         "masked.softmax(-1) / K**0.5": "the weights are divided once more after the softmax",
+        "masked.softmax(-1) / S": "the weighted values are averaged, not added up",
         "masked.softmax(-1) * K**0.5": "the weights are multiplied after the softmax",
         "(masked * K**0.5).softmax(-1) / K**0.5": "the weights are divided, not the scores before the softmax",
         "masked.sigmoid()": "a sigmoid replaces the softmax",
@@ -111,12 +119,19 @@ MISTAKES = {
         "weights.mT @ v": "the weights are transposed",
         "v": "the weights are not used: each query gets its own value",
     },
+    "merged": {
+        "values.flatten(-3).unflatten(-1, (T, -1))": "heads are merged without transposing back",
+        "values.movedim(-3, -1).flatten(-2)": "the numbers of all heads are merged in turns",
+        "merge(values.flip(-3))": "heads are merged in the reverse order",
+        "((swap(q) @ swap(k).mT / K**0.5).softmax(-1) @ swap(v)).flatten(-2)": (
+            "each token attends over its own heads: (B, T, H, K) is not transposed to (B, H, T, K)"
+        ),
+        "((view(q) @ view(k).mT / K**0.5).masked_fill(~mask, -inf).softmax(-1) @ view(v)).flatten(-3)"
+        ".unflatten(-1, (T, -1))": "heads are split and merged by view, without a transpose",
+    },
     "output": {
-        "values.flatten(-3).unflatten(-1, (T, -1)) @ output_matrix": "heads are merged without transposing back",
-        "values.movedim(-3, -1).flatten(-2) @ output_matrix": "the numbers of all heads are merged in turns",
-        "merge(values.flip(-3)) @ output_matrix": "heads are merged in the reverse order",
-        "merge(values)": "the output matrix is not used",
-        "merge(values) @ output_matrix + x": "the input is added: a residual connection belongs outside",
+        "merged": "the output matrix is not used",
+        "merged @ output_matrix + x": "the input is added: a residual connection belongs outside",
     },
 }
 

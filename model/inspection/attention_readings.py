@@ -78,8 +78,8 @@ def readings(
         (matrices[1:], matrices[:1]),  # the matrix of the output was made first
         (matrices, [identity]),
     ):
-        do_fit = all(D in maker.shape[-2:] for maker in makers)
-        if makers and do_fit and E in last[0].shape[-2:]:
+        do_fit = all(D in maker.shape for maker in makers)
+        if makers and do_fit and E in last[0].shape:
             columns = torch.cat([_taking(D, maker) for maker in makers], -1)
             rows = _taking(E, last[0]).mT
             for cut in _cuts(columns, len(rows)):
@@ -94,9 +94,8 @@ def _taking(
     matrix: Tensor,
 ) -> Tensor:
     """Returns a matrix, its transpose or those of each head as one matrix (width, N)."""
-    if matrix.shape[-2] != width:
-        matrix = matrix.mT
-    return matrix.movedim(-2, 0).flatten(1)
+    axis = next(axis for axis in (-2, -1, 0) if matrix.shape[axis] == width)
+    return matrix.movedim(axis, 0).flatten(1)
 
 
 def _cuts(

@@ -11,27 +11,51 @@ Shapes: B batch, T query length, S key length, D width of the tokens, H heads, K
 import copy
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from model.attention import CausalSelfAttention
-from model.inspection.attention_calls import SCALE, Call, calls
+from model.inspection.attention_calls import SCALE, Call, Order, calls, line_reached
 from model.inspection.attention_mistakes import FORMULA, MISTAKES
 from model.inspection.attention_readings import Reading, readings
 from model.masks import causal_mask, padding_mask
-from model.mistakes import Mistake
+from model.mistakes import Mistake, listed
 
-BIAS = r"bias|\bb_?\w?$"  # the name of a parameter that is no matrix, even if it has one axis for heads
+BIAS = r"bias|b_?\w?"  # the name of a parameter that is no matrix, even if it has one axis for heads
 NUM_HEADS = ("num_heads", "n_heads", "n_head", "nhead", "heads", "h")  # names that people give it
 NO_MODULE = nn.Module()
-LONG = 12  # tokens, so many that an attention which sees the last few only is told
+WIDTHS = [
+    [11],
+    [2],
+    [4],
+    [8],
+    [16],
+    [32],
+    [64],
+]  # of heads: an attention that is made for one width is right if one is right
+DIFFERS = "it differs from the formula; none of the known mistakes gives its output"
+NOT_COMPARED = "it could not be compared with the formula"
+LONG = 13  # tokens, so many that an attention which sees the last few only is told
+SHORT = 5  # tokens, for an attention that is made for no more
 MASKING = {"tril", "triu", "masked_fill", "masked_fill_"}  # functions that make or apply a mask
+
+
+class Way(NamedTuple):
+    """A way to call an attention. letters: the axes of its inputs. axes: the first of them."""
+
+    letters: str
+    axes: tuple[int, ...]
+    order: Order = "texts first"
+
+
+OF_HEADS = [Way("(B, H, T, K)", (2, 3)), Way("(B, T, K)", (2,)), Way("(T, K)", (2,), "one text")]
+TOKENS_FIRST = Way("(T, B, D), as without batch_first=True,", (2,), "tokens first")
+OF_TOKENS = [Way("(B, T, D)", (2,)), TOKENS_FIRST, Way("(T, D)", (2,), "one text")]
 
 
 def check_attention(attention: Callable[..., Any]) -> list[str]:
@@ -39,19 +63,24 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
 
     Args:
         attention: a function (q, k, v, mask=None) of tensors (B, H, T, K) or (B, T, K); or a module of tokens
-            (B, T, D) or (T, B, D), or of queries, keys and values. A mask is boolean, and True means may attend; or 0
-            and -inf, to be added to the scores; or `valid_lens`, the number of tokens of each text. If the attention
-            returns a tuple, the first element is the output.
+            (B, T, D) or (T, B, D), or of queries, keys and values. B may be missing. A mask is boolean, and True means
+            may attend; or 0 and -inf, to be added to the scores; or `valid_lens`, the number of tokens of each text. If
+            the attention returns a tuple, the first element is the output.
 
     It is compared with as many queries as keys, and the `attend` of a `CausalSelfAttention` also with fewer, as with a
-    cache. A warning says if it was compared without a mask, without its norms, or with tokens first.
+    cache. A warning says if it was compared without a mask, without its norms, or with one text at a time.
     """
     with torch.random.fork_rng([]), torch.enable_grad():
         torch.manual_seed(0)
         try:
             if isinstance(attention, nn.Module):
                 return list(_of_module(attention))
-            return _of_heads(attention, [[11], [6]])  # two widths, because a constant may be right for one
+            if isinstance(getattr(attention, "__self__", None), nn.Module):
+                return _compared(attention, OF_HEADS, (LONG, SHORT), WIDTHS)
+            for widths in ([[11]], [[6]]):  # two, because a constant may be right for one
+                if problems := _compared(attention, OF_HEADS, (LONG, SHORT), widths):
+                    return problems
+            return []
         except Mistake as problem:
             return [str(problem)]
 
@@ -89,32 +118,62 @@ def _of_module(module: nn.Module) -> Iterator[str]:
     _fill(layer)
     sizes = dict.fromkeys(size for p in layer.parameters() if p.ndim > 1 for size in reversed(p.shape))
     if sizes:
-        yield from _of_tokens(layer, [(2, T, D) for T in (5, 4) for D in sizes])
+        ways = OF_TOKENS if getattr(layer, "batch_first", True) else [TOKENS_FIRST]
+        yield from _compared(layer.forward, ways, (SHORT, 4), [[*sizes]], layer)
     else:
-        yield from _of_heads(layer.forward, [[11, 2, 4, 8, 16, 32, 64]])
+        yield from _compared(layer.forward, OF_HEADS, (LONG, SHORT), WIDTHS)
     for name, value in _plain_tensors(layer):
         if id(value) in shared and value.ndim:  # and not what the forward pass keeps for its user
             yield f"{name} is a tensor but no buffer, so `.to` does not move it to a GPU: use register_buffer"
 
 
-def _of_tokens(
-    layer: nn.Module,
-    shapes: Sequence[tuple[int, ...]],
+def _compared(
+    function: Callable[..., Any],
+    ways: list[Way],
+    lengths: tuple[int, int],
+    widths: list[list[int]],
+    layer: nn.Module = NO_MODULE,
 ) -> list[str]:
-    """The problems of a module of (B, T, D), or of (T, B, D) if it says batch_first=False, as PyTorch's default."""
-    try:
-        problems = list(_problems(calls(layer.forward, shapes), layer))
-    except Mistake as problem:
-        problems = [str(problem)]
-    if problems:
-        with suppress(Mistake):
-            if not list(_problems(calls(layer.forward, shapes, tokens_first=True), layer)):
-                told = "compared with tokens first, as (T, B, D), and equal"
-                if getattr(layer, "batch_first", True):
-                    return [f"{told}: if they are (B, T, D), batch_first=True is missing"]
-                warnings.warn(told, stacklevel=5)
+    """The problems of an attention, called in the first way in which it is equal; else one whose cause is known.
+
+    Args:
+        lengths: the first one that works is tried.
+        widths: of the inputs: of each list, the first one that works is tried.
+    """
+    trials: dict[str, list[str]] = {}
+    failures: list[Mistake] = []
+    for letters, axes, order in ways:
+        if order == "one text" and trials:
+            break
+        found: list[Call] = []
+        try:
+            for some in widths:
+                found += calls(function, [(*axes, T, width) for T in lengths for width in some], order)
+        except Mistake as failure:
+            failures.append(failure)
+            continue
+        is_known = any(map(_is_known, trials.values()))
+        problems = list(_problems(found, layer, is_known))
+        if not problems:
+            if order == "one text":
+                warnings.warn("compared with one text at a time", stacklevel=4)
+            if not trials:
                 return []
-    return problems
+            known = [problem for told in trials.values() if _is_known(told) for problem in told]
+            told = f"compared as {letters} and equal, but not as {listed([*trials], 'or')}"
+            if known or order == "tokens first":
+                return [told, *known]
+            warnings.warn(told, stacklevel=4)
+            return []
+        trials[letters] = problems
+    if not trials:
+        raise max(failures, key=line_reached)
+    return max(trials.values(), key=_is_known)
+
+
+def _is_known(problems: list[str]) -> bool:
+    """Whether the cause of the problems is known."""
+    return DIFFERS not in problems and NOT_COMPARED not in problems
 
 
 def _plain_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -137,27 +196,12 @@ def _leave_norms_out(layer: nn.Module) -> None:
 def _fill(layer: nn.Module) -> None:
     """Fills biases with zeros, and a square matrix so that its rows and columns are alike, as `readings` needs it."""
     for name, p in layer.named_parameters():
-        if re.search(BIAS, name):
+        if re.fullmatch(BIAS, name.rpartition(".")[2]) or (p.ndim == 1 and "bias" in name):
             nn.init.zeros_(p)
         elif p.ndim > 1:
             nn.init.xavier_normal_(p)
             if p.shape[-1] == p.shape[-2]:
                 p.data = p.data + p.data.mT
-
-
-def _of_heads(
-    function: Callable[..., Any],
-    widths: list[list[int]],
-) -> list[str]:
-    """The problems with the first group of head widths of which none is right."""
-    for group in widths:
-        found = []
-        for K in group:
-            found += calls(function, [shape for T in (LONG, 5) for shape in ((2, 3, T, K), (2, T, K))])
-        problems = list(_problems(found, NO_MODULE))
-        if problems:
-            return problems
-    return []
 
 
 def _of_attend(layer: CausalSelfAttention) -> list[str]:
@@ -181,13 +225,17 @@ def _of_attend(layer: CausalSelfAttention) -> list[str]:
 def _problems(
     found: list[Call],
     layer: nn.Module,
+    is_known: bool = False,
 ) -> Iterator[str]:
+    """Yields the problems of these calls. is_known: the cause is known already, and not looked for."""
     parameters = dict(layer.named_parameters())
     matrices = {name: p for name, p in parameters.items() if p.ndim > 1 and p.any()}
     trials = [list(readings(call, [*matrices.values()])) for call in found]
     declared = {name: value for name, value in vars(layer).items() if name in NUM_HEADS and isinstance(value, int)}
     right = next((reading for trial in trials for reading in trial if reading.is_given_by({})), None)
     call = right.call if right else found[0]
+    for changed in {name for call in found for name in call.changed}:
+        yield f"it changes its argument {changed} in place: the caller still needs it"
     if not torch.allclose(call.output, call(call.inputs), equal_nan=True):
         yield "two calls with the same tokens differ, even after .eval(): dropout is not switched off"
         return
@@ -203,17 +251,17 @@ def _problems(
     likely = trials
     if declared:  # trying all numbers of heads takes seconds
         likely = [[reading for reading in trial if reading.num_heads in declared.values()] for trial in trials]
-    causes = next(filter(None, map(_causes, likely)), [])
+    causes = [] if is_known else next(filter(None, map(_causes, likely)), [])
     yield from causes
     if not causes:
         if not call.output.isfinite().all():
             yield "the output is NaN or infinite"
-        elif _sees_all_tokens(call):
+        elif _makes_mask(call) and _sees_all_tokens(call):
             yield "the first output depends on the last token"
         if any(trials):
-            yield "it differs from the formula; none of the known mistakes gives its output"
+            yield DIFFERS
         else:
-            yield "it could not be compared with the formula"
+            yield NOT_COMPARED
         if matrices:
             names = ", ".join(matrices)
             yield f"if not all of {names} make q, k, v or the output, give a function of q, k, v"
@@ -237,7 +285,10 @@ def _without_influence(
     inputs = {name: x.clone().requires_grad_() for name, x in call.inputs.items()}
     loss = call(inputs).square().sum()
     if loss.requires_grad:
-        loss.backward()
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            raise Mistake(f"it cannot be trained: {error}") from error
     needed = {*inputs, *matrices}  # the softmax does not change with a bias of the keys
     for name, part in {**inputs, **parameters}.items():
         if part.grad is None or (name in needed and not part.grad.any()):
@@ -254,9 +305,7 @@ def _beyond(call: Call) -> Iterator[str]:
     if not call(large).isfinite().all():
         yield "with large scores the output is not finite: an exponential overflows, or a sum of weights is 0"
     if not call.mask and _sees_all_tokens(call):
-        with Functions() as functions:
-            call(call.inputs)
-        if functions.names & MASKING:
+        if _makes_mask(call):
             yield "a mask is made, but each token sees all tokens: the mask is not applied"
         else:
             warnings.warn("compared without a mask: each token sees all tokens, also later ones", stacklevel=5)
@@ -266,6 +315,12 @@ def _sees_all_tokens(call: Call) -> bool:
     name, x = [*call.inputs.items()][-1]
     moved = influence(lambda x: call(call.inputs | {name: x}), x)
     return bool(moved[0, 0, 0, ..., -1].any())
+
+
+def _makes_mask(call: Call) -> bool:
+    with Functions() as functions:
+        call(call.inputs)
+    return bool(call.mask or functions.names & MASKING)
 
 
 class Functions(TorchFunctionMode):

@@ -289,3 +289,56 @@ class GroupedQuery(Linears):
         k = split_heads(self.wk(x), 2).repeat_interleave(2, dim=1)
         v = split_heads(self.wv(x), 2).repeat_interleave(2, dim=1)
         return self.wo(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+
+
+class Flax(nn.Module):
+    """Parameters of (D, H, K) and (H, K, D); not causal."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Parameter(torch.randn(16, 4, 4)) for _ in range(3))
+        self.out = nn.Parameter(torch.randn(4, 4, 16))
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("btd,dhk->bthk", x, kernel) for kernel in (self.query, self.key, self.value))
+        weights = torch.einsum("bqhk,bshk->bhqs", q, k / 2).softmax(-1)
+        return torch.einsum("bhqs,bshk,hkd->bqd", weights, v, self.out)
+
+
+class TokensFirst(Linears):
+    """Tokens (T, B, D), scores (T, S, B, H)."""
+
+    names = "query key value output"
+    batch_first = False
+
+    def forward(self, x):
+        q, k, v = (matrix(x).unflatten(-1, (4, 4)) for matrix in (self.query, self.key, self.value))
+        scores = torch.einsum("ibhd,jbhd->ijbh", q, k) * 4**-0.5
+        return self.output(torch.einsum("ijbh,jbhd->ibhd", scores.softmax(dim=1), v).flatten(2))
+
+
+class OneText(Linears):
+    """The first layer of the book, for one text (T, D)."""
+
+    names = "W_query W_key W_value"
+
+    def forward(self, x):
+        keys, queries, values = self.W_key(x), self.W_query(x), self.W_value(x)
+        attn_scores = queries @ keys.permute(1, 0)
+        return torch.softmax(attn_scores / keys.shape[-1] ** 0.5, dim=-1) @ values
+
+
+def without_heads(query, keys, values):
+    scores = (query.unsqueeze(2) * keys.unsqueeze(1)).sum(-1) / query.shape[-1] ** 0.5
+    return (scores.softmax(-1).unsqueeze(-1) * values.unsqueeze(1)).sum(2)
+
+
+class Llama(Linears):
+    """The fused kernel, on heads that are made by view."""
+
+    names = "wq wk wv wo"
+
+    def forward(self, x):
+        xq, xk, xv = (matrix(x).view(*x.shape[:2], 4, 4).transpose(1, 2) for matrix in (self.wq, self.wk, self.wv))
+        output = F.scaled_dot_product_attention(xq, xk, xv)
+        return self.wo(output.transpose(1, 2).reshape(x.shape))

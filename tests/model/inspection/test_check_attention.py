@@ -19,7 +19,7 @@ from model import check_attention
 from model.attention import CausalSelfAttention
 from model.multihead import MultiHeadAttention
 from tests.model.inspection import attention_styles
-from tests.model.inspection.attention_styles import MinGPT, step_by_step
+from tests.model.inspection.attention_styles import Bert, MinGPT, step_by_step
 from tests.small_runs import assert_same
 
 TABLE = Path(__file__).with_name("attention_mistakes.txt").read_text(encoding="utf-8").splitlines()[1:]
@@ -58,7 +58,15 @@ class Kept(MinGPT):
         return self.kept
 
 
+class MadeForEight(nn.Module):
+    """Has no matrices, and a constant that is right for heads of width 8."""
+
+    def attend(self, q, k, v, mask=None):
+        return F.scaled_dot_product_attention(q, k, v, mask, scale=8**-0.5)
+
+
 RIGHT = {
+    "a method for one width": lambda: MadeForEight().attend,
     "PyTorch's": lambda: nn.MultiheadAttention(64, 4, batch_first=True, dropout=0.5),
     "PyTorch's, bfloat16": lambda: nn.MultiheadAttention(64, 4, batch_first=True).bfloat16(),
     "PyTorch's, tokens first": lambda: nn.MultiheadAttention(64, 4),
@@ -113,10 +121,22 @@ def test_what_cannot_be_compared_gets_a_sentence():
         assert check_attention(other)
 
 
+def test_a_learned_bias_of_the_scores_is_not_called_right():
+    class Biased(Bert):
+        def __init__(self):
+            super().__init__()
+            self.position_bias = nn.Parameter(torch.randn(4, 5, 5))
+
+        def forward(self, x):
+            return super().forward(x, self.position_bias[:, : x.shape[1], : x.shape[1]])
+
+    assert any("position_bias" in sentence for sentence in check_attention(Biased()))
+
+
 def test_an_error_is_shown_with_the_shapes_and_the_line_of_the_user():
     def mine(q, k, v):
         _, _, _ = q.shape  # called with four axes first: this failure is one of the call
         return {}["scores"]
 
     (sentence,) = check_attention(mine)
-    assert all(part in sentence for part in ("KeyError: 'scores'", 'return {}["scores"]', "(2, 12, "))
+    assert all(part in sentence for part in ("KeyError: 'scores'", 'return {}["scores"]', "(2, 13, "))
