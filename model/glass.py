@@ -362,8 +362,9 @@ class Glass:
 
     def write(self, prompt: str = "", max_new_tokens: int = 50, *, seed: int | None = None, **options: Any) -> str:
         """Continues a prompt once and returns the new text. Other options as in `stream`."""
+        stop = options.setdefault("stop_token", self.tokenizer.end_of_text)
         written = torch.cat([*self.stream(prompt, max_new_tokens, num_texts=1, seed=seed, **options)])
-        own_text = takewhile(lambda token: token != self.tokenizer.end_of_text, written.tolist())
+        own_text = takewhile(lambda token: token != stop, written.tolist())
         return self.tokenizer.decode([*own_text])
 
     def means(self, tokens: Tensor) -> dict[str, Tensor]:

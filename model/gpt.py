@@ -138,7 +138,7 @@ def build_norm(config: GPTConfig) -> nn.Module:
     """Returns the config's norm over the last axis, D: RMSNorm or LayerNorm (Ba et al. 2016, arXiv:1607.06450)."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.embed_dim, bias=config.bias)
-    return RMSNorm(config.embed_dim, eps=RMS_EPSILON, elementwise_affine=False)
+    return RMSNorm(config.embed_dim, eps=RMS_EPSILON, elementwise_affine=False)  # `rms_norm` has this epsilon too
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -402,7 +402,7 @@ class GPT(nn.Module):
 
     def is_finite(self) -> bool:
         """Returns whether all weights are numbers. Those of a model that has diverged are not."""
-        return all(bool(weight.isfinite().all()) for weight in self.parameters())
+        return all(bool(torch.stack(weight.aminmax()).isfinite().all()) for weight in self.parameters())
 
     def num_parameters(self) -> int:
         """Returns the number of weights. The matrix of a tied lm_head counts once."""

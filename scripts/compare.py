@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--fit",
         action="store_true",
-        help="fit loss = a + b C^-c to variants of at least four sizes, where C is the FLOPs of training",
+        help="fit loss = a + b C^-c to comparable variants of at least four sizes, where C is the FLOPs of training",
     )
     return parser
 

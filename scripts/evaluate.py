@@ -13,7 +13,6 @@ Unless --data.corpus, --data.files or --data.dataset names a text, the --data op
 from __future__ import annotations
 
 import json
-import math
 import sys
 import zlib
 from pathlib import Path
@@ -141,6 +140,7 @@ def measure(glass: Glass, tokens: np.ndarray, stride: int) -> dict[str, Any]:
 
     stride: as in `text_logprobs`. Earlier documents are hidden if the model was trained so.
     """
+    import numpy as np
     import torch
 
     from model.losses import count_nats, loss_and_bits, text_logprobs
@@ -156,7 +156,7 @@ def measure(glass: Glass, tokens: np.ndarray, stride: int) -> dict[str, Any]:
         "tokens": len(logprobs),
         "stride": stride,
         "nats_per_token": nats,
-        "perplexity": math.exp(nats),
+        "perplexity": float(np.exp(nats)),  # infinite where math.exp raises an error
         "bits_per_byte": bits,
     }
 

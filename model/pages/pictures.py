@@ -3,12 +3,15 @@
 import io
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
 DPI = 72  # makes a point, matplotlib's unit of text sizes, one pixel
+LINES = matplotlib.cycler(linestyle=["-", "--", ":", "-."])
+LABEL_LENGTH = 100  # characters in a line of a variant's name
 SETTINGS = {
     "text.parse_math": False,  # a "$" in a token begins no formula
     "svg.fonttype": "none",  # keeps text as text, not as outlines
@@ -26,12 +29,23 @@ def drawn(draw: Callable[[], Figure], kind: str) -> bytes:
 
 
 def curves_figure(curves: Iterable[tuple[str, Mapping[str, Any]]], x_label: str, y_label: str) -> Figure:
-    """Draws a curve for each variant, with a band. curves: each variant's name, and its "x", "y" and "error"."""
+    """Draws a curve for each variant, with a band; a single point with a bar.
+
+    curves: each variant's name, and its "x", "y" and "error".
+    """
     figure = Figure((640 / DPI, 400 / DPI), dpi=DPI)
     axes = figure.add_axes((0, 0, 1, 1), xlabel=x_label, ylabel=y_label)
+    axes.set_prop_cycle(LINES * matplotlib.rcParams["axes.prop_cycle"])  # each line with all colours
     for variant, curve in curves:
         x, y, error = curve["x"], curve["y"], curve["error"]
-        axes.plot(x, y, label=variant)
+        is_point = len(x) == 1  # it has no line and no band
+        axes.errorbar(
+            x,
+            y,
+            error if is_point else None,
+            marker="o" if is_point else "",
+            label=fill(variant, LABEL_LENGTH),
+        )
         axes.fill_between(x, y - error, y + error, alpha=0.25, linewidth=0)
     axes.locator_params("x", integer=True)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), frameon=False)

@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zlib
 from collections.abc import Collection
 from contextlib import suppress
 from importlib import metadata
@@ -35,6 +36,7 @@ RELEASE = "0.1.0"  # of the package too, see pyproject.toml
 ROOT = Path(__file__).parents[2]
 # The files that a training computes with. What only records, measures or shows is left out.
 TRAINING = ("train.py", "model/*.py", "model/training/*.py", "data/**/*.py")
+PROJECT = ("train.py", "model", "data", "scripts", "tests")
 PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
 GIT_SECONDS = 10
 # What is not told of a command line: the folders of absolute paths, and what looks like a password.
@@ -51,11 +53,20 @@ def own_sources(names: Collection[str] | None) -> dict[str, str]:
     """
     here = Path.cwd()
     if names is None:
-        loaded = [Path(getattr(module, "__file__", None) or "/") for module in [*sys.modules.values()]]
-        names = [path.name for path in loaded if path.parent == here]
-    files = {path.name: path for path in here.glob("*.py") if path.name in names}
+        loaded = [module for name, module in [*sys.modules.items()] if name not in sys.stdlib_module_names]
+        paths = [Path(getattr(module, "__file__", None) or "/") for module in loaded]
+    else:
+        paths = [here / name for name in names]
+    files = {path.relative_to(here).as_posix(): path for path in paths if is_own(path, here)}
     files |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     return {name: path.read_text("utf-8", "replace") for name, path in sorted(files.items())}
+
+
+def is_own(path: Path, folder: Path) -> bool:
+    """Whether a file is Python code in a user's folder, and neither of this project nor of an installed package."""
+    is_inside = path.suffix == ".py" and folder in path.parents and ".." not in path.parts and path.is_file()
+    is_of_project = ROOT in path.parents and path.relative_to(ROOT).parts[0] in PROJECT
+    return is_inside and not is_of_project and "site-packages" not in path.parts
 
 
 def code_hash(source: str) -> str:
@@ -122,8 +133,10 @@ def shown_command(args: list[str]) -> str:
     return HIDDEN.sub("...", shlex.join(["python", "train.py", *args]))
 
 
-def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
+def record_code(trainer: Trainer, command: str, options: str, with_difference: bool) -> str:
     """Adds an entry to the run's code.json: the `current_code`, the command line and the machine.
+
+    options: the run's config.yaml, of which a checksum is kept.
 
     Returns what has changed "since" the entry before, or the commit. A resumed run replaces the steps after the one
     that it resumes, so their entries go.
@@ -133,7 +146,13 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     from model.training.hardware import device_name
 
     run_dir, step = Path(trainer.default_root_dir), trainer.global_step
-    gpt, validation = trainer.lightning_module.gpt, trainer.datamodule.tokenized.validation
+    gpt, data = trainer.lightning_module.gpt, trainer.datamodule
+    validation = data.tokenized.validation
+    checksum, num_bytes = validation.checksum, validation.num_bytes
+    num_targets = sum(trainer.num_val_batches) * data.validation_batch_size * data.context_length
+    if num_targets < validation.num_tokens - 1:  # trainer.limit_val_batches leaves some out
+        read = validation.read(0, num_targets + 1)
+        checksum, num_bytes = zlib.crc32(read), data.tokenizer.num_bytes(read)
     earlier = [entry for entry in read_code(run_dir) if entry["step"] < step]
     code = current_code()
     if not with_difference:
@@ -141,6 +160,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     entry = {
         "step": step,
         "command": command,
+        "options": zlib.crc32(options.encode()),
         "release": RELEASE,
         "since": changed_files(earlier, code),
         **code,
@@ -149,8 +169,8 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
         "threads": torch.get_num_threads(),
         "parameters": gpt.num_parameters(),
         "flops_per_token": gpt.flops_per_token(),
-        "validation_tokens": validation.checksum,
-        "validation_bytes": validation.num_bytes,
+        "validation_tokens": checksum,  # of those that are read
+        "validation_bytes": num_bytes,
     }
     write_atomically(run_dir / CODE, json.dumps([*earlier, entry], indent=1, ensure_ascii=False).encode())
     return entry["since"]

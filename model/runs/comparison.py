@@ -10,6 +10,7 @@ from collections import ChainMap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,22 @@ from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, Run
 from model.runs.scaling import power_law
 from model.runs.terminal import sentence, shown
 
+# How options begin that make no difference to what is learned.
 NOT_COMPARED = (
     "seed_everything",
     "wandb",
-    "trainer.default_root_dir",
+    "code_difference",
+    "checkpoints.",
+    "recording.",
+    "samples.",
     "data.cache_dir",
-)  # options that make no difference
+    "data.num_threads",
+    "trainer.default_root_dir",
+    "trainer.enable_progress_bar",
+    "trainer.log_every_n_steps",
+    "trainer.max_time",
+    "trainer.profiler",
+)
 TOKENIZER = ["data.tokenizer", "data.vocab_size"]
 STATE = "state"
 TOKENS = "validation text"  # the checksum of its tokens
@@ -46,9 +57,10 @@ GOAL = f" to {LOSS} "  # in the titles of the steps and minutes to a loss
 WIDEST = 300  # characters of a column in a terminal
 ERROR = " ±"  # ends the title of a standard error
 EXPLANATION = (
-    "±: standard error over seeds; difference: from the first row, over the seeds that both have; minutes: of training "
-    "steps, without validation, recording and saving; empty: unknown, not reached in every run, or, as a difference, "
-    "not comparable: unfinished, or validated on other text; figures that are the same in all rows are not shown"
+    "±: standard error over seeds; difference: from the first row, over pairs of runs with the same seed; minutes: of "
+    "training steps, without validation, recording and saving; empty: unknown, not reached in every run, or, as a "
+    "difference, not comparable: unfinished, or validated on other text; other figures that are the same in all rows "
+    "are not shown"
 )
 
 
@@ -57,7 +69,7 @@ class Comparison:
     """Shows itself as a table: as text in a terminal, as HTML in a notebook.
 
     rows: see `over_seeds`.
-    histories: the histories of all runs, by "variant" and "step".
+    histories: the histories of all runs, by "variant", "seed" and "step".
     measure: the figure by which all variants can be compared: BITS if they have several tokenizers, else LOSS.
     notes: sentences below the table.
     """
@@ -74,11 +86,11 @@ class Comparison:
             if title + ERROR in self.rows:
                 figures = self.rows[[title, title + ERROR]].to_numpy()
                 table[title] = [with_error(title, *figure) for figure in figures]
-        is_asked = table.columns.str.contains(GOAL)
+        is_asked = table.columns.str.contains(GOAL) | table.columns.isin([self.measure, DIFFERENCE])
         is_told = table.nunique() > 1 if len(table) > 1 else (table != "").any()
         table = table.loc[:, is_told | is_asked]
         table = table.rename(columns={DIFFERENCE: f"{DIFFERENCE} of {self.measure}"})
-        return table.join(self.rows[["seeds", "runs"]])
+        return table.join(self.rows[["seeds", "pairs", "runs"]])
 
     def __str__(self) -> str:
         table = self.table().to_string(index_names=False, max_colwidth=WIDEST)
@@ -92,13 +104,14 @@ class Comparison:
 
     def curves(self, axis: str) -> pd.DataFrame:
         """By variant and step: "x", a column of `history_of`, "y", the mean of the measure, and its "error"."""
-        points = self.histories.dropna(subset=self.measure).groupby(["variant", "step"], sort=False)
+        by_seed = self.histories.dropna(subset=self.measure).groupby(["variant", "seed", "step"], sort=False).mean()
+        points = by_seed.groupby(["variant", "step"], sort=False)
         measured = points[self.measure]
         return pd.DataFrame({"x": points[axis].mean(), "y": measured.mean(), "error": measured.sem()})
 
     def fit(self) -> str:
-        """Fits a scaling law to the variants, see `power_law`."""
-        rows = self.rows.dropna(subset=self.measure)
+        """Fits a scaling law to the variants that have a difference, see `power_law`."""
+        rows = self.rows.dropna(subset=DIFFERENCE)
         return power_law(rows["tokens"] * rows[FLOPS], rows[self.measure], self.measure)
 
 
@@ -110,15 +123,19 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
     Runs that cannot be read are left out and named. Raises a `Mistake` if none is left.
     """
     runs = [runs] if isinstance(runs, (str, Path)) else runs
-    paths = [path for run in runs for path in sorted(glob.glob(str(run))) or [str(run)]]  # noqa: PTH207
-    outcomes, left_out = [], []
-    for path in dict.fromkeys(paths):
+    folders: dict[Path, str] = {}  # each run once, even if it is given twice, or by a link
+    for run in runs:
+        # The name of an existing folder is not a pattern, though it may look like one: lr[1].
+        matches = [] if Path(run).exists() else sorted(glob.glob(str(run)))  # noqa: PTH207
+        folders |= {Path(path).resolve(): path for path in matches or [str(run)]}
+    outcomes, notes = [], [EXPLANATION]
+    for path in folders.values():
         try:
             outcomes.append(read_outcome(Path(path), goal))
         except Mistake as error:
-            left_out.append(f"left out: {sentence(error)}")
+            notes.append(f"left out: {sentence(error)}")
     if not outcomes:
-        raise Mistake("; ".join(["there is no run to compare", *left_out]))
+        raise Mistake("; ".join(["there is no run to compare", *notes[1:]]))
     all_traits, code, all_figures, histories = zip(*outcomes, strict=True)
     traits, figures = pd.DataFrame(all_traits).fillna("none"), pd.DataFrame(all_figures)
 
@@ -127,7 +144,9 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
         measure = BITS
         traits = traits.drop(columns=TOKENS)
         figures = figures.drop(columns=figures.filter(like=LOSS))
-    compared = traits.filter([STATE, TOKENS, BYTES, "trainer.limit_val_batches"])
+        if goal is not None:
+            notes.append("no steps and minutes to a loss, because nats per token do not compare across tokenizers")
+    compared = traits.filter([STATE, TOKENS, BYTES])
     figures.insert(0, DIFFERENCE, figures[measure].where((compared == compared.iloc[0]).all(axis=1)))
 
     words = ChainMap(*code)
@@ -138,9 +157,9 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
     figures["variant"] = variants
     return Comparison(
         over_seeds(figures),
-        pd.concat(histories, keys=variants, names=["variant"]),
+        pd.concat(histories, keys=zip(variants, figures["seed"], strict=True), names=["variant", "seed"]),
         measure,
-        [EXPLANATION, *left_out],
+        notes,
     )
 
 
@@ -148,7 +167,8 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
     """Reads what a run has reached so far, which may still be training.
 
     Returns:
-        What the runs of a variant share: options, STATE, TOKENS, BYTES, and the digits of each file of the code.
+        What the runs of a variant share: options, and since which step they are other ones; STATE, TOKENS, BYTES; and
+            the digits of each file of the code.
         What the digits of changed files are called, such as "3f2a1b changed: +9 -2".
         The figures of the table: the run's name as "runs", its "seed", and numbers, see `figures_of`.
         The `history_of` the run.
@@ -176,7 +196,10 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
         }
         if state != "finished" or history.index[-1] != options["trainer.max_steps"]:
             state = f"{state} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
-        traits = {name: str(value) for name, value in options.items() if name not in NOT_COMPARED}
+        traits = {name: str(value) for name, value in options.items() if not name.startswith(NOT_COMPARED)}
+        for before, start in pairwise(starts):
+            if start["options"] != before["options"]:
+                traits[f"other options at step {start['step']}"] = "yes"
         traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
         for file in last["hashes"]:
             digits = dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts)
@@ -224,6 +247,7 @@ def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:
     rows = seeds.mean().where(is_known)
     rows = rows.join(seeds.sem().where(is_known).add_suffix(ERROR))
     rows["seeds"] = seeds.size()
+    rows["pairs"] = seeds[DIFFERENCE].count()
     rows["runs"] = figures.groupby("variant")["runs"].agg(", ".join)
     return rows
 

@@ -112,12 +112,14 @@ def copy(source: Path, target: Path) -> None:
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     """Deletes what a run recorded after `step`, the step of the checkpoint `resumed`, which becomes last.ckpt.
 
-    Returns whether best.ckpt is still there. Raises a `Mistake` for a damaged metrics.csv, samples.jsonl or
-    scores.jsonl, before it changes anything.
+    It becomes best.ckpt too if its val/loss is the lowest yet and best.ckpt is gone. Returns whether there is one.
+
+    Raises a `Mistake` for a damaged metrics.csv, samples.jsonl or scores.jsonl, before it changes anything.
     """
     run, metrics, scores = Run(run_dir), run_dir / METRICS, run_dir / HEAD_SCORES
     best, last = run_dir / BEST, run_dir / LAST
     rows = [row for row in read_metrics(metrics) if row["step"] <= step]
+    losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row}
     lines = {path: lines_by_step(path) for path in (run_dir / SAMPLES, scores)}
     recording = Recording({}, folder=run_dir / ATTENTION)
     maps = [recording.path(later_step) for later_step, _ in lines[scores] if later_step > step]
@@ -133,6 +135,8 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     for path in later + maps:
         with file_errors(path):
             path.unlink(missing_ok=True)
+    if not best.exists() and step in losses and losses[step] == min(losses.values()):
+        copy(resumed, best)
     if metrics.exists():
         write_metrics(metrics, rows)
     for path, found in lines.items():

@@ -70,7 +70,11 @@ def test_a_run_has_its_steps_its_recording_and_pages_and_can_write(glass):
     assert glass.steps == [4, 8] and glass.at(8).step == 8
     assert glass.at(glass.step).step == glass.step  # the best checkpoint can be opened by its step too
     assert glass.recorded.steps[-1] == 12
-    assert len(glass.write("the ", max_new_tokens=5, temperature=0.8)) > 0
+    ended, whole, other = (
+        glass.write("the ", 400, seed=1, temperature=99.0, **options)
+        for options in ({}, {"stop_token": None}, {"stop_token": glass.tokenizer.encode("e")[0]})
+    )
+    assert whole.startswith(ended) and len(whole) > len(ended) and "e" not in other
     assert "<iframe" in glass.read(TEXT)._repr_html_() and "<iframe" in glass._repr_html_()
 
 

@@ -126,12 +126,16 @@ def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, 
 def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, monkeypatch, caplog):
     run = tmp_path / "run"
     save_checkpoint(run / "checkpoints/best.ckpt", random_gpt(GPTConfig(**SIZES | {"vocab_size": 257})))
-    for own in ("mine.py", "helper.py"):
+    for own in ("mine.py", "helper.py", "pkg/part.py", "site-packages/installed.py"):
+        (tmp_path / own).parent.mkdir(exist_ok=True)
         (tmp_path / own).write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "helper", Mock(__file__=str(tmp_path / "helper.py")))  # loaded since
+    for name in ("pkg/part.py", "site-packages/installed.py"):
+        monkeypatch.setitem(sys.modules, name, Mock(__file__=str(tmp_path / name)))
+    assert current_code()["hashes"].keys() == {"helper.py", "model/gpt.py", "pkg/part.py", "train.py"}
     entries = [
-        PLAIN | current_code(["mine.py"]),
+        PLAIN | current_code(["mine.py", "../a checkout/train.py", "/etc/passwd"]),
         PLAIN | {"step": 7},
     ]  # the checkpoint is of step 7, so the second came later
     (run / "code.json").write_text(json.dumps(entries))

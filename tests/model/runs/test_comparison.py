@@ -15,22 +15,30 @@ from tests.command_lines import tells
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def save_run(name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2.0, rate=100, text=(1, 9), **data):
+def save_run(
+    name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2.0, rate=100, text=(1, 9), options=(1, 1), **data
+):
     """Writes a run of 20 steps of 50 tokens that validates at steps 10 and 20.
 
     code: a digit of attention.py's hash, one for each start. Only "a" is as in the commit.
-    text: the checksum of the tokens on which it validates, and the bytes of their text. data: options.
+    text: the checksum of the tokens on which it validates, and the bytes of their text. options: their checksum at each
+    start. data: options.
     """
     run = Path("runs", name)
     run.mkdir(parents=True)
     data = {"tokenizer": "bytes", "batch_size": 8, "files": "a.txt", "validation_files": None} | data
-    config = {"seed_everything": seed, "trainer": {"max_steps": 20}, "data": data}
+    # Options that change nothing differ in all runs.
+    unimportant = {"recording": {"probe_tokens": len(name)}, "samples": {"top_k": seed}}
+    config = {"seed_everything": seed, "trainer": {"max_steps": 20}, "data": data} | unimportant
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     rows = [f"{step},{50 * step},{loss},{bits},{rate}" for step, loss in zip((10, 20), losses, strict=False)]
     (run / "metrics.csv").write_text("\n".join(["step,tokens,val/loss,val/bits_per_byte,tokens_per_second", *rows, ""]))
     known = {"since": "", "changed": {} if code[-1] == "a" else {"attention.py": "changed: +9 -2"}}
     known |= {"parameters": 1000, "flops_per_token": 6000, "validation_tokens": text[0], "validation_bytes": text[1]}
-    starts = [{"step": step, "hashes": {"attention.py": 16 * digit}} | known for step, digit in enumerate(code)]
+    starts = [
+        {"step": step, "hashes": {"attention.py": 16 * digit}, "options": options[step]} | known
+        for step, digit in enumerate(code)
+    ]
     (run / "code.json").write_text(json.dumps(starts))
     (run / "state.json").write_text(json.dumps({"state": state}))
     return run
@@ -56,9 +64,12 @@ def test_means_errors_and_paired_differences_are_those_of_the_formulas():
     assert (first["val/loss"], first["val/loss ±"], first["seeds"]) == (*estimated(6.48, 6.46, 6.43), 3)
     assert (second["difference"], second["difference ±"]) == estimated(-0.003, -0.004, -0.004)
     assert third["difference"] == pytest.approx(6.0 - 6.48) and math.isnan(third["difference ±"])
+    assert [(row["seeds"], row["pairs"]) for row in (second, third)] == [(3, 3), (2, 1)]
     save_run("d0", (7, 6.5), 0)  # a repetition is no further seed
     again = rows_of()[0]
     assert (again["seeds"], again["runs"]) == (3, "a0, a1, a2, d0")
+    last = compare(["runs/a*", "runs/d0"]).curves("steps").iloc[-1]
+    assert [last["y"], last["error"]] == pytest.approx([again["val/loss"], again["val/loss ±"]])  # curves too
     assert again["val/loss"] == pytest.approx((6.49 + 6.46 + 6.43) / 3)
 
 
@@ -71,6 +82,21 @@ def test_runs_with_equal_options_are_told_apart_by_their_code():
     changed = [f"attention.py {digits} changed: +9 -2" for digits in ("bbbbbb", "cccccc", "bbbbbb then cccccc")]
     expected = zip(["attention.py aaaaaa", *changed], ["a", "b1, b2", "c", "d"], strict=True)
     assert [(row["variant"], row["runs"]) for row in rows_of()] == [*expected]
+
+
+def test_a_run_that_was_resumed_with_other_options_is_another_variant():
+    save_run("a")
+    save_run("b", code="aa", seed=2)
+    save_run("c", code="aa", seed=3, options=(1, 2))
+    assert [row["runs"] for row in rows_of()] == ["a, b", "c"] and "step 1" in rows_of()[1]["variant"]
+
+
+def test_a_run_counts_once_and_its_name_is_no_pattern():
+    save_run("lr[1]", (4.0, 2.0))
+    save_run("lr1", (4.0, 3.0), batch_size=9)
+    Path("link").symlink_to("runs/lr[1]")
+    comparison = compare(["runs/lr[1]", "link", "runs/*"])
+    assert [*comparison.rows["runs"]] == ["lr[1]", "lr1"] and [*comparison.rows["val/loss"]] == [2.0, 3.0]
 
 
 def test_what_is_not_comparable_has_a_row_without_a_difference():
@@ -92,6 +118,7 @@ def test_variants_with_several_tokenizers_are_compared_by_bits_per_byte_alone():
     save_run("c", bits=2.25, tokenizer="gpt2", text=(3, 8))
     first, second, third = rows_of(goal=3.5)
     assert not any("loss" in title for title in first) and second["difference"] == -0.25
+    assert "nats per token" in str(compare(goal=3.5, runs="runs/*"))
     assert math.isnan(third["difference"])
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -71,12 +70,6 @@ def test_the_command_in_the_summary_quotes_the_path_and_needs_a_checkpoint(tmp_p
     (run / "checkpoints").mkdir(parents=True)
     summary = finish(run)
     assert f"--resume '{run}' --trainer.max_steps" in summary and f"{run}/\n" in summary
-
-
-@pytest.fixture
-def kept(trained, tmp_path) -> Path:
-    """A finished run of 12 steps with kept checkpoints."""
-    return Path(shutil.copytree(trained("--checkpoints.keep_steps=[0,3,4,8,12,99]"), tmp_path / "kept"))
 
 
 def test_the_summary_has_the_last_loss_and_that_of_the_best_checkpoint(kept):

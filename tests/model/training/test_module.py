@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPTConfig
+from model.runs.code import read_code
 from model.runs.recorder import Recorder, Samples
 from model.training.module import GPTModule
 from model.training.optimizer import MuonAdamW, OptimizerConfig
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("no_pages")
 
 def validation_nats(gpt, text, length, num_tokens=None):
     """Nats per token and per byte of the last tenth of a text, each token predicted once, in float64, without batches.
+    Also returns the number of bytes.
 
     The nats per byte leave out end-of-text, which has no bytes.
     """
@@ -33,16 +35,17 @@ def validation_nats(gpt, text, length, num_tokens=None):
             logits = gpt(window[None, :-1])[0].double()
             nats += F.cross_entropy(logits, window[1:], reduction="none").tolist()
     of_bytes = [each for each, target in zip(nats, tokens[1:], strict=True) if target < 256]
-    return sum(nats) / len(nats), sum(of_bytes) / len(of_bytes)
+    return sum(nats) / len(nats), sum(of_bytes) / len(of_bytes), len(of_bytes)
 
 
 @pytest.mark.parametrize("options, num_tokens", [([], None), (["--trainer.limit_val_batches=1"], 1 + 32 * 16)])
 def test_validation_losses_are_those_of_a_plain_loop(trained, small_text, options, num_tokens):
     run = trained(*options)
     gpt, _ = load_gpt(run / "checkpoints" / "last.ckpt")
-    per_token, per_byte = validation_nats(gpt, small_text, gpt.config.context_length, num_tokens)
+    per_token, per_byte, num_bytes = validation_nats(gpt, small_text, gpt.config.context_length, num_tokens)
     assert column(run, "val/loss")[12] == pytest.approx(per_token, rel=1e-6)
     assert column(run, "val/bits_per_byte")[12] == pytest.approx(per_byte / math.log(2), rel=1e-6)
+    assert read_code(run)[0]["validation_bytes"] == num_bytes
 
 
 def test_updates_have_the_schedules_learning_rates_and_clipped_gradients_and_float32_weights(train, monkeypatch):
