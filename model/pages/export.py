@@ -1,9 +1,10 @@
 """Chooses the step and the heads whose maps a person asks for, and writes these maps as a CSV table.
 
-Shapes: L layers, H heads, T tokens; N chosen heads.
+Shapes: L layers, H heads, T tokens.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -55,26 +56,27 @@ def write_csv(
     if its weight is not 0.
     """
     text = recording.readings(step)["text"]
-    layers, heads = np.concatenate(rows).T
-    maps = text.maps.numpy()[layers, heads]  # (N, T, T)
-    number, query, key = np.nonzero(np.tri(maps.shape[-1], dtype=bool) | (maps != 0))
     tokens = np.array(text.tokens, dtype=object)
-    table = {
-        "run": recording.name,
-        "step": step,
-        "layer": layers[number],
-        "head": heads[number],
-        "query": query,
-        "query_token": tokens[query],
-        "key": key,
-        "key_token": tokens[key],
-        "weight": maps[number, query, key],
-    }
     with atomic_file(path) as file:
-        pd.DataFrame(table).to_csv(
-            file,
-            index=False,
-            float_format=DIGITS,
-            lineterminator="\r\n",  # so that tokens with either of these are quoted
-            errors="backslashreplace",  # a run folder's name may be invalid Unicode
-        )
+        for layer, head in chain(*rows):  # one at a time: the rows of all heads can fill the memory
+            weights = text.maps[layer, head].numpy()  # (T, T)
+            query, key = np.nonzero(np.tri(len(weights), dtype=bool) | (weights != 0))
+            table = {
+                "run": recording.name,
+                "step": step,
+                "layer": layer,
+                "head": head,
+                "query": query,
+                "query_token": tokens[query],
+                "key": key,
+                "key_token": tokens[key],
+                "weight": weights[query, key],
+            }
+            pd.DataFrame(table).to_csv(
+                file,
+                header=file.tell() == 0,
+                index=False,
+                float_format=DIGITS,
+                lineterminator="\r\n",  # so that tokens with either of these are quoted
+                errors="backslashreplace",  # a run folder's name may be invalid Unicode
+            )

@@ -1,5 +1,6 @@
 """Exported tables hold what was measured."""
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,3 +49,16 @@ def test_a_table_has_only_the_chosen_heads_and_empty_cells_for_nan(run, tmp_path
     rows = rows_of(broken, tmp_path, 4, ["1.2", "0.1", "1.2"])
     assert list(dict.fromkeys((row["layer"], row["head"]) for row in rows)) == [("1", "2"), ("0", "1")]
     assert {row["weight"] for row in rows} == {""}
+
+
+def test_a_table_of_many_heads_needs_no_more_memory_than_one_of_a_single_head(tmp_path):
+    recording = learned_recording(5, 4, TOKENS * 8, [0])
+
+    def peak(names=None) -> int:
+        tracemalloc.start()
+        export.write_csv(recording, tmp_path / "maps.csv", 0, export.choose_heads(recording, names))
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    assert peak() < 2 * peak(["0.0"])
