@@ -1,6 +1,7 @@
 """Forward passes that are watched: what the modules of a model and its attention got and returned.
 
 The model itself is never changed for good: hooks and methods that are put on it are removed again, also after an error.
+Meanwhile they act in this thread only, because another thread may call the same model.
 
 Shapes: N texts, T tokens, S keys, D model width, H heads, H_kv key and value heads, K head width.
 """
@@ -9,6 +10,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from threading import get_ident
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -111,12 +113,23 @@ def observed(gpt: GPT) -> Iterator[list[Call]]:
         yield calls
 
 
+def in_this_thread(function: Callable, elsewhere: Callable) -> Callable:
+    """Returns a function that calls `function` in this thread, and `elsewhere` in every other."""
+    thread = get_ident()
+
+    def choose(*args: Any, **options: Any) -> Any:
+        chosen = function if get_ident() == thread else elsewhere
+        return chosen(*args, **options)
+
+    return choose
+
+
 @contextmanager
 def method_replaced(module: nn.Module, name: str, method: Callable) -> Iterator[None]:
     """Replaces a method of this one module while the block runs. One that somebody has put on it comes back."""
     methods = vars(module)
     before = {name: methods[name]} if name in methods else {}
-    methods[name] = method
+    methods[name] = in_this_thread(method, getattr(module, name))
     try:
         yield
     finally:
@@ -134,6 +147,7 @@ def hooked(
 
     If the hook returns a tensor, it replaces that input or output.
     """
+    hook = in_this_thread(hook, lambda *_: None)
     with one_at_a_time, ExitStack() as undo:
         for module in inputs:
             handle = module.register_forward_pre_hook(lambda module, args: hook(module, args[0]))
