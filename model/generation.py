@@ -73,7 +73,8 @@ def stream(
                 unread = text[:, -num_kept:]
                 cache.length = 0
             logits = model.unembed(model.features(unread, cache=cache)[:, -1])
-        token = sample(logits, **options)
+            # Here, where no other thread reads the model: at its end, a reading sets torch's generator back.
+            token = sample(logits, **options)
         if stop_token is not None:
             token = token.masked_fill(finished, stop_token)
             finished = token == stop_token  # rows that ended earlier stay finished: their token is stop_token

@@ -3,12 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import zip_longest
+from threading import Event
 
 import pytest
 import torch
 
-from model import kernels
+from model import generation, kernels
 from model.generation import generate, new_cache, sample, stream
+from model.inspection.passes import undisturbed
 from tests.gpts import CONFIGS, random_gpt
 
 MODERN, GPT2 = (replace(CONFIGS[name], context_length=10) for name in ("tables of all heads", "gpt2"))
@@ -98,6 +100,25 @@ def test_texts_written_in_turns_or_in_threads_are_those_written_alone(monkeypatc
     assert in_turns == expected
     with ThreadPoolExecutor(4) as threads:
         assert [*threads.map(lambda seed: [*map(int, text(seed))], range(4))] == expected
+
+
+def test_a_reading_in_another_thread_does_not_repeat_the_draws_of_a_text(monkeypatch):
+    drawing, reading = Event(), Event()
+
+    def draw(logits):
+        drawing.set()
+        reading.wait(0.3)  # in vain: the reading begins when the token is drawn
+        return sample(logits)
+
+    monkeypatch.setattr(generation, "sample", draw)
+    gpt, state = random_gpt(MODERN), torch.get_rng_state()
+    with ThreadPoolExecutor(1) as threads:
+        written = threads.submit(generate, gpt, torch.tensor([[1]]), 1)
+        drawing.wait()
+        with undisturbed(gpt):
+            reading.set()
+            written.result()
+    assert not torch.get_rng_state().equal(state)
 
 
 @EVERY_CONFIG
