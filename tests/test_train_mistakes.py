@@ -53,6 +53,7 @@ MISTAKES = {
     "--data.corpus=hub --data.files=null": "data.corpus hub --data.dataset",
     "--data.corpus=wiki --data.files=null": "data.corpus 'wiki' stdlib hub",
     "--data.validation_files=none.txt": "none.txt --data.validation_files",
+    f"--data.files={'x' * 300}": "--data.files",
     "--data.dataset=x/y": "data.files data.dataset",
     "--data.streaming=true": "data.streaming --data.max_tokens",
     "--data.tokenizer=gpt9": "'gpt9' bytes gpt2 bpe",
@@ -98,8 +99,9 @@ def test_every_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, monke
         Path(name).write_text(content)
     for typed, names in MISTAKES.items():
         assert train(*shlex.split(typed)) == 2, typed
-        error = capsys.readouterr().err.splitlines()[-1]
+        *before, error = capsys.readouterr().err.splitlines()
         assert error.startswith("train.py: ") and tells(error, names), typed
+        assert "an error in the code" not in " ".join(before), typed
         assert not Path("runs").exists()
 
 
