@@ -282,7 +282,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     if len(ranks) < vocab_size - 1:
         raise Mistake(
             f"vocab_size {vocab_size} is too large for this text, which is enough for {len(ranks) + 1} tokens only: "
-            f"write --data.vocab_size {len(ranks) + 1} or less"
+            f"write --data.vocab_size {len(ranks) + 1} or less, or choose a longer text"
         )
     return Tokenizer("bpe", SPLIT_PATTERN, ranks, {END_OF_TEXT: vocab_size - 1})
 

@@ -94,7 +94,9 @@ def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
                 "'FOLDER/**/*.txt' for all text files in a folder"
             )
         for path in paths:
-            if path.suffix.lower() in PACKED and not table_ending(path):
-                raise Mistake(f"{path} is packed: unpack it first, because text is read from places within the file")
+            if path.is_fifo() or (path.suffix.lower() in PACKED and not table_ending(path)):
+                raise Mistake(
+                    f"{path} is packed, or a pipe: unpack it into a file, because text is read from places within one"
+                )
             files.setdefault(path.resolve(), path)
     return files

@@ -114,6 +114,13 @@ def test_missing_files_are_named(here):
             build(files=files, validation_files=validation_files)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="pipes are files on POSIX only")
+def test_a_pipe_is_refused_before_it_is_waited_for(here):
+    os.mkfifo("pipe.txt")
+    with pytest.raises(Mistake, match=r"pipe.txt .*file"):
+        build(files="pipe.txt")
+
+
 ROWS = [{"text": f"row {number}", "label": number} for number in range(300)]
 
 
