@@ -246,6 +246,8 @@ class GPT(nn.Module):
         ValueError: from `forward`, if a sequence is longer than context_length.
     """
 
+    blocks: list[Block]
+
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         if config.vocab_size is None:
@@ -259,7 +261,7 @@ class GPT(nn.Module):
             self.position_embedding = nn.Embedding(config.context_length, D)
         self.embedding_norm = build_norm(config) if config.embedding_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))  # type: ignore[assignment]
         self.value_embeddings = nn.ModuleDict()
         if config.value_embeddings:
             # The last layer and every second one before it, as in nanochat.

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from model.gpt import GPT
 from model.inspection.maps import weights_of
-from model.inspection.passes import Pass, blocks_of, run, undisturbed
+from model.inspection.passes import Pass, run, undisturbed
 from model.inspection.reading import added_by_heads, double, normed, told_of_next, towards_logits
 from model.inspection.texts import Label, Texts
 from model.kernels import RMS_EPSILON
@@ -122,7 +122,7 @@ def take_frame(
         maps = [weights_of(call).float().cpu() for call in seen.calls]
     bits, rank, top = told_of_next(logits, next_ids)
     # What each head adds to the stream, (H, N, T, D) for each layer.
-    matrices = [block.attention.output_proj for block in blocks_of(gpt)]
+    matrices = [block.attention.output_proj for block in gpt.blocks]
     written = [added_by_heads(matrix, seen.inputs[matrix], gpt.config.num_heads) for matrix in matrices]
     lasts = torch.stack(written)[..., -1, :]
     rows = double(gpt.lm_head.weight)[next_ids[:, -1]]
@@ -156,7 +156,7 @@ def _raises(
     less_mean = -visible.double() / visible.sum(-1, keepdim=True)
     less_mean[:, SOURCE] += 1
     raises = torch.zeros(N, L, H, L, H)
-    for layer, block in enumerate(blocks_of(gpt)[1:], start=1):
+    for layer, block in enumerate(gpt.blocks[1:], start=1):
         norm = block.attention_norm
         stream = seen.inputs[block]
         query = double(seen.calls[layer].q[:, :, -1])  # of the last token, (N, H, K)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from model.gpt import GPT
-from model.inspection.passes import Hook, blocks_of, features_of, hooked, method_replaced, undisturbed
+from model.inspection.passes import Hook, features_of, hooked, method_replaced, undisturbed
 from model.inspection.texts import Texts
 from model.losses import next_token_loss
 
@@ -64,7 +64,7 @@ def parts_of(gpt: GPT) -> dict[str, Part]:
         parts[name] = Part(table, everything, 0)
     for name, table in gpt.value_embeddings.items():
         parts[f"value embeddings {name}"] = Part(table, everything, int(name))
-    for layer, block in enumerate(blocks_of(gpt)):
+    for layer, block in enumerate(gpt.blocks):
         K = block.attention.head_dim
         for head in range(block.attention.num_heads):
             columns = slice(head * K, (head + 1) * K)
@@ -81,7 +81,7 @@ def _hooked_parts(gpt: GPT, names: Iterable[str], hook: Hook) -> Iterator[None]:
     """
     parts = parts_of(gpt)
     modules = {parts[name].module for name in names}
-    output_matrices = {block.attention.output_proj for block in blocks_of(gpt)}
+    output_matrices = {block.attention.output_proj for block in gpt.blocks}
     with hooked(modules & output_matrices, modules - output_matrices, hook):
         yield
 
@@ -182,7 +182,7 @@ def losses_without_each(
     for piece in texts.pieces(TOKENS_AT_ONCE):
         block_inputs: dict[nn.Module, Tensor] = {}
         with undisturbed(gpt):
-            with hooked(blocks_of(gpt), [], block_inputs.__setitem__):
+            with hooked(gpt.blocks, [], block_inputs.__setitem__):
                 losses["nothing"] += _losses(gpt, piece)
             for name, mean in means.items():
                 layer = parts[name].layer
@@ -208,7 +208,7 @@ def _started_at(
     block_inputs: Mapping[nn.Module, Tensor],
 ) -> Iterator[None]:
     """Skips the blocks before `layer`, and gives that block its input from an earlier forward pass."""
-    blocks = blocks_of(gpt)
+    blocks = gpt.blocks
     first = [blocks[layer]] if layer else []
     with hooked(first, [], lambda block, _: block_inputs[block]), ExitStack() as undo:
         for block in blocks[:layer]:

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from threading import get_ident
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from model.gpt import GPT, Block, in_eval_mode, one_at_a_time
+from model.gpt import GPT, in_eval_mode, one_at_a_time
 from model.inspection.texts import Texts
 
 Hook = Callable[[nn.Module, Tensor], Tensor | None]  # gets a module and its input or output, may return a replacement
@@ -107,7 +107,7 @@ def observed(gpt: GPT) -> Iterator[list[Call]]:
         return attend_observed
 
     with one_at_a_time, ExitStack() as undo:
-        for block in blocks_of(gpt):
+        for block in gpt.blocks:
             layer = block.attention
             undo.enter_context(method_replaced(layer, "attend", observing(layer.attend)))
         yield calls
@@ -188,8 +188,3 @@ def in_float32(gpt: GPT) -> GPT:
         return gpt
     with one_at_a_time:
         return copy.deepcopy(gpt).float()
-
-
-def blocks_of(gpt: GPT) -> list[Block]:
-    """Returns `gpt.blocks` with its type, for the type checker."""
-    return cast(list[Block], list(gpt.blocks))

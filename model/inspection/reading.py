@@ -27,7 +27,7 @@ from model.attention import split_heads
 from model.gpt import GPT
 from model.inspection.maps import Checks, read_maps
 from model.inspection.parts import Vectors, embedding_tables, replaced
-from model.inspection.passes import Pass, blocks_of, in_float32, run, undisturbed
+from model.inspection.passes import Pass, in_float32, run, undisturbed
 from model.inspection.texts import Label, Texts
 from model.mistakes import check, check_range
 
@@ -281,7 +281,7 @@ def read(
     def joined(modules: Iterable[nn.Module]) -> Tensor:
         return torch.cat([seen.inputs[module] for module in modules]).cpu()
 
-    blocks = blocks_of(exact)
+    blocks = exact.blocks
     sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
     heads = joined(block.attention.output_proj for block in blocks)
     return Reading(
@@ -310,7 +310,7 @@ def _parts(gpt: GPT, seen: Pass) -> dict[str, Tensor]:
     norm = gpt.embedding_norm
     parts = {name: normed(norm, vectors, whole) for name, vectors in tables.items()}
     parts["embedding bias"] = getattr(norm, "bias", None)
-    for layer, block in enumerate(blocks_of(gpt)):
+    for layer, block in enumerate(gpt.blocks):
         output = block.attention.output_proj
         for head, vectors in enumerate(added_by_heads(output, seen.inputs[output], gpt.config.num_heads)):
             parts[f"head {layer}.{head}"] = vectors[0]
@@ -330,7 +330,7 @@ def _parts(gpt: GPT, seen: Pass) -> dict[str, Tensor]:
 def _readout(gpt: GPT) -> GPT:
     """Returns a copy of the final norm and lm_head: a GPT without tables and blocks."""
     left_out = [
-        *blocks_of(gpt),
+        *gpt.blocks,
         *embedding_tables(gpt).values(),
         *gpt.value_embeddings.values(),
     ]

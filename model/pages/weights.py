@@ -29,7 +29,7 @@ from torch import Tensor
 
 from model.gpt import GPT, NGRAM_FACTORS
 from model.inspection.parts import part_means, parts_of
-from model.inspection.passes import blocks_of, features_of, undisturbed
+from model.inspection.passes import features_of, undisturbed
 from model.inspection.recording import Models
 from model.inspection.texts import Texts
 from model.mistakes import Mistake
@@ -206,7 +206,7 @@ def _check_network_is_standard(gpt: GPT, tokens: Tensor) -> None:
         for name, weight in gpt.named_parameters():
             if not PAGE_WEIGHTS.fullmatch(name):
                 weight.zero_()
-        for block in blocks_of(gpt):
+        for block in gpt.blocks:
             block.attention.attend = standard_attention
         difference = (gpt(tokens) - logits).abs().max().item()
     if not difference <= MAX_DIFFERENCE:

@@ -10,6 +10,7 @@ vectors      AdamW     all other weights: biases, gains of norms, bare parameter
 import math
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -152,7 +153,8 @@ def group_names(gpt: GPT) -> list[str]:
 
     That order lists a tied lm_head as the token embedding.
     """
-    matrices = {module.weight for module in gpt.blocks.modules() if isinstance(module, nn.Linear)}
+    modules = chain.from_iterable(block.modules() for block in gpt.blocks)
+    matrices = {module.weight for module in modules if isinstance(module, nn.Linear)}
     names = []
     for name, parameter in gpt.named_parameters():
         if name == "lm_head.weight":
