@@ -86,7 +86,8 @@ class CausalSelfAttention(nn.Module):
             S = self.window + T - 1
             k = k[..., -S:, :]
             v = v[..., -S:, :]
-        visible, empty = None, None
+        visible = None
+        empty = None
         if mask is not None or (self.window is not None and self.window < S):
             visible = sliding_window_mask(T, self.window, S, device=q.device)
         if mask is not None:

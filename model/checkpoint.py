@@ -191,7 +191,8 @@ def _check_size(value: Any, limit: int) -> None:
     An object that is referenced twice counts twice: with nested references, a file of a kilobyte can describe lists of
     any length, and with a stride of 0 a tensor of any size.
     """
-    waiting, size = [value], 0
+    waiting = [value]
+    size = 0
     while waiting:
         value = waiting.pop()
         values = [*value.keys(), *value.values()] if isinstance(value, dict) else value

@@ -161,7 +161,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        D, hidden, bias = config.embed_dim, config.feed_forward_dim, config.bias
+        D = config.embed_dim
+        hidden = config.feed_forward_dim
+        bias = config.bias
         self.activation = ACTIVATIONS[config.activation]
         self.up_proj = nn.Linear(D, hidden, bias=bias)
         self.gate_proj = None
@@ -218,7 +220,9 @@ class NgramEmbedding(nn.Embedding):
 
         Positions before the first token of a sequence or document count as an id that no token has.
         """
-        T, no_token, buckets = tokens.shape[1], self.config.vocab_size, self.config.ngram_buckets
+        T = tokens.shape[1]
+        no_token = self.config.vocab_size
+        buckets = self.config.ngram_buckets
         key = torch.zeros_like(tokens)
         rows: list[Tensor] = []
         for back in range(self.config.ngram_sizes[-1]):
@@ -253,7 +257,8 @@ class GPT(nn.Module):
         if config.vocab_size is None:
             raise Mistake("vocab_size is null: set it, or take it from a tokenizer")
         self.config = config
-        V, D = config.vocab_size, config.embed_dim
+        V = config.vocab_size
+        D = config.embed_dim
         self.token_embedding = nn.Embedding(V, D)
         self.ngram_embedding = NgramEmbedding(config) if config.ngram_sizes else None
         self.position_embedding = None

@@ -132,7 +132,9 @@ def linear_by_slices(layer: nn.Linear, x: Tensor) -> Tensor:
     Multiplies by slices of the matrix if x is float32 on a CPU, has at most FEW_ROWS rows and needs no gradient. Else
     calls PyTorch's own operation.
     """
-    weight, bias, width = layer.weight, layer.bias, layer.in_features
+    weight = layer.weight
+    bias = layer.bias
+    width = layer.in_features
     rows = x.numel() // width
     is_cpu_float32 = x.is_cpu and x.dtype == torch.float32
     if rows > FEW_ROWS or not is_cpu_float32 or torch.is_grad_enabled():

@@ -35,7 +35,11 @@ def prove(gpt: GPT, text: Tensor, end_of_text: int | None = None) -> dict[str, A
     """
     affordable = max(8, int(NUM_PRODUCTS / gpt.num_parameters()))
     text = text[: min(NUM_TOKENS, affordable) + 1].clone()
-    return {"text": text, "end_of_text": end_of_text, "nats": token_losses(gpt, text, end_of_text)}
+    return {
+        "text": text,
+        "end_of_text": end_of_text,
+        "nats": token_losses(gpt, text, end_of_text),
+    }
 
 
 def token_losses(gpt: GPT, text: Tensor, end_of_text: int | None) -> Tensor:
@@ -53,7 +57,9 @@ def difference(path: Path, gpt: GPT, proof: dict[str, Any]) -> str:
     Raises a `Mistake` that names `path`, the checkpoint, if the proof is damaged.
     """
     with parsing(path):
-        text, nats, end_of_text = gpt.known_ids(proof["text"]), proof["nats"].float(), proof["end_of_text"]
+        text = gpt.known_ids(proof["text"])
+        nats = proof["nats"].float()
+        end_of_text = proof["end_of_text"]
         is_short = nats.dim() == 1 and 0 < len(nats) <= NUM_TOKENS
         if not is_short or text.shape != (len(nats) + 1,) or not isinstance(end_of_text, int | None):
             raise Mistake("its proof does not hold the losses of a short text")
