@@ -100,7 +100,7 @@ class TrainingWindows(IterableDataset):
 
     vocab_size, end_of_text: describe the tokenizer; random tokens are drawn from all its ids except end-of-text.
     rows: the B' rows of each batch that this device reads, out of B.
-    batches: the numbers of the batches, counted from the beginning of the run as if it always had `batches_in_step`.
+    batches: their numbers since the start of the run, if it always had `batches_in_step`.
     """
 
     tokens: TokenStore

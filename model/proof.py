@@ -21,7 +21,7 @@ NUM_TOKENS = 256  # of which the loss is known, at most
 NUM_PRODUCTS = 1e9  # tokens times parameters, at most: a processor reads the text in less than a tenth of a second
 # nats. Models trained in float32, bfloat16 or both, compiled or not, are read on one and two threads and with other
 # vector instructions to within 2e-5, and float64 is as near. The products of tensor cores (TF32) would be 0.004 apart.
-# GELU by its other formula is 0.0005 apart after 40 steps, so it is not told.
+# GELU by its other formula is 0.0005 apart after 40 steps, so that change goes unnoticed.
 ROUNDING = 1e-3
 
 

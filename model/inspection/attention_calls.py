@@ -100,7 +100,7 @@ def calls(
             if found:
                 return found
     furthest = max(problems, key=line_reached)
-    raise Mistake(f"no call works; of the one that came furthest: {furthest}") from furthest.__cause__
+    raise Mistake(f"no way of calling it works; the one that came furthest: {furthest}") from furthest.__cause__
 
 
 def _names(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], str]:

@@ -40,7 +40,7 @@ WIDTHS = [
 ]  # of heads: an attention that is made for one width is right if one is right
 DIFFERS = "it differs from the formula; none of the known mistakes gives its output"
 NOT_COMPARED = "it could not be compared with the formula"
-LONG = 13  # tokens, so many that an attention which sees the last few only is told
+LONG = 13  # tokens, enough to detect an attention that sees only the last few
 SHORT = 5  # tokens, for an attention that is made for no more
 MASKING = {"tril", "triu", "masked_fill", "masked_fill_"}  # functions that make or apply a mask
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from model.gpt import GPT
 from model.inspection.maps import weights_of
 from model.inspection.passes import Pass, run, undisturbed
-from model.inspection.reading import added_by_heads, double, normed, told_of_next, towards_logits
+from model.inspection.reading import added_by_heads, double, next_token_figures, normed, towards_logits
 from model.inspection.texts import Label, Texts
 from model.kernels import RMS_EPSILON
 from model.rotary import rotary_angles
@@ -120,7 +120,7 @@ def take_frame(
         seen = run(gpt, texts, gpt.modules())
         logits = gpt.unembed(seen.features).cpu()
         maps = [weights_of(call).float().cpu() for call in seen.calls]
-    bits, rank, top = told_of_next(logits, next_ids)
+    bits, rank, top = next_token_figures(logits, next_ids)
     # What each head adds to the stream, (H, N, T, D) for each layer.
     matrices = [block.attention.output_proj for block in gpt.blocks]
     written = [added_by_heads(matrix, seen.inputs[matrix], gpt.config.num_heads) for matrix in matrices]

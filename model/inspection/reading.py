@@ -229,7 +229,7 @@ class Reading:
         lens = self.lens
         next_ids = F.pad(self.ids[1:], (0, 1))
         parts, error = self._attributed(next_ids)
-        bits, rank, top = told_of_next(self.logits, next_ids)
+        bits, rank, top = next_token_figures(self.logits, next_ids)
         shown_ids = set(top.indices.flatten().tolist()).union(*lens["token"])
         figures = {
             "parts": list(parts),
@@ -337,7 +337,7 @@ def _readout(gpt: GPT) -> GPT:
     return copy.deepcopy(gpt, {id(module): None for module in left_out})
 
 
-def told_of_next(logits: Tensor, next_ids: Tensor) -> tuple[Tensor, Tensor, torch.return_types.topk]:
+def next_token_figures(logits: Tensor, next_ids: Tensor) -> tuple[Tensor, Tensor, torch.return_types.topk]:
     """Returns what logits (..., T, V) say of the next tokens (..., T): their surprise in bits, and their rank.
 
     Also returns the probabilities and ids of the likeliest tokens, (..., T, up to TOP).

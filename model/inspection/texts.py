@@ -112,7 +112,7 @@ class Texts:
         return pieces
 
     def to_json(self) -> dict[str, Any]:
-        """Omits `kind`: the caller stores the result under that name."""
+        """Leaves out `kind`, which is the key of the result in probe.json."""
         return {
             "tokens": self.tokens.tolist(),
             "labels": self.labels,

@@ -39,7 +39,7 @@ TRAINING = ("train.py", "model/*.py", "model/training/*.py", "data/**/*.py")
 PROJECT = ("train.py", "model", "data", "scripts", "tests")
 PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
 GIT_SECONDS = 10
-# What is not told of a command line: the folders of absolute paths, and what looks like a password.
+# What is removed from a recorded command line: the folders of absolute paths, and what looks like a password.
 HIDDEN = re.compile(
     r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^/\\\s,'\"]*[/\\])*"
     r"|(?<=key[ =])\S+|(?<=secret[ =])\S+|(?<=password[ =])\S+"

@@ -36,7 +36,8 @@ from model.training.hardware import fast_precision
 
 # Not in config.yaml, because they belong to this call: a run that is started from the file has others.
 NOT_SAVED = ("config", "print_config", "name", "resume", "resume_or_start", "other_code")
-# Options that name files. A resumed run may be a stranger's, so it is told what they name OUTSIDE, before it is read.
+# Options that name files. A resumed run may be a stranger's, so a warning names the files that lie OUTSIDE, before they
+# are read.
 PATHS = ("data.files", "data.validation_files", "data.dataset", "data.cache_dir")
 OUTSIDE = re.compile(r"[/\\~]|[A-Za-z]:|.*\.\.")  # paths that lead out of the current folder
 MAY_DIFFER = ("context_length", "dropout")  # options of a run that may differ from those of --model.init_from

@@ -86,9 +86,9 @@ class Comparison:
             if title + ERROR in self.rows:
                 figures = self.rows[[title, title + ERROR]].to_numpy()
                 table[title] = [with_error(title, *figure) for figure in figures]
-        is_asked = table.columns.str.contains(GOAL) | table.columns.isin([self.measure, DIFFERENCE])
-        is_told = table.nunique() > 1 if len(table) > 1 else (table != "").any()
-        table = table.loc[:, is_told | is_asked]
+        is_wanted = table.columns.str.contains(GOAL) | table.columns.isin([self.measure, DIFFERENCE])
+        varies = table.nunique() > 1 if len(table) > 1 else (table != "").any()
+        table = table.loc[:, varies | is_wanted]
         table = table.rename(columns={DIFFERENCE: f"{DIFFERENCE} of {self.measure}"})
         return table.join(self.rows[["seeds", "pairs", "runs"]])
 

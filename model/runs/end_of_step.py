@@ -11,7 +11,7 @@ A step ends like this:
 
 4 follows 3, so that the records of a step are on the disk before its checkpoint is. A run killed between the two
 resumes from an older checkpoint and writes these records again (see `rewind`). A finished run could not write them
-later, because it does not train again when it is resumed. 5 follows 4, so that a stopped run loses no step.
+later, because it does not train again when it is resumed. 5 follows 4, so that no step is lost.
 
 The user's callbacks, except a Checkpoint, come before all of this, so that what they log at a step is in the row of
 this step, and what they change is saved.

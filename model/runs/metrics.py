@@ -112,7 +112,7 @@ class StepLogger(Logger):
         if self.row and self.row["step"] != step:
             self.write(self.row)
             self.row = {}
-        self.row = {**self.row, **metrics, "step": step}  # last: a callback's figures may have their own step
+        self.row = {**self.row, **metrics, "step": step}  # last: callbacks may log a step of their own
         self.row.pop("epoch", None)  # Lightning adds it, a count of validations
 
     @rank_zero_only

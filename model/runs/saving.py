@@ -53,7 +53,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         with atomic_file(Path(path)) as file:
             try:
                 torch.save(checkpoint, file)
-            except RuntimeError as error:  # after a failed write torch still closes its archive, which fails as well
+            except RuntimeError as error:  # torch's own, which hides the OSError of the failed write: raise that one
                 raise error.__context__ or error from error
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def working_callbacks(option: Any) -> list[Callback]:
 
 
 def trainer_arguments(options: Namespace) -> dict[str, Any]:
-    """Returns all arguments of the Trainer; also the default ones, which Lightning reads from the environment else."""
+    """Returns all arguments of the Trainer, defaults too: Lightning would take those from PL_... variables."""
     steps_in_epoch = options.val_check_interval or 10**9  # null: one epoch, so one validation, at the end
     return {
         **OTHERS,

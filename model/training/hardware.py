@@ -53,7 +53,7 @@ def device_name(device: torch.device) -> str:
 def compile_options(mode: CompileMode, device: torch.device, *, adds_gradients: bool) -> dict[str, Any] | None:
     """Returns the options for torch.compile, or None if the network is not to be compiled.
 
-    "auto" compiles on CUDA devices only: a CPU run of a few minutes does not win back the minute that compiling takes.
+    "auto" compiles on CUDA devices only: compiling takes a minute, which a CPU run of a few minutes does not recover.
     With "reduce-overhead" a GPU launches all kernels of a pass at once, as a CUDA graph, so that it does not wait for
     Python. Each call then overwrites what the previous call returned, gradients included
     (https://docs.pytorch.org/docs/stable/user_guide/torch_compiler/torch.compiler_cudagraph_trees.html). So "auto" uses
