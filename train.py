@@ -32,7 +32,7 @@ from model.runs.run import RUNS, Run
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.starting import RunFolder, lock, new_run_dir, remove_unused, unlock
 from model.runs.stop_signals import TrainingInterrupted
-from model.runs.terminal import exit_status, say
+from model.runs.terminal import exit_status, gets_sentence, say
 from model.runs.trainer_options import OTHERS, as_list, trainer_arguments, working_callbacks
 from model.runs.wandb_logger import WandbLogger, WandbMode
 from model.training.module import GPTModule
@@ -163,7 +163,7 @@ def main(args: list[str] | None = None) -> int:
     except Exception as error:
         if message := explanation(error, run):
             raise Mistake(message) from error
-        if not isinstance(error, Mistake):
+        if not gets_sentence(error):
             say(f"train.py: an error in the code, with this traceback; {run.how_to_resume}", sys.stderr)
         raise
     finally:

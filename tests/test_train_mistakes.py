@@ -1,10 +1,12 @@
 """train.py answers a mistake with one sentence and exit status 2, and leaves nothing behind. No test here trains."""
 
+import math
 import os
 import re
 import shlex
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from data.corpora import CORPORA
 from tests import programs
 from tests.command_lines import call, tells
+from tests.gpts import CONFIGS, random_gpt, save_checkpoint
 from train import build_parser, main
 
 # What a user types, and names and figures of the answer.
@@ -30,6 +33,7 @@ MISTAKES = {
     "--config=plain.yaml": "plain.yaml model",
     "--config=nested.yaml": "nested.yaml config",
     "--config=empty.yaml": "empty.yaml options",
+    "--config=utf16.yaml": "utf16.yaml",
     "--resume": "--resume one",
     "--resume=runs/a --model.init_from=runs/a": "--model.init_from",
     "--resume=runs/a --model '{init_from: runs/a}'": "--model.init_from",
@@ -97,6 +101,7 @@ def test_every_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, monke
     monkeypatch.setattr("train.build_parser", lambda: parser)  # most of the time of a row
     for name, content in FILES.items():
         Path(name).write_text(content)
+    Path("utf16.yaml").write_text("seed_everything: 1", encoding="utf-16")  # as PowerShell writes it
     for typed, names in MISTAKES.items():
         assert train(*shlex.split(typed)) == 2, typed
         *before, error = capsys.readouterr().err.splitlines()
@@ -113,6 +118,7 @@ CANNOT_RESUME = {
     "--resume=runs/run --recording.probe_tokens=9": "runs/run probe",
     "--resume=runs/run --data.files=other.txt": "runs/run probe",
     "--model.init_from=runs/run --model.gpt='{num_layers: 6}'": "model.gpt.num_layers 6 2",  # the default, but typed
+    "--model.init_from=diverged.ckpt": "model.init_from diverged.ckpt",
     "--model.init_from=runs/run --model.gpt.window=4": "model.gpt.window 4 None",
     "--model.init_from=runs/run --model.gpt.logit_soft_cap=null": "model.gpt.logit_soft_cap None 15.0",
     "--model.init_from=runs/run --data '{tokenizer: bpe, vocab_size: 300}'": "'bytes'",
@@ -122,6 +128,7 @@ CANNOT_RESUME = {
 def test_what_cannot_be_resumed_or_overwritten_gets_one_sentence(train, finished_run, capsys):
     files = [Path("runs/run", name) for name in ("config.yaml", "checkpoints/last.ckpt", "metrics.csv")]
     before = [file.read_bytes() for file in files]
+    save_checkpoint(Path("diverged.ckpt"), random_gpt(replace(CONFIGS["gpt2"], vocab_size=257), std=math.inf))
     Path("other.txt").write_text("another text " * 500)
     for typed, expected in CANNOT_RESUME.items():
         assert train(*shlex.split(typed)) == 2

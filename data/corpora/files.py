@@ -79,9 +79,9 @@ def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Share
     return train, {path: WHOLE for path in paths if path in held_out}
 
 
-def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
+def _matches(option: str, patterns: list[str] | str) -> dict[str, Path]:
     """Returns the files that match the patterns, by resolved path: each file once, even if several links lead to it."""
-    files: dict[Path, Path] = {}
+    files: dict[str, Path] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         name = os.path.abspath(Path(pattern).expanduser())  # noqa: PTH100 (absolute() keeps a/../b)
         # The name of an existing file is not a pattern, though it may look like one: a[1].txt.
@@ -98,5 +98,5 @@ def _matches(option: str, patterns: list[str] | str) -> dict[Path, Path]:
                 raise Mistake(
                     f"{path} is packed, or a pipe: unpack it into a file, because text is read from places within one"
                 )
-            files.setdefault(path.resolve(), path)
+            files.setdefault(os.path.realpath(path), path)
     return files

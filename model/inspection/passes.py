@@ -150,11 +150,9 @@ def hooked(
     hook = in_this_thread(hook, lambda *_: None)
     with one_at_a_time, ExitStack() as undo:
         for module in inputs:
-            handle = module.register_forward_pre_hook(lambda module, args: hook(module, args[0]))
-            undo.callback(handle.remove)
+            undo.enter_context(module.register_forward_pre_hook(lambda module, args: hook(module, args[0])))
         for module in outputs:
-            handle = module.register_forward_hook(lambda module, _, output: hook(module, output))
-            undo.callback(handle.remove)
+            undo.enter_context(module.register_forward_hook(lambda module, _, output: hook(module, output)))
         yield
 
 

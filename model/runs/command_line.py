@@ -27,7 +27,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from model.checkpoint import read_checkpoint
 from model.glass import Glass, open_run
 from model.gpt import GPTConfig
-from model.mistakes import Missing, Mistake, check_range, is_out_of_memory
+from model.mistakes import Missing, Mistake, check, check_range, is_out_of_memory
 from model.runs.code import read_code, shown_command
 from model.runs.configs import layered, parse, plain_config, read_config
 from model.runs.run import CONFIG, ENDED, RUNS, Run
@@ -88,6 +88,7 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
             other_code="accept" if config.other_code else "refuse",
             tokenizer=None if "/" in (encoding or "") else encoding,
         )
+        check(trained.gpt.is_finite(), "model.init_from", "a model that has not diverged", config.model.init_from)
     found = Namespace() if trained is None else options_of_model(trained, chosen)
     if config.trainer.precision is None:
         found["trainer.precision"] = fast_precision(config.trainer.accelerator)

@@ -66,7 +66,7 @@ def read_config(path: Path) -> dict[str, Any]:
     content = content_of(path)
     with parsing(path):
         depth = 0
-        for event in yaml.parse(content, LOADER):
+        for event in yaml.parse(content.decode(), LOADER):
             # With aliases, a few lines can describe lists of any length, which would fill the memory.
             if isinstance(event, yaml.AliasEvent):
                 raise Mistake("it has an alias, such as *name: write the value itself")

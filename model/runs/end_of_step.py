@@ -150,7 +150,8 @@ class EndOfStep(Checkpoint):
         if self.best_of not in ([], measured_on):
             log.warning(
                 "val/loss is measured on another text from step %s on, because options of data or "
-                "trainer.limit_val_batches have changed: best.ckpt begins anew.",
+                "trainer.limit_val_batches have changed: best.ckpt begins anew, but EarlyStopping and ModelCheckpoint "
+                "still compare with losses on the old text.",
                 trainer.global_step,
             )
             self.best_loss = math.inf

@@ -15,6 +15,9 @@ from typing import TextIO
 
 from model.mistakes import WHERE_MODULES_ARE, Mistake
 
+# What the system answers where no check for a missing file expects it, or where a program prints: a path that is too
+# long, a folder that this user may not read, a full disk.
+REFUSED = (errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC)
 LONGEST = 1000  # characters; a sentence may quote a file of any length
 # Characters that control a terminal, but for tab and line break: C0, DEL, C1, and marks that change the direction of
 # writing; and halves of characters, which cannot be written. A prompt, a folder's name or a stranger's checkpoint may
@@ -41,11 +44,16 @@ class _Formatter(logging.Formatter):
         return shown(super().format(record))
 
 
-def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
-    """Decorator for a `main` function: makes it return the exit status, and show a `Mistake` without a traceback.
+def gets_sentence(error: BaseException) -> bool:
+    """Whether a program shows an error by its sentence alone: a `Mistake`, or one that the system has REFUSED."""
+    return isinstance(error, Mistake) or (isinstance(error, OSError) and error.errno in REFUSED)
 
-    The status is what `main` returns, 0 for None; 2 after a `Mistake`, which is printed on standard error; 130 after
-    Ctrl-C; 0 if the reader of standard output has closed it.
+
+def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
+    """Decorator for a `main` function: makes it return the exit status, and show some errors without a traceback.
+
+    The status is what `main` returns, 0 for None; 2 after an error that `gets_sentence`, printed on standard error; 130
+    after Ctrl-C; 0 if the reader of standard output has closed it.
     """
 
     def decorate(main: Callable[..., int | None]) -> Callable[..., int]:
@@ -64,17 +72,14 @@ def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[
             except KeyboardInterrupt:
                 print()
                 return 130
-            except Mistake as error:
-                say(f"{program}: {sentence(error)}", sys.stderr)
-                return 2
             except BrokenPipeError:
                 if output_is_closed():
                     return 0
                 raise
-            except OSError as error:
-                if error.errno != errno.ENAMETOOLONG:  # which no check for a missing file expects
+            except Exception as error:
+                if not gets_sentence(error):
                     raise
-                say(f"{program}: {sentence(error)}: write a shorter path", sys.stderr)
+                say(f"{program}: {sentence(error)}", sys.stderr)
                 return 2
 
         return wrapper

@@ -103,12 +103,14 @@ def test_missing_files_are_named(here):
     write_files(1)
     Path("link.txt").symlink_to("gone.txt")
     Path("packed.txt.gz").write_bytes(b"")
+    Path("loop").symlink_to("loop")
     for files, validation_files, message in (
         (".", None, r"'\.' .*'FOLDER/\*\*/\*.txt'"),
         ("nothing/*.txt", None, r"nothing/\*.txt"),
         ("part*", "nothing/*.txt", "--data.validation_files"),
         ("*.txt", None, r"link.txt"),
         ("packed.*", None, r"packed.txt.gz .*unpack"),
+        ("loop", None, "loop"),
     ):
         with pytest.raises(Mistake, match=message):
             build(files=files, validation_files=validation_files)

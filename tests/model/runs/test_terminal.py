@@ -10,6 +10,7 @@ import pytest
 from model.mistakes import Missing, Mistake
 from model.runs.terminal import exit_status, sentence, shown
 from tests import programs
+from tests.command_lines import tells
 
 
 @exit_status("tool.py")
@@ -36,9 +37,11 @@ def test_any_other_error_is_passed_on(kind):
         tool(kind("a bug"))
 
 
-def test_a_path_that_is_too_long_is_a_mistake(capsys):
-    assert tool(OSError(errno.ENAMETOOLONG, "File name too long", "x" * 300)) == 2
-    assert capsys.readouterr().err.startswith("tool.py: ")
+@pytest.mark.parametrize("reason", [errno.ENAMETOOLONG, errno.EACCES, errno.ENOSPC])
+def test_what_the_system_refuses_is_a_mistake(capsys, reason):
+    """For example a folder that this user may not read, or standard output on a full disk."""
+    assert tool(OSError(reason, "the reason", "runs/a")) == 2
+    assert tells(capsys.readouterr().err, "tool.py: runs/a")
 
 
 def test_a_character_that_the_terminal_lacks_is_written_as_a_question_mark(monkeypatch):
