@@ -2,15 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import pytest
 import torch
 from torch import nn
 
 from data.tokenizers import byte_level
 from model.checkpoint import entries_of
-from model.exchange.huggingface import to_huggingface
 from model.gpt import GPT, GPTConfig
 from model.losses import next_token_loss
 
@@ -49,14 +46,6 @@ def random_gpt(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
 def loss_of(gpt: GPT, tokens: torch.Tensor, targets: torch.Tensor, document_ids: torch.Tensor | None = None):
     """The mean loss that training uses, of tokens and targets (B, T)."""
     return next_token_loss(gpt, gpt.features(tokens, document_ids=document_ids), targets)
-
-
-def huggingface_gpt2(gpt: GPT) -> nn.Module:
-    """Exports a GPT of GPT-2's family and loads it as transformers' GPT2LMHeadModel. Skips without transformers."""
-    transformers = pytest.importorskip("transformers")
-    with TemporaryDirectory() as folder:
-        to_huggingface(gpt, Path(folder, "gpt2"))
-        return transformers.GPT2LMHeadModel.from_pretrained(Path(folder, "gpt2"), attn_implementation="eager").eval()
 
 
 def hand_made_gpt(layers: int, parts: int) -> tuple[GPT, list[slice]]:

@@ -57,10 +57,10 @@ def merging(pattern: str) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer("merging", pattern, ranks, {tokenizers.END_OF_TEXT: len(ranks)})
 
 
-def test_text_without_a_place_to_cut_is_read_in_pieces_too(here, small_blocks):
+def test_text_without_a_place_to_cut_is_read_in_pieces_too_and_no_byte_order_mark_is_text(here, small_blocks):
     lines = ["a" * 10_000, "some words\n" * 1000]
     for line in lines:
-        Path("a.txt").write_text(line)
+        Path("a.txt").write_text(line, encoding="utf-8-sig")
         for passages in (list(text_passages(Path("a.txt"), WHOLE)), list(row_passages([line], WHOLE))):
             assert documents(passages) == [line]
             assert max(len(passage.text) for passage in passages) <= 2 * 16
@@ -153,11 +153,6 @@ def test_the_last_ending_of_a_tables_name_decides_its_delimiter(here, name, deli
     with (gzip.open if name.endswith("gz") else open)(name, "wt", newline="", encoding="utf-8-sig") as file:
         csv.writer(file, delimiter=delimiter).writerows([("text", "number"), *zip(texts, range(6), strict=True)])
     assert list(table_texts(Path(name), "text")) == texts
-
-
-def test_a_byte_order_mark_is_not_read_as_text(here):
-    Path("a.txt").write_text("words", encoding="utf-8-sig")
-    assert documents(text_passages(Path("a.txt"), WHOLE)) == ["words"]
 
 
 DAMAGED = [

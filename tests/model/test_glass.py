@@ -24,7 +24,7 @@ from model.inspection.parts import replaced
 from model.mistakes import Mistake
 from model.pages.page import run_page
 from tests.command_lines import tells
-from tests.gpts import CONFIGS, huggingface_gpt2, induction_gpt, random_gpt
+from tests.gpts import CONFIGS, induction_gpt, random_gpt
 from tests.html_pages import Page
 from tests.model.pages.model_pages import LETTERS
 from tests.model.pages.model_pages import recording_of as recording_of_letters
@@ -76,15 +76,6 @@ def test_a_run_has_its_steps_its_recording_and_pages_and_can_write(glass):
     )
     assert whole.startswith(ended) and len(whole) > len(ended) and "e" not in other
     assert "<iframe" in glass.read(TEXT)._repr_html_() and "<iframe" in glass._repr_html_()
-
-
-def test_readings_have_the_tensors_of_transformers(gpt2):
-    reading = gpt2.read(TEXT)
-    with torch.no_grad():
-        result = huggingface_gpt2(gpt2.gpt)(reading.ids[None], output_attentions=True, output_hidden_states=True)
-    assert_close(reading.maps, torch.cat(result.attentions), rtol=0, atol=1e-5)
-    assert_close(reading.logits, result.logits[0], rtol=1e-4, atol=1e-4)
-    assert_close(reading.residual[[0, 2]], torch.cat(result.hidden_states[:2]), rtol=1e-4, atol=1e-4)
 
 
 def test_leaving_a_part_out_changes_the_loss_equally_on_every_path(glass):

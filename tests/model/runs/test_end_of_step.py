@@ -40,26 +40,20 @@ def events(monkeypatch):
 VALIDATED = ["on_validation_epoch_end", "record", "log_metrics", "write", "save"]
 
 
-def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order(train, events):
-    options = ["--trainer.max_steps=6", "--trainer.log_every_n_steps=3", "--checkpoints.every_n_steps=3"]
-    assert train(*options, "--trainer.accumulate_grad_batches=2") == 0
-    expected = {
-        0: ["record"],
-        3: ["log_metrics", "save"],
-        4: VALIDATED,
-        6: ["log_metrics", *VALIDATED],  # the last step is always validated
-    }
-    assert events == [(step, name) for step, names in expected.items() for name in names]
+LOGGED = ["log_metrics"]
+RUNS = {  # options, and what happens at which step
+    """max_steps=6 --trainer.log_every_n_steps=3 --checkpoints.every_n_steps=3
+    --trainer.accumulate_grad_batches=2""": {0: ["record"], 3: [*LOGGED, "save"], 4: VALIDATED, 6: LOGGED + VALIDATED},
+    "max_steps=3 --trainer.limit_val_batches=0": {0: ["record"], 2: LOGGED, 3: [*LOGGED, "save"]},
+    "max_steps=3 --trainer.val_check_interval=null": {0: ["record"], 2: LOGGED, 3: LOGGED + VALIDATED},
+}
 
 
-@pytest.mark.parametrize("option, validated", [("limit_val_batches=0", []), ("val_check_interval=null", [5])])
-def test_each_step_ends_once_also_without_a_validation(train, monkeypatch, events, option, validated):
-    ended = []
-    before_call(monkeypatch.setattr, EndOfStep, "end_step", lambda _, trainer, *__: ended.append(trainer.global_step))
-    assert train("--trainer.max_steps=5", f"--trainer.{option}") == 0
-    assert ended == [0, 1, 2, 3, 4, 5]
-    assert [step for step, name in events if name == "on_validation_epoch_end"] == validated
-    assert events[-1] == (5, "save")
+@pytest.mark.parametrize("options", RUNS)
+def test_a_step_is_logged_validated_recorded_sampled_and_saved_in_this_order_and_once(train, events, options):
+    """The last step is always validated, if there is a validation at all."""
+    assert train(*f"--trainer.{options}".split()) == 0
+    assert events == [(step, name) for step, names in RUNS[options].items() for name in names]
 
 
 def test_the_state_of_a_run_is_in_a_file_from_its_first_step_on(train, monkeypatch):

@@ -90,6 +90,6 @@ def test_a_leak_is_reported_on_the_terminal_on_the_page_and_with_a_table(train, 
 
 
 def test_losses_without_each_part_are_measured_where_weights_are_kept_and_at_the_end(trained):
-    snapshots = Recording.open(trained("--checkpoints.keep_steps=[4]") / "attention").snapshots
-    assert {snapshot.step for snapshot in snapshots if snapshot.ablation} == {4, 12}
+    snapshots = Recording.open(trained("--checkpoints.keep_steps=[4,8]") / "attention").snapshots
+    assert {snapshot.step for snapshot in snapshots if snapshot.ablation} == {4, 8, 12}
     assert all(snapshot.loss.keys() == {"text", "repeated"} for snapshot in snapshots if snapshot.ablation)

@@ -1,5 +1,6 @@
 """Options and callbacks of Lightning's Trainer: those that are named as working do, and all others are refused."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -80,15 +81,20 @@ STOPPING = "{monitor: val/loss, patience: 1, min_delta: 100, check_on_train_epoc
 KEEPING = "{monitor: val/loss, save_top_k: -1, every_n_epochs: 2}"
 
 
-@pytest.mark.parametrize("at_epoch_end", ["true", "null"])
-def test_each_callback_that_works_does_what_it_says(train, at_epoch_end, capsys):
-    """EarlyStopping stops after the second validation without a lower loss, and all that it counts is saved."""
+BARS = ["RichProgressBar", "TQDMProgressBar"]
+
+
+@pytest.mark.parametrize("at_epoch_end, bar", zip(["true", "null"], BARS, strict=True))
+def test_each_callback_that_works_does_what_it_says(train, at_epoch_end, bar, capsys):
+    """EarlyStopping stops after the second validation without a lower loss; the run says so and saves its count."""
     stopping = f"{{class_path: EarlyStopping, init_args: {STOPPING % at_epoch_end}}}"
     keeping = f"{{class_path: ModelCheckpoint, init_args: {KEEPING}}}"
-    tested = [stopping, keeping, "LearningRateMonitor", "RichProgressBar", "Timer"]
-    assert all(any(name in typed for typed in [*tested, "TQDMProgressBar"]) for name in CALLBACKS.split())
+    tested = [stopping, keeping, "LearningRateMonitor", bar, "Timer"]
+    assert all(any(name in typed for typed in [*tested, *BARS]) for name in CALLBACKS.split())
     assert train("--name=run", *(f"--trainer.callbacks+={typed}" for typed in tested)) == 0
-    assert "4/4" in capsys.readouterr().out  # of the bar
+    shown = capsys.readouterr().out
+    assert "4/4" in shown and "rises again" in shown  # the bar; the learning rate, if the run is trained further
+    assert re.match(r".* 8\b.*val/loss", shown.splitlines()[-1])
     saved = read_checkpoint(Path("runs/run/checkpoints/last.ckpt"))
     [counted] = [state for name, state in saved["callbacks"].items() if name.startswith("EarlyStopping")]
     assert (saved["global_step"], counted["wait_count"]) == (8, 1)
