@@ -11,14 +11,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.files import write_atomically
 from model.mistakes import Mistake
-from model.runs.comparison import Comparison, compare
 from model.runs.terminal import exit_status, say
 from scripts.parser import Parser
+
+if TYPE_CHECKING:
+    from model.runs.comparison import Comparison
 
 KINDS = (".svg", ".pdf", ".png", ".csv", ".html")
 
@@ -30,6 +33,8 @@ def main(argv: list[str] | None = None) -> None:
     kind = output and output.suffix.lower()
     if output and kind not in KINDS:
         raise Mistake(f"--output {output} must end in {' or '.join(KINDS)}")
+    from model.runs.comparison import compare  # imports pandas, which is slow
+
     comparison = compare(options.runs, options.to)
     lines = [str(comparison)]
     if options.fit:
