@@ -57,10 +57,10 @@ GOAL = f" to {LOSS} "  # in the titles of the steps and minutes to a loss
 WIDEST = 300  # characters of a column in a terminal
 ERROR = " ±"  # ends the title of a standard error
 EXPLANATION = (
-    "±: standard error over seeds; difference: from the first row, over pairs of runs with the same seed; minutes: of "
-    "training steps, without validation, recording and saving; empty: unknown, not reached in every run, or, as a "
-    "difference, not comparable: unfinished, or validated on other text; other figures that are the same in all rows "
-    "are not shown"
+    "each row is named by what differs from the first; ±: standard error over seeds; difference: from the first row, "
+    "over pairs of runs with the same seed; minutes: of training steps, without validation, recording and saving; "
+    "empty: unknown, not reached in every run, or, as a difference, not comparable: unfinished, or validated on other "
+    "text; other figures that are the same in all rows are not shown"
 )
 
 
@@ -146,13 +146,16 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
         figures = figures.drop(columns=figures.filter(like=LOSS))
         if goal is not None:
             notes.append("no steps and minutes to a loss, because nats per token do not compare across tokenizers")
-    compared = traits.filter([STATE, TOKENS, BYTES])
+    compared = traits.filter([STATE, TOKENS, BYTES, "trainer.limit_val_batches"])
     figures.insert(0, DIFFERENCE, figures[measure].where((compared == compared.iloc[0]).all(axis=1)))
 
     words = ChainMap(*code)
     variants = []
-    for own in traits.loc[:, traits.nunique() > 1].to_dict("records"):
-        label = ", ".join(f"{name} {words.get(value, value)}" for name, value in own.items())
+    varying = traits.loc[:, traits.nunique() > 1].to_dict("records")
+    first = varying[0]
+    for own in varying:
+        differing = {name: value for name, value in own.items() if own == first or value != first[name]}
+        label = ", ".join(f"{name} {words.get(value, value)}" for name, value in differing.items())
         variants.append(shown(label) or traits[STATE][0])
     figures["variant"] = variants
     return Comparison(
