@@ -98,13 +98,23 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def parser():
+    """The parser of train.py, which takes as long to build as a small run takes for ten steps."""
+    from train import build_parser
+
+    return build_parser()
+
+
 @pytest.fixture
-def train(small_options, here):
+def train(small_options, here, monkeypatch, parser):
     """Runs train.py in an empty folder with `small_options` and the given options; returns the exit status.
 
     With --resume `small_options` are left out: the run has its own config.
     """
     from train import main
+
+    monkeypatch.setattr("train.build_parser", lambda: parser)
 
     def run(*options: str) -> int:
         own_config = any(option.partition("=")[0] == "--resume" for option in options)
@@ -116,16 +126,15 @@ def train(small_options, here):
 @pytest.fixture
 def no_pages(monkeypatch) -> None:
     """Writes no page at the end of a run, for tests that look at weights and figures only."""
-    monkeypatch.setattr("train.finish", lambda *_: "")
+    monkeypatch.setattr("train.finish", lambda _: "")
 
 
 @pytest.fixture(scope="session")
-def trained(small_options, tmp_path_factory):
+def trained(small_options, tmp_path_factory, parser):
     """Trains with `small_options` and the given options, once a session for equal options; returns the run's folder.
 
-    No test may change this folder; `finished_run` is a copy.
+    No test may change this folder; `finished_run` is a copy. Its page is that of a running run.
     """
-    from model.runs.results import finish
     from train import main
 
     @functools.cache
@@ -133,7 +142,8 @@ def trained(small_options, tmp_path_factory):
         folder = tmp_path_factory.mktemp("trained")
         with pytest.MonkeyPatch.context() as here:
             here.chdir(folder)
-            here.setattr("train.finish", finish)  # with a page, even if the first test that asks uses `no_pages`
+            here.setattr("train.build_parser", lambda: parser)
+            here.setattr("train.finish", lambda _: "")
             assert main([*small_options, "--name=run", *options]) == 0
         return folder / "runs" / "run"
 

@@ -54,10 +54,7 @@ def test_mistakes_get_one_sentence_and_write_nothing(runs, capsys):
     assert sorted(Path().rglob("*")) == before
 
 
-def test_each_parameter_of_the_sweep_is_an_option_of_training():
-    from train import build_parser
-
-    parser = build_parser()
+def test_each_parameter_of_the_sweep_is_an_option_of_training(parser):
     sweep = yaml.safe_load((REPOSITORY / "configs/wandb/sweep.yaml").read_text(encoding="utf-8"))
     choices = {name: choice.get("values", [choice.get("value")]) for name, choice in sweep["parameters"].items()}
     assert (REPOSITORY / sweep["program"]).is_file() and (REPOSITORY / choices["config"][0]).is_file()

@@ -7,7 +7,6 @@ import pytest
 
 from model.checkpoint import read_checkpoint
 from tests.small_runs import assert_same, column, final_state
-from train import build_parser
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pages")]
 
@@ -49,9 +48,9 @@ NOT_CHANGED = """name resume resume_or_start config print_config model.init_from
     data.dataset_validation_split data.dataset_revision data.text_column data.quotes data.streaming"""
 
 
-def test_every_option_of_a_run_has_its_place_above():
+def test_every_option_of_a_run_has_its_place_above(parser):
     """Of the network's options only dropout and init may change; tests/test_train_mistakes.py has another."""
-    options = {name for name, _ in build_parser().get_defaults().items() if not name.startswith("model.gpt.")}
+    options = {name for name, _ in parser.get_defaults().items() if not name.startswith("model.gpt.")}
     options |= {"model.gpt.dropout", "model.gpt.init"}
     named = " ".join([*CHANGES, NOT_CHANGED]).split()
     assert options == {option.partition("=")[0].rstrip("+") for option in named}

@@ -15,7 +15,7 @@ from data.corpora import CORPORA
 from tests import programs
 from tests.command_lines import call, tells
 from tests.gpts import CONFIGS, random_gpt, save_checkpoint
-from train import build_parser, main
+from train import main
 
 # What a user types, and names and figures of the answer.
 MISTAKES = {
@@ -96,9 +96,7 @@ FILES = {"short.txt": "0123456789" * 3, "misspelled.yaml": "data: {lenght: 3}", 
 FILES |= {"nested.yaml": "config: [own.yaml]", "empty.yaml": "", "broken_of_tests.py": "undefined"}
 
 
-def test_every_mistake_gets_one_sentence_and_leaves_nothing(train, capsys, monkeypatch):
-    parser = build_parser()
-    monkeypatch.setattr("train.build_parser", lambda: parser)  # most of the time of a row
+def test_every_mistake_gets_one_sentence_and_leaves_nothing(train, capsys):
     for name, content in FILES.items():
         Path(name).write_text(content)
     Path("utf16.yaml").write_text("seed_everything: 1", encoding="utf-16")  # as PowerShell writes it
@@ -161,12 +159,12 @@ def test_a_damaged_file_of_a_resumed_run_is_named(train, finished_run, capsys, n
         assert path.read_bytes() == content
 
 
-def test_help_begins_with_the_usual_commands_and_explains_every_option(capsys):
+def test_help_begins_with_the_usual_commands_and_explains_every_option(capsys, parser):
     _, text, _ = call(main, capsys, "--help")
     screen, all_options = text.split("\noptions:\n")
     typed = {*re.findall(r"--[a-z_.]+", screen)}
     assert typed >= {"--config", "--resume", "--data.files", "--model.init_from"}
-    for option in typed | {f"--{name}" for name, _ in build_parser().get_defaults().items()}:
+    for option in typed | {f"--{name}" for name, _ in parser.get_defaults().items()}:
         assert re.search(rf"{option}\b", all_options), option
     corpus = all_options.split("--data.corpus CORPUS")[1].split("\n  --")[0]
     for name in CORPORA:

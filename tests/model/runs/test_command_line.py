@@ -8,14 +8,8 @@ import pytest
 import yaml
 
 from model.runs.command_line import NOT_SAVED, quiet, read_options
-from train import build_parser
 
 CONFIG = "model: {gpt: {num_layers: 3}}\ntrainer: {max_steps: 5, precision: 32-true}\ndata: {tokenizer: bytes}\n"
-
-
-@pytest.fixture(scope="module")
-def parser():
-    return build_parser()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_is_resumed_without_it(small
     assert tells(capsys.readouterr().err.splitlines()[-1], "model.gpt.context_length 64 32")
     Path("model/tokenizer.json").unlink()  # then --data.tokenizer names it
     assert main(options) == 0
-    per_token, _ = validation_nats(gpt, small_text, 16)
+    per_token, *_ = validation_nats(gpt, small_text, 16)
     assert column("runs/run", "val/loss")[0] == pytest.approx(per_token, abs=1e-4)
     trained, _ = load_gpt("runs/run/checkpoints/last.ckpt")
     assert trained.config == replace(SMALL_GPT2, context_length=16, dropout=0.1)

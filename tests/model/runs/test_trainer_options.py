@@ -17,7 +17,6 @@ from model.runs.trainer_options import BASES, CALLBACKS, OPTIONS, OTHERS, workin
 from model.training.module import GPTModule
 from tests.small_runs import column
 from tests.watching import before_call
-from train import build_parser
 
 pytestmark = pytest.mark.usefixtures("no_pages")
 
@@ -68,8 +67,7 @@ def test_each_option_that_works_does_what_it_says(train, monkeypatch):
     assert Path("theirs/lightning_logs").exists() and Path("elsewhere/run/fit-profile.txt").exists()
 
 
-def test_every_other_option_gets_a_sentence():
-    parser = build_parser()
+def test_every_other_option_gets_a_sentence(parser):
     for name in OTHERS:
         for source in ([f"--trainer.{name}=1"], f"trainer: {{{name}: 1}}"):
             with pytest.raises(Mistake, match=rf"{name}.*\)$"):
