@@ -61,6 +61,7 @@ def test_a_run_resumed_with_another_option_continues_all_that_was_saved(train, t
     whole = trained(*BEGUN_WITH.split())
     Path("other.txt").write_text("".join(map(chr, range(33, 127))) * 90)  # harder to predict
     shutil.copytree(whole, "runs/run")
+    shutil.copy("runs/run/checkpoints/step_00000006.ckpt", "runs/run/checkpoints/best.ckpt")  # else it would be removed
     changed = [f"--{option}" for option in change.split()]
     assert train("--resume=runs/run/checkpoints/step_00000006.ckpt", *changed) == 0
     before, after = column(whole, "train/loss"), column("runs/run", "train/loss")
