@@ -57,7 +57,7 @@ MISTAKES = {
     "--data.corpus=hub --data.files=null": "data.corpus hub --data.dataset",
     "--data.corpus=wiki --data.files=null": "data.corpus 'wiki' stdlib hub",
     "--data.validation_files=none.txt": "none.txt --data.validation_files",
-    f"--data.files={'x' * 300}": "--data.files",
+    f"--data.files={'x' * 300}": "x" * 300,
     "--data.dataset=x/y": "data.files data.dataset",
     "--data.streaming=true": "data.streaming --data.max_tokens",
     "--data.tokenizer=gpt9": "'gpt9' bytes gpt2 bpe",

@@ -85,8 +85,7 @@ def _matches(option: str, patterns: list[str] | str) -> dict[str, Path]:
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         name = os.path.abspath(Path(pattern).expanduser())  # noqa: PTH100 (absolute() keeps a/../b)
         # The name of an existing file is not a pattern, though it may look like one: a[1].txt.
-        exists = os.path.exists(name)  # noqa: PTH110 (Path.exists fails for names that are too long)
-        matches = [name] if exists else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
+        matches = [name] if Path(name).exists() else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
         paths = [path for path in map(Path, matches) if not path.is_dir()]
         if not paths:
             raise Mistake(
