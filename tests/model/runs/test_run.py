@@ -73,19 +73,14 @@ def test_a_run_is_resumed_from_its_last_checkpoint_or_from_the_given_one():
     assert resume_point(best) == (Path("runs/a"), best)
 
 
-def test_of_all_links_only_a_checkpoints_folder_is_used():
+def test_a_checkpoints_folder_may_be_a_link():
+    """tests/test_hostile_files.py has links that are refused."""
     write("runs/a/config.yaml")
     elsewhere = write("elsewhere/last.ckpt").parent
     Path("runs/a/checkpoints").symlink_to(elsewhere.absolute())
     last = Path("runs/a/checkpoints/last.ckpt")
     assert resume_point(Path("runs/a")) == (Path("runs/a"), last) and Run.open(last).checkpoint == last
     assert Run.open().checkpoint == last
-    for name in ("config.yaml", "checkpoints/best.ckpt", "attention"):
-        Path("runs/a", name).unlink(missing_ok=True)
-        Path("runs/a", name).symlink_to(Path("elsewhere/last.ckpt").absolute())
-        with pytest.raises(ValueError, match=f"runs/a/{name} is a link"):
-            Run.open(Path("runs/a"))
-        Path("runs/a", name).unlink()
 
 
 def test_checkpoints_are_found_by_step():
