@@ -85,13 +85,6 @@ def test_programs_print_through_one_file_alone_which_shows_control_characters(pa
         assert not [call for call in calls if ast.unparse(call) in ("print", "sys.stdout.write", "sys.stderr.write")]
 
 
-def test_the_network_can_be_used_with_torch_alone():
-    blocked = "lightning wandb datasets matplotlib tiktoken sympy"  # sympy takes a second to import
-    hide = f"import sys; sys.modules.update(dict.fromkeys('{blocked}'.split()))"
-    use = "import model.gpt, model.generation, model.checkpoint as c; c.without_weights(c.GPTConfig(vocab_size=9))"
-    programs.run("-c", f"{hide}; {use}")
-
-
 def declared_ranges():
     """The versions of each package that pyproject.toml allows, by the package's name."""
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
