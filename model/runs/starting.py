@@ -38,7 +38,7 @@ def new_run_dir(options: Namespace) -> Path:
 
     Raises a `Mistake` if --name is taken, is no name of a folder in runs/, or is that of a folder within a run.
     """
-    runs = Path(options.trainer.default_root_dir)
+    runs = Path(options.trainer.default_root_dir).expanduser()  # as Lightning expands it
     if not is_first_process():
         name = options.name or os.environ.get(RUN_NAME)
         if name is None:

@@ -25,7 +25,7 @@ USED = {
     "accelerator": ("cpu", lambda trainer: trainer.strategy.root_device.type == "cpu"),
     "accumulate_grad_batches": (2, lambda trainer: trainer.datamodule.windows_read == 4 * 2 * trainer.global_step),
     "benchmark": ("true", lambda _: torch.backends.cudnn.benchmark),
-    "default_root_dir": ("elsewhere", lambda trainer: Path("elsewhere/run").samefile(trainer.default_root_dir)),
+    "default_root_dir": ("~/elsewhere", lambda trainer: Path("elsewhere/run").samefile(trainer.default_root_dir)),
     "detect_anomaly": ("true", lambda _: torch.is_anomaly_enabled()),
     "deterministic": ("true", lambda _: torch.are_deterministic_algorithms_enabled()),
     "devices": (1, lambda trainer: trainer.num_devices == 1),
@@ -52,6 +52,7 @@ def test_each_option_that_works_does_what_it_says(train, monkeypatch):
     assert USED.keys() | ELSEWHERE == set(OPTIONS.split())
     deterministic, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     failed = []
+    monkeypatch.setenv("HOME", str(Path.cwd()))
 
     def check(_, trainer, __):
         failed.extend(name for name, (_, holds) in USED.items() if not holds(trainer))
