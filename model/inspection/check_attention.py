@@ -29,15 +29,8 @@ from model.mistakes import Mistake, listed
 BIAS = r"bias|b_?\w?"  # the name of a parameter that is no matrix, even if it has one axis for heads
 NUM_HEADS = ("num_heads", "n_heads", "n_head", "nhead", "heads", "h")  # names that people give it
 NO_MODULE = nn.Module()
-WIDTHS = [
-    [11],
-    [2],
-    [4],
-    [8],
-    [16],
-    [32],
-    [64],
-]  # of heads: an attention that is made for one width is right if one is right
+# Of heads: an attention that is made for one width is right if one is right.
+WIDTHS = [[width] for width in (11, 2, 4, 8, 16, 32, 64)]
 DIFFERS = "it differs from the formula; none of the known mistakes gives its output"
 NOT_COMPARED = "it could not be compared with the formula"
 LONG = 13  # tokens, enough to detect an attention that sees only the last few
