@@ -82,7 +82,7 @@ def calls(
     Raises:
         Mistake: if none works.
     """
-    needed, others, mask_name = _names(function)
+    needed, others, mask_name = arguments(function)
     if not needed:
         raise Mistake("no argument without a default: an attention takes tokens, or queries, keys and values")
     problems = []
@@ -103,7 +103,7 @@ def calls(
     raise Mistake(f"no way of calling it works; the one that came furthest: {furthest}") from furthest.__cause__
 
 
-def _names(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+def arguments(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Returns the names of the tokens, or of queries, keys and values in this order; of tokens that keys and values may
     be made of instead; and the mask's, "" without one.
     """
@@ -145,7 +145,11 @@ def _masks(
         (causal[0, 0], [causal]),
         (padding[:, 0, 0], [padding, both]),
     ]
-    return [([{name: mask}, {name: mask.float()}, {name: mask.float().log()}], meanings) for mask, meanings in shapes]
+    hiding = "key_padding" in name  # where True may mean hidden, as in PyTorch
+    return [
+        ([{name: mask}, {name: mask.float()}, {name: mask.float().log()}] + [{name: ~mask}] * hiding, meanings)
+        for mask, meanings in shapes
+    ]
 
 
 def _lines_of_user(error: BaseException) -> list[traceback.FrameSummary]:

@@ -41,7 +41,7 @@ CONSTANTS = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512, 768)  #
 MISTAKES = {
     "scores": {
         "q @ k.mT": "the scores are not divided by the root of the head's width",
-        "q @ k.mT / K": "the scores are divided by the head's width, not by its root",
+        "q @ k.mT / K": "the scores are divided by the head's width, not by its root; or twice by its root",
         "q @ k.mT * K**0.5": "the scores are multiplied by the root of the head's width, not divided",
         "q @ k.mT * K": "the scores are multiplied by the head's width, not divided by its root",
         "q @ k.mT / (H * K)**0.5": "the scores are divided by the root of the width of all heads, not of one",
@@ -51,6 +51,9 @@ MISTAKES = {
         "cosines(q, k)": "queries and keys are normalised: the scores are cosines",
         "cosines(q, k) / K**0.5": "queries and keys are normalised: the scores are cosines",
         "q @ k.mT / H**0.5": "the scores are divided by the root of the number of heads, not of the head's width",
+        "q @ k.mT / (K**0.5 // 1)": "the root of the head's width is rounded down",
+        "(q @ k.mT).relu() / K**0.5": "negative scores are 0: there is no relu before the softmax",
+        "(q @ k.mT).abs() / K**0.5": "the scores have lost their sign",
         **dict.fromkeys(
             (f"q @ k.mT / {number}**0.5" for number in CONSTANTS),
             "the scores are divided by a constant, not by the root of the head's width",
@@ -68,6 +71,8 @@ MISTAKES = {
         "scores.masked_fill(~mask.repeat(H, 1, 1, 1).reshape(-1, H, *mask.shape[-2:]), -inf)": (
             "the masks or lengths of the texts are repeated as a whole: use repeat_interleave"
         ),
+        "scores.masked_fill(~mask[:1], -inf)": "the mask or length of the first text is used for all",
+        "scores.masked_fill(~mask & (ones(H, 1, 1).cumsum(0) == 1), -inf)": "only the first head is masked",
         "scores.masked_fill(~mask, 0)": "hidden scores are 0, and e^0 is 1: they must be -inf",
         "scores.masked_fill(~mask, 1e9)": "hidden scores are large and positive: they must be -inf",
         "scores.masked_fill(~mask, -1)": "hidden scores are -1: they must be -inf",
@@ -76,7 +81,7 @@ MISTAKES = {
         "scores - 10.0 * ~mask": "the mask takes only 10 off the hidden scores: they must be -inf",
     },
     "weights": {
-        "scores.softmax(-1) * mask": "the mask is applied after the softmax",
+        "scores.softmax(-1) * mask": "the mask is applied after the softmax, or to the values",
         "masked.softmax(-2)": "the softmax runs over queries, not keys",
         "masked.softmax(-3)": "the softmax runs over heads, not keys",
         "scores.masked_fill(~mask, -1e9).softmax(-3)": "the softmax runs over heads, not keys",
@@ -87,6 +92,14 @@ MISTAKES = {
         "masked.softmax(-1) / S": "the weighted values are averaged, not added up",
         "masked.softmax(-1) * K**0.5": "the weights are multiplied after the softmax",
         "(masked * K**0.5).softmax(-1) / K**0.5": "the weights are divided, not the scores before the softmax",
+        "masked.exp() / masked.exp().sum(-1, keepdim=True).mT": (
+            "the exponentials of a query are divided by the sums of other queries: the sum needs keepdim=True"
+        ),
+        "(masked - masked.amax(-1, keepdim=True)).exp() / (masked - masked.amax(-1, keepdim=True)).exp()"
+        ".sum(-1, keepdim=True).mT": (
+            "the exponentials of a query are divided by the sums of other queries: the sum needs keepdim=True"
+        ),
+        "1.0 * (masked == masked.amax(-1, keepdim=True))": "the largest score takes all: there is no softmax",
         "masked.sigmoid()": "a sigmoid replaces the softmax",
         "masked.exp()": "the exponentials are not divided by their sum",
         "(masked - masked.amax(-1, keepdim=True)).exp()": "the exponentials are not divided by their sum",
@@ -118,10 +131,17 @@ MISTAKES = {
     "values": {
         "weights.mT @ v": "the weights are transposed",
         "v": "the weights are not used: each query gets its own value",
+        "(q * k / K**0.5).softmax(-1) * v": (
+            "q * k multiplies number by number: `q @ k.mT` compares each query with each key"
+        ),
     },
     "merged": {
         "values.flatten(-3).unflatten(-1, (T, -1))": "heads are merged without transposing back",
         "values.movedim(-3, -1).flatten(-2)": "the numbers of all heads are merged in turns",
+        "values.sum(-3)": "the heads are added up: they must be concatenated",
+        "values.mean(-3)": "the heads are averaged: they must be concatenated",
+        "values[..., -1, :, :]": "only the last head is used: all must be concatenated",
+        "values[..., 0, :, :]": "only the first head is used: all must be concatenated",
         "merge(values.flip(-3))": "heads are merged in the reverse order",
         "((swap(q) @ swap(k).mT / K**0.5).softmax(-1) @ swap(v)).flatten(-2)": (
             "each token attends over its own heads: (B, T, H, K) is not transposed to (B, H, T, K)"

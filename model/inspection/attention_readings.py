@@ -15,6 +15,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
+from model.attention import split_heads
 from model.inspection.attention_calls import Call
 from model.inspection.attention_mistakes import formula
 
@@ -43,13 +44,13 @@ class Reading:
         output = self.call.output
         limit = ROUNDING if output.dtype == torch.float32 else HALF_ROUNDING
         x, *_ = self.call.inputs.values()
-        largest = output.nan_to_num().abs().max()
+        largest = output.nan_to_num().abs().amax(-1, keepdim=True)
         for mask in self.call.meanings:
             with suppress(RuntimeError):  # a change that does not fit these shapes
                 given = formula(q, k, v, mask, self.output_matrix, x, change)
-                difference = (given - output).abs().flatten(1)
+                difference = ((given - output).abs() / largest).flatten(1)
                 is_nan = difference.isnan()  # of queries that may see nothing
-                is_near = difference < limit * largest
+                is_near = difference < limit
                 is_equal = (is_near | is_nan).all(1)
                 is_known = is_near.any(1)
                 if (is_equal & is_known).any():
@@ -70,8 +71,10 @@ def readings(
     E = call.output.shape[-1]
     identity = torch.eye(E)
     if len(inputs) == 3 and not matrices:
-        heads = [x.reshape(1, 2, -1, *x.shape[-2:]) for x in inputs]
-        yield Reading(call, heads, identity)
+        for H in range(1, D):
+            if D % H == 0:
+                heads = [split_heads(x, H).reshape(1, 2, -1, x.shape[-2], D // H) for x in inputs]
+                yield Reading(call, heads, identity)
     sources = (inputs[0], inputs[:2][-1], inputs[-1])  # of queries, keys and values
     for makers, last in (
         (matrices[:-1], matrices[-1:]),
@@ -102,13 +105,15 @@ def _cuts(
     columns: Tensor,
     width: int,
 ) -> Iterator[list[Tensor]]:
-    """Cuts columns (D, N) into those of queries, keys and values, (A, D, H, K) each, in each order and with each H."""
-    kv_width, rest = divmod(columns.shape[-1] - width, 2)
+    """Cuts columns (D, N) into those of queries, keys and values, (A, D, H, K) each, with each number of heads.
+
+    width: of the values that the output's matrix reads: of all heads, or of one head if they are added up.
+    """
+    N = columns.shape[-1]
+    other_width, odd = divmod(N - width, 2)
     for K in range(2, width + 1):
-        H = width // K
-        if rest or width != H * K:
-            continue
-        if kv_width == width:
+        H, rest = divmod(N, 3 * K)
+        if not rest and width in (K, H * K):  # as many heads of each, in any order
             sizes = {"p": 3, "h": H, "k": K}
             found: list[tuple[Tensor, ...]] = []
             for axes in permutations(sizes):
@@ -117,6 +122,12 @@ def _cuts(
                 parts = torch.einsum(f"d{letters}->pdhk", columns.unflatten(-1, shape))
                 found += permutations(parts)
             yield [torch.stack(each) for each in zip(*found, strict=True)]
-        elif 0 < kv_width < width and kv_width % K == 0:
-            parts = columns.split([width, kv_width, kv_width], -1)
+        H, rest = divmod(width, K)
+        if odd or rest or other_width <= 0 or other_width == width:
+            continue
+        if other_width < width and other_width % K == 0:  # fewer heads of keys and values than of queries
+            parts = columns.split([width, other_width, other_width], -1)
             yield [part.unflatten(-1, (-1, K))[None] for part in parts]
+        if other_width % H == 0:  # values of another width than queries and keys
+            q, k, v = columns.split([other_width, other_width, width], -1)
+            yield [torch.stack(pair).unflatten(-1, (H, -1)) for pair in ((q, k), (k, q), (v, v))]

@@ -12,6 +12,7 @@ import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from model.attention import CausalSelfAttention
-from model.inspection.attention_calls import SCALE, Call, Order, calls, line_reached
+from model.inspection.attention_calls import SCALE, Call, Order, arguments, calls, line_reached
 from model.inspection.attention_mistakes import FORMULA, MISTAKES
 from model.inspection.attention_readings import Reading, readings
 from model.masks import causal_mask, padding_mask
@@ -70,7 +71,11 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
                 return list(_of_module(attention))
             if isinstance(getattr(attention, "__self__", None), nn.Module):
                 return _compared(attention, OF_HEADS, (LONG, SHORT), WIDTHS)
-            for widths in ([[11]], [[6]]):  # two, because a constant may be right for one
+            given = [name for name in arguments(attention)[0] if re.match("[wW](_|.$)", name)]
+            if matrices := nn.ParameterDict((name, torch.zeros(8, 8)) for name in given):
+                matrices.forward = partial(attention, **matrices)
+                return list(_of_module(matrices))
+            for widths in ([[24]], [[12, 16]]):  # two, because a constant may be right for one
                 if problems := _compared(attention, OF_HEADS, (LONG, SHORT), widths):
                     return problems
             return []
@@ -96,7 +101,7 @@ def influence(
 
 def _of_module(module: nn.Module) -> Iterator[str]:
     # deepcopy fails on tensors that a forward pass has left on a module, so the copy shares them.
-    shared = {id(value): value for _, value in _plain_tensors(module)}
+    shared = {id(value): value for _, value in _plain(module, Tensor)}
     layer = copy.deepcopy(module, {**shared})
     layer.float().cpu().eval()
     widths = {part.out_features for part in layer.modules() if isinstance(part, nn.LazyLinear)}
@@ -107,6 +112,14 @@ def _of_module(module: nn.Module) -> Iterator[str]:
         yield from _of_attend(layer)
         if type(layer).forward is CausalSelfAttention.forward:
             return
+    for name, part in layer.named_modules():
+        if isinstance(part, nn.ModuleList) and len({*part}) < len(part):
+            yield f"{name} holds one module more than once: `[module] * n` makes no copies"
+    known = {*layer.modules(), *layer.parameters()}
+    for name, value in _plain(layer, list):
+        if {part for part in value if isinstance(part, (nn.Module, nn.Parameter))} - known:
+            yield f"{name} is a plain list: what it holds is not trained, use nn.ModuleList or nn.ParameterList"
+            return
     _leave_norms_out(layer)
     _fill(layer)
     sizes = dict.fromkeys(size for p in layer.parameters() if p.ndim > 1 for size in reversed(p.shape))
@@ -115,7 +128,7 @@ def _of_module(module: nn.Module) -> Iterator[str]:
         yield from _compared(layer.forward, ways, (SHORT, 4), [[*sizes]], layer)
     else:
         yield from _compared(layer.forward, OF_HEADS, (LONG, SHORT), WIDTHS)
-    for name, value in _plain_tensors(layer):
+    for name, value in _plain(layer, Tensor):
         if id(value) in shared and value.ndim:  # and not what the forward pass keeps for its user
             yield f"{name} is a tensor but no buffer, so `.to` does not move it to a GPU: use register_buffer"
 
@@ -139,11 +152,12 @@ def _compared(
         if order == "one text" and trials:
             break
         found: list[Call] = []
-        try:
-            for some in widths:
+        for some in widths:
+            try:
                 found += calls(function, [(*axes, T, width) for T in lengths for width in some], order)
-        except Mistake as failure:
-            failures.append(failure)
+            except Mistake as failure:
+                failures.append(failure)
+        if not found:
             continue
         is_known = any(map(_is_known, trials.values()))
         problems = list(_problems(found, layer, is_known))
@@ -169,11 +183,11 @@ def _is_known(problems: list[str]) -> bool:
     return DIFFERS not in problems and NOT_COMPARED not in problems
 
 
-def _plain_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors that are neither parameters nor buffers."""
+def _plain(module: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes of this kind that are neither parameters, buffers nor modules."""
     for part in module.modules():
         for name, value in vars(part).items():
-            if isinstance(value, Tensor):
+            if isinstance(value, kind):
                 yield name, value
 
 
@@ -230,11 +244,12 @@ def _problems(
     for changed in {name for call in found for name in call.changed}:
         yield f"it changes its argument {changed} in place: the caller still needs it"
     if not torch.allclose(call.output, call(call.inputs), equal_nan=True):
-        yield "two calls with the same tokens differ, even after .eval(): dropout is not switched off"
+        yield "two calls with the same tokens differ, even after .eval(): dropout is on, or forward makes new layers"
         return
     unused = [*_without_influence(call, parameters, matrices)]
     if unused:
-        yield f"no influence on the output, or no gradient: {', '.join(unused)}"
+        what = "no gradient" if right else "no influence on the output, or no gradient"
+        yield f"{what}: {', '.join(unused)}"
     if right:
         for name, value in declared.items():
             if value != right.num_heads:

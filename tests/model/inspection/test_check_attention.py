@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from model import check_attention
-from model.attention import CausalSelfAttention
+from model.attention import CausalSelfAttention, merge_heads, split_heads
 from model.multihead import MultiHeadAttention
 from tests.model.inspection import attention_styles
-from tests.model.inspection.attention_styles import Bert, MinGPT, step_by_step
+from tests.model.inspection.attention_styles import Bert, MinGPT, OneText, step_by_step
 from tests.small_runs import assert_same
 
 TABLE = Path(__file__).with_name("attention_mistakes.txt").read_text(encoding="utf-8").splitlines()[1:]
@@ -65,7 +65,21 @@ class MadeForEight(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, mask, scale=8**-0.5)
 
 
+class WideValues(OneText):
+    def __init__(self):
+        super().__init__()
+        self.W_value = nn.Linear(16, 24)
+
+
+def with_heads(q, k, v):
+    return merge_heads(step_by_step(*(split_heads(x, 2) for x in (q, k, v))))
+
+
 RIGHT = {
+    "values of another width": WideValues,
+    "cuts its heads": lambda: with_heads,
+    "takes its matrices": lambda: lambda x, W_q, W_k, W_v: step_by_step(x @ W_q, x @ W_k, x @ W_v),
+    "True hides": lambda: lambda q, k, v, key_padding_mask: step_by_step(q, k, v, ~key_padding_mask[:, None]),
     "a method for one width": lambda: MadeForEight().attend,
     "PyTorch's": lambda: nn.MultiheadAttention(64, 4, batch_first=True, dropout=0.5),
     "PyTorch's, bfloat16": lambda: nn.MultiheadAttention(64, 4, batch_first=True).bfloat16(),
