@@ -112,10 +112,10 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
         overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1
     try:
         trainer = Trainer(**trainer_arguments(built.trainer) | overrides)
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
         if "lightning" not in Path(extract_tb(error.__traceback__)[-1].filename).parts:
             raise
-        raise Mistake(str(error)) from error  # Lightning lacks these devices, or this strategy or accelerator
+        raise Mistake(str(error)) from error  # no such device, strategy or accelerator; two callbacks of a kind
     for logger in loggers:
         logger.trainer = trainer
     if isinstance(built.trainer.profiler, str):

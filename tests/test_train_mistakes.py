@@ -17,6 +17,7 @@ from tests.command_lines import call, tells
 from tests.gpts import CONFIGS, random_gpt, save_checkpoint
 from train import main
 
+TWICE = "{class_path: EarlyStopping, init_args: {monitor: val/loss}}"
 # What a user types, and names and figures of the answer.
 MISTAKES = {
     # the command line
@@ -81,6 +82,7 @@ MISTAKES = {
     "--trainer.callbacks+=lightning.None": "lightning.None",
     "--trainer.callbacks+=broken_of_tests.X": "broken_of_tests",
     "--trainer.callbacks+=EarlyStopping": "monitor",
+    f"--trainer.callbacks='[{TWICE}, {TWICE}]'": "EarlyStopping",
     "--trainer.callbacks+='{class_path: Timer, init_args: {interval: x}}'": "interval",
     "--seed_everything=-1": "seed_everything -1",
     "--samples.top_k=0": "samples.top_k 0",

@@ -117,7 +117,7 @@ def in_this_thread(function: Callable, elsewhere: Callable) -> Callable:
     """Returns a function that calls `function` in this thread, and `elsewhere` in every other."""
     thread = get_ident()
 
-    def choose(*args: Any, **options: Any) -> Any:
+    def choose(*args, **options):
         chosen = function if get_ident() == thread else elsewhere
         return chosen(*args, **options)
 
