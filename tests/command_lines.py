@@ -17,6 +17,10 @@ def call(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *
     return status, captured.out, captured.err
 
 
+def last_error(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err.splitlines()[-1]
+
+
 def tells(sentence: str, names: str) -> bool:
     """Whether a sentence holds each of these space-separated names and figures as a whole word."""
     return all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence) for name in names.split())

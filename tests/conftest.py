@@ -16,6 +16,7 @@ os.environ["OMP_WAIT_POLICY"] = "passive"  # for torch's import: its idle thread
 
 import torch
 
+from model.attention import CausalSelfAttention
 from model.runs import code
 from tests import gpts, small_runs
 from tests.small_runs import REPOSITORY
@@ -96,6 +97,12 @@ def here(tmp_path, monkeypatch) -> Path:
     """An empty folder, which is the working folder of the test."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def replace_attend(monkeypatch):
+    """Puts a function in place of the `attend` of every layer."""
+    return functools.partial(monkeypatch.setattr, CausalSelfAttention, "attend")
 
 
 @pytest.fixture(scope="session")

@@ -157,6 +157,5 @@ else:
     module._lazy_init = lambda: None
     module.is_bf16_supported = lambda **_: True
     module.get_device_name = lambda *_: "a pretended GPU"
-    module.mem_get_info = lambda *_: (2**30, 2**30)
     module.get_device_capability = lambda *_: (9, 0)
 Pretending().__enter__()

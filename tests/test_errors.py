@@ -16,6 +16,7 @@ from model.attention import CausalSelfAttention
 from model.glass import open_run
 from model.gpt import FeedForward
 from scripts import generate, inspect_attention
+from tests.command_lines import last_error
 
 # Broken versions of `attend`: the error that each raises, and the code.
 IN_ATTENTION = {
@@ -53,7 +54,7 @@ def test_train_raises_the_error_of_the_code(train, monkeypatch, capsys, name):
         train("--name=run", "--data.cache_dir=cache")
     if bug is not changed_in_place:  # raises in the backward pass, so the traceback does not show it
         assert bug.__code__ in codes_of(caught)
-    assert "there is no checkpoint" in capsys.readouterr().err.splitlines()[-1]
+    assert "there is no checkpoint" in last_error(capsys)
 
 
 OTHERS = {
@@ -64,9 +65,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("program", OTHERS)
-def test_scripts_and_notebooks_raise_the_error_of_the_network(finished_run, monkeypatch, program):
+def test_scripts_and_notebooks_raise_the_error_of_the_network(finished_run, replace_attend, program):
     for kind, bug in IN_ATTENTION.values():
-        monkeypatch.setattr(CausalSelfAttention, "attend", bug)
+        replace_attend(bug)
         with pytest.raises(kind) as caught:
             OTHERS[program]()
         assert type(caught.value) is kind and bug.__code__ in codes_of(caught)
@@ -113,4 +114,4 @@ def test_a_run_can_be_resumed_after_a_callback_has_failed(train, finished_run, m
     with pytest.raises(TypeError) as caught:
         train("--resume=runs/run", "--trainer.max_steps=14", "--trainer.callbacks+=mine_of_tests.AtEnd")
     assert caught.traceback[-1].path.name == "mine_of_tests.py"
-    assert "python train.py --resume runs/run" in capsys.readouterr().err.splitlines()[-1]
+    assert "python train.py --resume runs/run" in last_error(capsys)

@@ -26,7 +26,7 @@ from model.runs.results import read_samples
 from model.runs.run import Run
 from model.training.module import GPTModule
 from tests import programs
-from tests.command_lines import check_mistakes, tells
+from tests.command_lines import check_mistakes, last_error, tells
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, column, final_state, metrics
 from tests.watching import before_call
 from train import main
@@ -199,7 +199,7 @@ def test_weights_that_are_not_finite_are_never_saved(train, monkeypatch, capsys)
 
     monkeypatch.setattr(GPTModule, "on_train_batch_start", spoil)
     assert train("--name=run", "--checkpoints.every_n_steps=1") == 2
-    assert "nan" in capsys.readouterr().err.splitlines()[-1]
+    assert "nan" in last_error(capsys)
     assert not list(Path("runs/run/checkpoints").glob("*"))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from data.corpora import CORPORA
 from tests import programs
-from tests.command_lines import call, tells
+from tests.command_lines import call, last_error, tells
 from tests.gpts import CONFIGS, random_gpt, save_checkpoint
 from train import main
 
@@ -132,7 +132,7 @@ def test_what_cannot_be_resumed_or_overwritten_gets_one_sentence(train, finished
     Path("other.txt").write_text("another text " * 500)
     for typed, expected in CANNOT_RESUME.items():
         assert train(*shlex.split(typed)) == 2
-        assert tells(capsys.readouterr().err.splitlines()[-1], expected)
+        assert tells(last_error(capsys), expected)
         assert [file.read_bytes() for file in files] == before
 
 
@@ -157,7 +157,7 @@ def test_a_damaged_file_of_a_resumed_run_is_named(train, finished_run, capsys, n
     for content in DAMAGED[name]:
         path.write_bytes(content)
         assert train("--resume=runs/run", "--trainer.max_steps=13") == 2
-        assert f"{path} is damaged" in capsys.readouterr().err.splitlines()[-1]
+        assert f"{path} is damaged" in last_error(capsys)
         assert path.read_bytes() == content
 
 

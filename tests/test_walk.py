@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from data.tokenizers import byte_level
-from model.attention import CausalSelfAttention
 from model.glass import Glass
 from scripts.walk import Stop, lesson, main
 from tests.attentions import ALIBI, LEAK
@@ -97,10 +96,10 @@ def test_printed_lines_shapes_and_values_are_those_of_source_and_tensors(runs, c
 
 
 @pytest.mark.parametrize("attend", [ALIBI, LEAK], ids=["ALiBi", "a leak"])
-def test_a_replaced_attention_is_shown_by_its_own_weights_and_their_difference_to_ours(attend, monkeypatch):
+def test_a_replaced_attention_is_shown_by_its_own_weights_and_their_difference_to_ours(attend, replace_attend):
     gpt, tokens = model("gpt2"), torch.tensor([list(PROMPT.encode())])
     ours = {stop.name: stop for stop in stops_of(gpt, 0)}["weights"].value
-    monkeypatch.setattr(CausalSelfAttention, "attend", attend)
+    replace_attend(attend)
     stops = {stop.name: stop for stop in stops_of(gpt, 0)}
     assert torch.equal(stops["logits"].value, gpt(tokens))
     assert {"scores", "mask"} & stops.keys() == set()  # our formula does not hold

@@ -6,7 +6,6 @@ test_gpt.py has what `attend` computes, and inspection/test_maps.py what a recor
 import pytest
 import torch
 
-from model.attention import CausalSelfAttention
 from model.generation import generate
 from model.masks import padding_mask
 from tests.attentions import UNIFORM, random
@@ -14,9 +13,9 @@ from tests.gpts import CONFIGS, random_gpt
 
 
 @pytest.mark.parametrize("name", ["modern", "grouped heads", "window", "gpt2"])
-def test_any_attend_writes_with_a_cache_as_it_is_trained_and_a_query_without_keys_gets_zeros(name, monkeypatch):
+def test_any_attend_writes_with_a_cache_as_it_is_trained_and_a_query_without_keys_gets_zeros(name, replace_attend):
     gpt, tokens = random_gpt(CONFIGS[name]).train(), torch.randint(50, (2, 10))
-    monkeypatch.setattr(CausalSelfAttention, "attend", UNIFORM)
+    replace_attend(UNIFORM)
     expected = tokens[:, :4]
     while expected.shape[1] < 10:
         expected = torch.cat((expected, gpt(expected)[:, -1:].argmax(-1)), dim=1)

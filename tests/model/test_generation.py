@@ -17,6 +17,10 @@ MODERN, GPT2 = (replace(CONFIGS[name], context_length=10) for name in ("tables o
 EVERY_CONFIG = pytest.mark.parametrize("config", [MODERN, GPT2, replace(MODERN, num_kv_heads=2, window=3)])
 
 
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
 @torch.no_grad()
 def without_cache(gpt, tokens, max_new_tokens, choose):
     """Generates each token from a whole forward pass over the documented window."""
@@ -37,8 +41,8 @@ def test_generation_with_a_cache_equals_generation_without_within_and_past_the_c
     greedy = generate(gpt, tokens, 25, temperature=0)
     torch.testing.assert_close(greedy, without_cache(gpt, tokens, 25, lambda logits: logits.argmax(-1)))
     options = {"temperature": 0.8, "top_k": 9, "top_p": 0.9}
-    drawn = generate(gpt, tokens, 25, **options, generator=torch.Generator().manual_seed(1))
-    generator = torch.Generator().manual_seed(1)
+    drawn = generate(gpt, tokens, 25, **options, generator=seeded(1))
+    generator = seeded(1)
     expected = without_cache(gpt, tokens, 25, lambda logits: sample(logits, **options, generator=generator))
     torch.testing.assert_close(drawn, expected)
     assert not drawn.equal(greedy)
@@ -55,11 +59,11 @@ def test_stream_yields_the_tokens_of_generate_one_by_one_and_only_the_generator_
     """The prompt is read once, then one token at a time; a full context is cut to half, which is read again."""
     gpt, tokens, state = random_gpt(MODERN), torch.randint(50, (2, 7)), torch.get_rng_state()
     passes = lengths_read(gpt)
-    whole = generate(gpt, tokens, 12, generator=torch.Generator().manual_seed(7))
+    whole = generate(gpt, tokens, 12, generator=seeded(7))
     assert torch.get_rng_state().equal(state) and passes == [7, 1, 1, 1, 5, 1, 1, 1, 1, 1, 5, 1]
     torch.manual_seed(99)
     streamed = []
-    for token in stream(gpt, tokens, 12, generator=torch.Generator().manual_seed(7)):
+    for token in stream(gpt, tokens, 12, generator=seeded(7)):
         assert token.shape == (2,)
         streamed.append(token)
         assert len(passes) == 12 + len(streamed)
@@ -69,9 +73,9 @@ def test_stream_yields_the_tokens_of_generate_one_by_one_and_only_the_generator_
 
 def test_a_stop_token_ends_each_text_and_generation_ends_with_the_last():
     gpt, tokens = random_gpt(MODERN), torch.randint(50, (4, 3))
-    free = generate(gpt, tokens, 30, generator=torch.Generator().manual_seed(3))[:, 3:]
+    free = generate(gpt, tokens, 30, generator=seeded(3))[:, 3:]
     stop = int(free[0, 4])
-    stopped = generate(gpt, tokens, 30, generator=torch.Generator().manual_seed(3), stop_token=stop)[:, 3:]
+    stopped = generate(gpt, tokens, 30, generator=seeded(3), stop_token=stop)[:, 3:]
     ends = []
     for row, unstopped in zip(stopped.tolist(), free.tolist(), strict=True):  # no text depends on another's end
         end = row.index(stop) if stop in row else len(row)
@@ -88,7 +92,7 @@ def test_texts_written_in_turns_or_in_threads_are_those_written_alone(monkeypatc
     modes = [module.training for module in gpt.modules()]
 
     def text(seed):
-        return stream(gpt, torch.tensor([[seed]]), 4 + seed, generator=torch.Generator().manual_seed(seed))
+        return stream(gpt, torch.tensor([[seed]]), 4 + seed, generator=seeded(seed))
 
     expected = [[*map(int, text(seed))] for seed in range(4)]
     in_turns = [[] for _ in expected]
@@ -155,7 +159,7 @@ def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
 
 def test_draws_do_not_depend_on_the_memory_layout_nor_on_a_sort():
     def draw(logits, **options):
-        return sample(logits, **options, generator=torch.Generator().manual_seed(5))
+        return sample(logits, **options, generator=seeded(5))
 
     logits = torch.randn(6, 50)
     turned = logits.mT.contiguous().mT
@@ -171,7 +175,7 @@ DRAWS += [{"temperature": 1.5, "top_k": 6, "top_p": 0.8, "min_p": 0.2}]
 @pytest.mark.parametrize("options", DRAWS, ids=str)
 def test_draws_have_the_described_distribution(options):
     logits, draws = torch.randn(8) * 2, 100_000
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     counts = sample(logits.expand(draws, 8), **options, generator=generator).bincount(minlength=8)
     p = probabilities(logits, **options)
     deviation = (draws * p * (1 - p)).sqrt()  # that of a binomial distribution: 0 where p is 0 or 1

@@ -38,11 +38,11 @@ def check_rows(call, weights):
 
 
 @pytest.mark.parametrize("name, config", FAMILIES)
-def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, monkeypatch):
+def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, replace_attend):
     """d(output at query) / d(value at key), computed by autograd for the layer as the model runs it."""
     gpt = random_gpt(replace(CONFIGS[config], dropout=0.3))
     leaks = name.startswith("a leak")
-    monkeypatch.setattr(CausalSelfAttention, "attend", REPLACED[name])
+    replace_attend(REPLACED[name])
     found = read(gpt.train(), TEXT)  # dropout does not change the maps
     maps = found.maps
     with observed(gpt) as calls:
@@ -68,8 +68,8 @@ def differs_with_a_cache(self, q, k, v, mask=None):
 
 
 @pytest.mark.parametrize("attend", [CausalSelfAttention.attend, differs_with_a_cache])
-def test_rows_of_a_map_are_those_of_the_whole_map_for_documents_and_any_attend(attend, monkeypatch):
-    monkeypatch.setattr(CausalSelfAttention, "attend", attend)
+def test_rows_of_a_map_are_those_of_the_whole_map_for_documents_and_any_attend(attend, replace_attend):
+    replace_attend(attend)
     gpt, documents = random_gpt(CONFIGS["modern"]), torch.arange(2 * T).view(2, T) // 5
     with torch.no_grad(), observed(gpt) as calls:
         gpt(torch.stack([TOKENS, TOKENS.flip(0)]), document_ids=documents)
@@ -141,14 +141,14 @@ def test_limits_of_checks_depend_on_precision_and_on_the_largest_logit(problem, 
     [lambda values: values + 0.5, torch.tanh, lambda values: values.roll(1, dims=1)],
     ids=["shifted", "not linear in the values", "heads that take each other's values"],
 )
-def test_an_attend_without_weights_is_unfaithful_and_only_logits_show_its_leak(change, monkeypatch):
+def test_an_attend_without_weights_is_unfaithful_and_only_logits_show_its_leak(change, replace_attend):
     for attend, leak in ((CausalSelfAttention.attend, set()), (LEAK, {"causal"})):
-        monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x, attend=attend: change(attend(*x)))
+        replace_attend(lambda *x, attend=attend: change(attend(*x)))
         problems = read(random_gpt(CONFIGS["gpt2"]), TEXT).checks.problems
         assert problems.keys() - {"in_range"} == {"faithful"} | leak
 
 
-def test_fidelity_is_relative_to_large_values(monkeypatch):
+def test_fidelity_is_relative_to_large_values(replace_attend):
     """The rounding error of bfloat16 grows with the values. A kernel that is wrong by a tenth is still found."""
     gpt = random_gpt(CONFIGS["modern"])
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_fidelity_is_relative_to_large_values(monkeypatch):
             block.attention.qkv_proj.weight[-gpt.config.embed_dim :] *= 100
     assert read(gpt, TEXT, autocast=torch.bfloat16).checks.fidelity <= 1e-2
     attend = CausalSelfAttention.attend
-    monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: attend(*x) + 0.1 * attend(*x).abs())
+    replace_attend(lambda *x: attend(*x) + 0.1 * attend(*x).abs())
     assert read(gpt, TEXT, autocast=torch.bfloat16).checks.fidelity > 2e-2
 
 
@@ -180,8 +180,8 @@ PROBLEMS = {less_their_mean: set(), leaking_a_little: {"causal"}, dropped_out: {
 @pytest.mark.parametrize("change", PROBLEMS)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [random_gpt, GPT])  # in a new model attention reaches no logit
-def test_rounding_is_no_leak_a_small_leak_is_found_and_noise_is_named(change, autocast, make, monkeypatch):
-    monkeypatch.setattr(CausalSelfAttention, "attend", change(CausalSelfAttention.attend))
+def test_rounding_is_no_leak_a_small_leak_is_found_and_noise_is_named(change, autocast, make, replace_attend):
+    replace_attend(change(CausalSelfAttention.attend))
     checks = taken(make(CONFIG), autocast=autocast).checks
     assert checks.problems.keys() == PROBLEMS[change]
     assert checks.causality > 0 or change is not less_their_mean or make is GPT
@@ -194,9 +194,9 @@ def in_blocks_of_eight(scores):
 
 @pytest.mark.parametrize("length", [17, 33])  # the two tokens that the check replaces then begin a block
 @pytest.mark.parametrize("make", [random_gpt, GPT])
-def test_a_leak_that_moves_no_logit_is_found_by_weights_on_later_tokens(length, make, monkeypatch):
+def test_a_leak_that_moves_no_logit_is_found_by_weights_on_later_tokens(length, make, replace_attend):
     probes = {name: text_of([*range(length // 2)] * 2 + [0], kind=name) for name in PROBES}
-    monkeypatch.setattr(CausalSelfAttention, "attend", with_scores(in_blocks_of_eight, seen_ahead=99))
+    replace_attend(with_scores(in_blocks_of_eight, seen_ahead=99))
     snapshot = taken(make(CONFIG), probes)
     assert snapshot.checks.causality == 0 and "causal" in snapshot.checks.problems
     largest = snapshot.readings["text"].maps.triu(1).max().item()
@@ -204,10 +204,10 @@ def test_a_leak_that_moves_no_logit_is_found_by_weights_on_later_tokens(length, 
     assert tells(sentence, f"layers 0 1 future {largest:.2g}")
 
 
-def test_weights_outside_0_to_1_which_pages_cannot_show_get_a_warning(monkeypatch):
+def test_weights_outside_0_to_1_which_pages_cannot_show_get_a_warning(replace_attend):
     """The attention subtracts a share of the mean of all visible values."""
     usual = CausalSelfAttention.attend
-    monkeypatch.setattr(CausalSelfAttention, "attend", lambda *x: 1.5 * usual(*x) - 0.5 * UNIFORM(*x))
+    replace_attend(lambda *x: 1.5 * usual(*x) - 0.5 * UNIFORM(*x))
     snapshot = taken(random_gpt(CONFIG))
     weights = snapshot.readings["text"].maps
     [sentence] = warnings(snapshot)

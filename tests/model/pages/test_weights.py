@@ -47,10 +47,10 @@ def test_packing_does_not_change_the_model_of_any_type():
     assert gpt.training and all(torch.equal(weight, before[name]) for name, weight in gpt.state_dict().items())
 
 
-def test_an_attention_that_differs_only_beyond_the_probe_is_refused(monkeypatch):
+def test_an_attention_that_differs_only_beyond_the_probe_is_refused(replace_attend):
     gpt = random_gpt(replace(MODERN, context_length=3 * PROBE.length))
     nearest = with_scores(lambda scores: scores - torch.full_like(scores, 99.0).tril(-PROBE.length))
-    monkeypatch.setattr(CausalSelfAttention, "attend", nearest)
+    replace_attend(nearest)
     with pytest.raises(Mistake, match="attend"):
         weights.pack([(0, gpt)], TOKENIZER, PROBE, PROBE)
 

@@ -10,7 +10,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from model.attention import CausalSelfAttention
 from model.glass import open_run
 from model.gpt import GPTConfig
 from model.runs import code
@@ -107,12 +106,12 @@ def test_the_command_line_is_told_without_folders_outside_and_without_secrets():
     assert tells(told, "train.py *.txt b.yaml runs/a d.txt --data.files")
 
 
-def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, finished_run, capsys, monkeypatch):
+def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, finished_run, capsys, replace_attend):
     (first,) = read_code(finished_run)
     assert first["hashes"] == current_code()["hashes"]
     assert first["step"] == 0 and "--name=run" in first["command"] and first["versions"].keys() > {"python", "torch"}
     assert str(Path.cwd()) not in json.dumps(first) and str(Path.home()) not in json.dumps(first)
-    monkeypatch.setattr(CausalSelfAttention, "attend", ALIBI)
+    replace_attend(ALIBI)
     resume = ["--resume=runs/run", "--trainer.max_steps=18", "--code_difference=false"]
     for refused in (resume, ["--model.init_from=runs/run"]):
         assert train(*refused) == 2 and tells(capsys.readouterr().err, "runs/run --other_code")
@@ -123,7 +122,7 @@ def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, 
     open_run(finished_run / "checkpoints/last.ckpt", other_code="refuse")  # the other code has trained it since
 
 
-def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, monkeypatch, caplog):
+def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, monkeypatch, replace_attend, caplog):
     run = tmp_path / "run"
     save_checkpoint(run / "checkpoints/best.ckpt", random_gpt(GPTConfig(**SIZES | {"vocab_size": 257})))
     for own in ("mine.py", "helper.py", "pkg/part.py", "site-packages/installed.py"):
@@ -142,7 +141,7 @@ def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, mon
     (checkout / "model/gpt.py").write_text(SOURCE + "x = 1\n")
     open_run(run)
     assert not caplog.records
-    monkeypatch.setattr(CausalSelfAttention, "attend", ALIBI)
+    replace_attend(ALIBI)
     open_run(run)
     commit()
     (run / "code.json").unlink()

@@ -9,7 +9,7 @@ import yaml
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt
 from model.gpt import GPT, GPTConfig
-from tests.command_lines import tells
+from tests.command_lines import last_error, tells
 from tests.gpts import CONFIGS, random_gpt, save_checkpoint
 from tests.model.training.test_module import validation_nats
 from tests.small_runs import REPOSITORY, column
@@ -35,7 +35,7 @@ def test_a_run_begins_with_the_loss_of_the_model_and_is_resumed_without_it(small
     to_huggingface(gpt, "model", byte_level())
     options = [f"--config={REPOSITORY}/configs/finetune_gpt2.yaml", f"--data.files={small_text}", *FINETUNED.split()]
     assert main([*options, "--name=long", "--model.gpt.context_length=64"]) == 2
-    assert tells(capsys.readouterr().err.splitlines()[-1], "model.gpt.context_length 64 32")
+    assert tells(last_error(capsys), "model.gpt.context_length 64 32")
     Path("model/tokenizer.json").unlink()  # then --data.tokenizer names it
     assert main(options) == 0
     per_token, *_ = validation_nats(gpt, small_text, 16)
@@ -74,6 +74,6 @@ def test_the_tokenizer_travels_with_the_model(small_options, small_text, here, c
     save_checkpoint(Path("bytes.ckpt"), GPT(GPTConfig(vocab_size=257)))
     resumed = ["--resume=runs/from_own", "--data.tokenizer=./bytes.ckpt"]
     for options in (resumed, ["--model.init_from=folder", *own_text, *bpe]):
-        assert main(options) == 2 and "--data.tokenizer" in capsys.readouterr().err.splitlines()[-1]
+        assert main(options) == 2 and "--data.tokenizer" in last_error(capsys)
     Path("folder").rename("gone")  # the checkpoint holds the tokenizer
     assert main(["--resume=runs/from_folder", "--trainer.max_steps=3"]) == 0

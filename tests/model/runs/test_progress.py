@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.command_lines import tells
+from tests.command_lines import last_error, tells
 
 
 def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_validation_and_without_progress_nothing(
@@ -32,4 +32,4 @@ def test_a_resumed_run_that_has_reached_its_last_step_says_that_nothing_was_trai
 
 def test_a_metric_to_monitor_that_is_not_logged_gets_a_sentence(train, capsys):
     assert train("--trainer.callbacks+={class_path: EarlyStopping, init_args: {monitor: val_loss}}") == 2
-    assert re.match(r"train.py: .*val_loss.*val/loss", capsys.readouterr().err.splitlines()[-1])
+    assert re.match(r"train.py: .*val_loss.*val/loss", last_error(capsys))

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from data.windows import as_batch
-from model.attention import CausalSelfAttention
 from model.inspection.recording import Recording
 from model.inspection.texts import MAX_TOKENS, spread_starts
 from model.runs.recorder import Recorder
@@ -75,8 +74,8 @@ def test_probe_and_windows_are_pieces_of_the_validation_text_with_its_documents(
     assert {texts.length for texts in long.windows.values()} == {MAX_TOKENS}
 
 
-def test_a_leak_is_reported_on_the_terminal_on_the_page_and_with_a_table(train, monkeypatch, caplog, capsys):
-    monkeypatch.setattr(CausalSelfAttention, "attend", LEAK)
+def test_a_leak_is_reported_on_the_terminal_on_the_page_and_with_a_table(train, replace_attend, caplog, capsys):
+    replace_attend(LEAK)
     assert train("--name=run", "--trainer.max_steps=4") == 0
     warnings = [record.getMessage() for record in caplog.records if "future" in record.getMessage()]
     assert len(warnings) == 2  # at the first leak, and at the end

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from data.datamodule import TextDataModule
 from model.runs.starting import lock, new_run_dir, remove_unused, unlock
 from model.training.module import GPTModule
-from tests.command_lines import tells
+from tests.command_lines import last_error, tells
 from tests.watching import before_call
 
 
@@ -54,7 +54,7 @@ class Away(Callback):
 def test_a_run_whose_folder_is_moved_ends_with_a_sentence_and_can_be_resumed_there(train, capsys):
     away = f"--trainer.callbacks={__name__}.Away"
     assert train("--name=run", away, "--trainer.val_check_interval=1", "--trainer.limit_val_batches=1") == 2
-    assert tells(capsys.readouterr().err.splitlines()[-1], "runs/run")
+    assert tells(last_error(capsys), "runs/run")
     assert not [*Path("runs").rglob("*")]
     assert train("--resume=away", "--trainer.max_steps=3", "--trainer.callbacks=null") == 0
 
@@ -83,7 +83,7 @@ def test_a_run_that_is_trained_is_locked_and_cannot_be_resumed(train, finished_r
     """As another process sees it."""
     resume = "--resume=runs/run", "--trainer.max_steps=13"
     locked = lock(finished_run)
-    assert train(*resume) == 2 and tells(capsys.readouterr().err.splitlines()[-1], "runs/run")
+    assert train(*resume) == 2 and tells(last_error(capsys), "runs/run")
     unlock(locked)
 
     def refused(*_):
