@@ -3,8 +3,11 @@
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
+
+from model.mistakes import Mistake
 
 
 def call(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object):
@@ -24,6 +27,11 @@ def last_error(capsys: pytest.CaptureFixture[str]) -> str:
 def tells(sentence: str, names: str) -> bool:
     """Whether a sentence holds each of these space-separated names and figures as a whole word."""
     return all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence) for name in names.split())
+
+
+def mistake(sentence: str) -> AbstractContextManager[pytest.ExceptionInfo[Mistake]]:
+    """A context that must raise a Mistake whose sentence matches this regular expression."""
+    return pytest.raises(Mistake, match=sentence)
 
 
 def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

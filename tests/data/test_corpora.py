@@ -14,7 +14,7 @@ from data import corpora, datamodule
 from data.corpora import CORPORA, CorpusOptions
 from data.datamodule import TextDataModule
 from data.text import SPLITS, Corpus, Passage
-from model.mistakes import Mistake
+from tests.command_lines import mistake
 
 
 def build(name: str = "stdlib", **options) -> Corpus:
@@ -112,14 +112,14 @@ def test_missing_files_are_named(here):
         ("packed.*", None, r"packed.txt.gz .*unpack"),
         ("loop", None, "loop"),
     ):
-        with pytest.raises(Mistake, match=message):
+        with mistake(message):
             build(files=files, validation_files=validation_files)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are files on POSIX only")
 def test_a_pipe_is_refused_before_it_is_waited_for(here):
     os.mkfifo("pipe.txt")
-    with pytest.raises(Mistake, match=r"pipe.txt .*file"):
+    with mistake(r"pipe.txt .*file"):
         build(files="pipe.txt")
 
 
@@ -150,9 +150,9 @@ def test_hub_reads_local_folders_and_names_missing_columns_and_splits(here, kind
     corpus = build(dataset="none", validation_fraction=0.2)
     assert sorted(texts(corpus, *SPLITS)) == sorted(row["text"] for row in ROWS)
     assert 40 < len(texts(corpus, "validation")) < 80
-    with pytest.raises(Mistake, match=r"'body'.* text, label"):
+    with mistake(r"'body'.* text, label"):
         texts(build(dataset="own", text_column="body"), "train")
-    with pytest.raises(Mistake, match=r"'training'.* train"):
+    with mistake(r"'training'.* train"):
         texts(build(dataset="own", dataset_split="training"), "train")
 
 
@@ -160,7 +160,7 @@ def test_without_network_the_message_names_the_data_set_and_the_option_for_local
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in ("nobody/nothing", "./nowhere"):
-        with pytest.raises(Mistake, match=rf"'{name}'.*--data.dataset"):
+        with mistake(rf"'{name}'.*--data.dataset"):
             texts(build(dataset=name), "train")
 
 
@@ -169,7 +169,7 @@ def test_options_of_a_data_set_are_passed_to_the_hub(monkeypatch):
     asked = []
     monkeypatch.setattr("datasets.load_dataset_builder", lambda *of, **named: asked.append((*of, named)))
     for options in ({}, {"dataset_config": "en", "dataset_revision": "v2"}):
-        with pytest.raises(Mistake, match="'some/set'"):
+        with mistake("'some/set'"):
             texts(build(dataset="some/set", **options), "train")
     assert asked == [("some/set", None, {"revision": None}), ("some/set", "en", {"revision": "v2"})]
 
@@ -177,7 +177,7 @@ def test_options_of_a_data_set_are_passed_to_the_hub(monkeypatch):
 def test_a_folder_of_text_files_is_refused_as_a_data_set(here):
     """`datasets` would make each line a document, without its line end."""
     write_files(3)
-    with pytest.raises(Mistake, match=r"--data\.files"):
+    with mistake(r"--data\.files"):
         texts(build(dataset=str(here)), "train")
 
 

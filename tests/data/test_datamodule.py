@@ -8,7 +8,7 @@ import torch
 
 from data.datamodule import TextDataModule
 from data.windows import IGNORED
-from model.mistakes import Mistake
+from tests.command_lines import mistake
 
 TRAINER = {"global_rank": 0, "world_size": 1, "global_step": 0, "accumulate_grad_batches": 1, "limit_train_batches": 9}
 TRAINER["strategy"] = SimpleNamespace(root_device=torch.device("cpu"))
@@ -92,7 +92,7 @@ def test_a_loader_ends_at_the_next_validation_and_text_repeats_from_one_step_to_
 
 
 def test_a_batch_size_that_the_devices_do_not_divide_is_named(module):
-    with pytest.raises(Mistake, match=r"8 .*3 devices.*--data.batch_size"):
+    with mistake(r"8 .*3 devices.*--data.batch_size"):
         module(0, 3).train_dataloader()
-    with pytest.raises(Mistake, match=r"8 .*3 devices.*--data.validation_batch_size"):
+    with mistake(r"8 .*3 devices.*--data.validation_batch_size"):
         module(0, 3, batch_size=9, validation_batch_size=8).val_dataloader()

@@ -16,7 +16,7 @@ import data.text
 from data import tokenizers
 from data.tables import SEPARATORS, table_ending, table_texts
 from data.text import WHOLE, passages_of, row_passages, text_passages, uniform_hash
-from model.mistakes import Mistake
+from tests.command_lines import mistake
 
 WORDS = ["word", "\n", "\n\n", "    indented", "é", "\u3000", "日本", "x = 1", "\r\n", "(", ")\n", "'s", "12345", "\t"]
 texts = st.lists(st.sampled_from(WORDS), max_size=100).map("".join)
@@ -91,7 +91,7 @@ def test_two_shares_of_a_file_are_the_whole_file(tmp_path_factory, text, fractio
 def test_bytes_that_are_not_text_are_named_with_their_offset(here, content, offset):
     path = Path("broken.txt")
     path.write_bytes(content)
-    with pytest.raises(Mistake, match=rf"broken.txt .* {offset}\b"):
+    with mistake(rf"broken.txt .* {offset}\b"):
         list(text_passages(path, WHOLE))
 
 
@@ -131,12 +131,12 @@ def test_each_row_of_a_table_is_a_document_and_reading_opens_no_connection(here,
     monkeypatch.setattr("socket.getaddrinfo", lambda host, *_, **__: asked.append(host) or [])
     write_table(path)
     assert list(table_texts(path, "text")) == [row["text"] for row in ROWS] and not asked
-    with pytest.raises(Mistake, match=rf"{name} .*'body'.* text, author, year"):
+    with mistake(rf"{name} .*'body'.* text, author, year"):
         list(table_texts(path, "body"))
     if table_ending(path) in SEPARATORS:  # in these formats everything is text
         assert list(table_texts(path, "year")) == [str(row["year"]) for row in ROWS]
     else:
-        with pytest.raises(Mistake, match=r"'year' .*int.* row 0"):
+        with mistake(r"'year' .*int.* row 0"):
             list(table_texts(path, "year"))
 
 
@@ -172,7 +172,7 @@ def test_a_table_that_is_damaged_cut_short_or_would_lose_text_is_named(here, nam
     if content is None:
         write_table(path, [{"text": str(number**5)} for number in range(20_000)])  # several blocks, if compressed
     path.write_bytes(content or path.read_bytes()[:-20])
-    with pytest.raises(Mistake, match=name):
+    with mistake(name):
         list(table_texts(path, "text"))
 
 
@@ -187,7 +187,7 @@ def test_a_row_of_another_type_is_refused_and_the_rows_before_it_are_read_unchan
     Path("rows.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in rows))
     found = table_texts(Path("rows.jsonl"), "text")
     assert list(itertools.islice(found, 300)) == texts
-    with pytest.raises(Mistake, match=rf"rows.jsonl.*'text'.* {kind}\b.* row 300\b"):
+    with mistake(rf"rows.jsonl.*'text'.* {kind}\b.* row 300\b"):
         next(found)
 
 

@@ -18,8 +18,8 @@ from data.corpora import CorpusOptions
 from data.corpora.files import FileCorpus
 from data.text import Passage
 from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, token_stream, write_split
-from model.mistakes import Mistake
 from tests import programs
+from tests.command_lines import mistake
 from tests.watching import before_call
 
 TOKENIZER = tokenizers.byte_level()
@@ -74,7 +74,7 @@ def test_tokens_of_large_vocabularies_are_stored_in_four_bytes(here):
 
 
 def test_an_empty_split_is_named(here):
-    with pytest.raises(Mistake, match="train"):
+    with mistake("train"):
         write([])
 
 
@@ -168,7 +168,7 @@ def test_a_variable_names_the_cache_folder_and_a_folder_that_cannot_be_made_is_n
     monkeypatch.delenv("GLASSGPT_CACHE")
     assert cache_of(None).folder.parent == Path(__file__).parents[2] / ".cache" / "glassgpt"
     Path("occupied").touch()
-    with pytest.raises(Mistake, match=r"occupied.*--data.cache_dir"):
+    with mistake(r"occupied.*--data.cache_dir"):
         cache_of("occupied").prepare()
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from data import tokenizers
 from data.tokenizers import END_OF_TEXT, GPT2_PATTERN, TOKENIZER, Tokenizer
-from model.mistakes import Missing, Mistake
+from model.mistakes import Missing
+from tests.command_lines import mistake
 
 CODE = "def area(width, height):\n    return width * height\n\n\nclass Box:\n    pass\n" * 20
 
@@ -82,7 +83,7 @@ def test_the_fingerprint_differs_for_each_tokenizer_and_never_changes(bpe):
 
 
 def test_a_vocabulary_size_that_the_text_cannot_fill_is_named():
-    with pytest.raises(Mistake, match=r"2000 .*--data.vocab_size \d+"):
+    with mistake(r"2000 .*--data.vocab_size \d+"):
         tokenizers.train_bpe(["abab"], 2000)
 
 
@@ -100,7 +101,7 @@ def test_a_vocabulary_size_that_the_text_cannot_fill_is_named():
     ids=str,
 )
 def test_a_stored_tokenizer_that_cannot_work_is_refused(bpe, changes, reason):
-    with pytest.raises(Mistake, match=reason):
+    with mistake(reason):
         Tokenizer.from_dict(bpe.to_dict() | changes)
 
 
@@ -108,10 +109,10 @@ def test_an_encoding_that_cannot_be_downloaded_is_named_with_the_variable_of_its
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     for variable in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # nothing answers at this port
-    with pytest.raises(Mistake, match=r"'r50k_base'.*TIKTOKEN_CACHE_DIR"):
+    with mistake(r"'r50k_base'.*TIKTOKEN_CACHE_DIR"):
         tokenizers.published("r50k_base")
     monkeypatch.setattr("tiktoken.load.read_file", lambda _: b"<html>please log in</html>")
-    with pytest.raises(Mistake, match=r"'r50k_base'.*Hash mismatch.*TIKTOKEN_CACHE_DIR"):
+    with mistake(r"'r50k_base'.*Hash mismatch.*TIKTOKEN_CACHE_DIR"):
         tokenizers.published("r50k_base")
 
 
@@ -191,7 +192,7 @@ def test_the_tokenizer_files_published_with_gpt2_are_recognised(tmp_path, monkey
     content["model"]["vocab"] |= {END_OF_TEXT: 279}
     content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
     (tmp_path / TOKENIZER).write_text(json.dumps(content))
-    with pytest.raises(Mistake, match=TOKENIZER):
+    with mistake(TOKENIZER):
         Tokenizer.from_folder(tmp_path)
     monkeypatch.setattr(tokenizers, "GPT2_FINGERPRINT", small.fingerprint)
     assert Tokenizer.from_folder(tmp_path).to_dict() == small.to_dict()
@@ -218,7 +219,7 @@ def test_the_tokenizer_of_another_program_is_refused(change, mixed_bpe, tmp_path
     change(*files.values())
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(Mistake, match=TOKENIZER):
+    with mistake(TOKENIZER):
         Tokenizer.from_folder(tmp_path)
 
 
@@ -226,5 +227,5 @@ def test_a_damaged_or_missing_file_is_named(tmp_path):
     with pytest.raises(Missing, match=r"has no tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / TOKENIZER).write_text("[")
-    with pytest.raises(Mistake, match=TOKENIZER):
+    with mistake(TOKENIZER):
         Tokenizer.from_folder(tmp_path)

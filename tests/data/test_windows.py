@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.windows import Repeats, TrainingWindows, WindowSampler, _mix, evenly_spread, permute
-from model.mistakes import Mistake
+from tests.command_lines import mistake
 
 
 def epoch_windows(sampler: WindowSampler, epoch: int) -> np.ndarray:
@@ -102,7 +102,7 @@ def test_random_windows_hold_no_text_even_if_half_the_context_has_more_tokens_th
 
 
 def test_a_stream_too_short_for_a_window_is_refused_with_both_numbers():
-    with pytest.raises(Mistake, match=r"context_length 64 .*65.* 64"):
+    with mistake(r"context_length 64 .*65.* 64"):
         WindowSampler(64, 64, seed=0)
     assert WindowSampler(65, 64, seed=0).starts(np.arange(3)).tolist() == [0, 0, 0]
 

@@ -10,6 +10,7 @@ import torch
 from data.tokenizers import byte_level
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPT, GPTConfig
+from tests.command_lines import mistake
 from tests.gpts import GPT2, change_checkpoint, random_gpt, save_checkpoint
 from tests.small_runs import assert_same
 from tests.strangers import Calls, doubled, limited_memory
@@ -47,7 +48,7 @@ def test_half_precision_weights_come_back_in_float32_and_integers_are_refused(tm
     loaded, _ = load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict=half))
     for name, weight in loaded.state_dict().items():
         assert weight.dtype == torch.float32 and torch.equal(weight, half[f"gpt.{name}"].float())
-    with pytest.raises(ValueError, match=r"x\.ckpt .*torch\.int64"):
+    with mistake(r"x\.ckpt .*torch\.int64"):
         load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict={"gpt.lm_head.weight": torch.ones(2).long()}))
 
 
@@ -56,7 +57,7 @@ def test_parts_of_a_checkpoint_and_other_content_are_refused(tmp_path, gpt):
     whole = save(path, gpt).read_bytes()
     for part in (b"", whole[:1000], whole[:-1], {"weights": torch.zeros(2)}, [1, 2], 3):
         path.write_bytes(part) if isinstance(part, bytes) else torch.save(part, path)
-        with pytest.raises(ValueError, match=r"x\.ckpt is damaged"):
+        with mistake(r"x\.ckpt is damaged"):
             load_gpt(path)
 
 
@@ -74,7 +75,7 @@ def test_parts_of_a_checkpoint_and_other_content_are_refused(tmp_path, gpt):
 )
 def test_weights_that_do_not_fit_the_description_are_refused(tmp_path, gpt, changes, reason):
     path = save(tmp_path / "x.ckpt", gpt, **changes)
-    with pytest.raises(ValueError, match=rf"x\.ckpt .*{reason}[^\n]*$"):
+    with mistake(rf"x\.ckpt .*{reason}[^\n]*$"):
         load_gpt(path)
 
 
@@ -110,7 +111,7 @@ TOO_LARGE = {str(sizes): {"gpt_config": SIZES | sizes} for sizes in LARGE} | {
 def test_a_file_that_describes_more_than_it_holds_is_refused_before_memory_is_taken(tmp_path, gpt, changes):
     path = save(tmp_path / "x.ckpt", gpt, **changes)
     for read in [load_gpt] if "gpt_config" in changes else READS:
-        with limited_memory(), pytest.raises(ValueError, match=r"x\.ckpt ") as refusal:
+        with limited_memory(), mistake(r"x\.ckpt ") as refusal:
             read(path)
         assert not isinstance(refusal.value.__cause__, MemoryError) and "alloc" not in str(refusal.value)
 
@@ -122,5 +123,5 @@ def test_a_compressed_file_is_refused(tmp_path, gpt, read):
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as target:
         for record in source.infolist():
             target.writestr(record.filename, source.read(record))
-    with pytest.raises(ValueError, match=r"packed\.ckpt .*unpacked"):
+    with mistake(r"packed\.ckpt .*unpacked"):
         read(packed)

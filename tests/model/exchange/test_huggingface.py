@@ -14,6 +14,7 @@ from model.exchange.huggingface import config_of, from_huggingface, to_huggingfa
 from model.generation import generate
 from model.mistakes import Mistake
 from tests import programs
+from tests.command_lines import mistake
 from tests.gpts import CONFIGS, loss_of, random_gpt
 from tests.strangers import Calls
 
@@ -272,11 +273,11 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(tmp_path, 
     gpt = gpt_of(GPT2)
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
-    with pytest.raises(Mistake, match="taken exists"):
+    with mistake("taken exists"):
         to_huggingface(gpt, tmp_path / "taken")
     (tmp_path / "empty").mkdir()
     to_huggingface(gpt, tmp_path / "empty")
-    with pytest.raises(ValueError, match=r"257 .*256"):
+    with mistake(r"257 .*256"):
         to_huggingface(gpt_of(replace(GPT2, vocab_size=256)), tmp_path / "new", byte_level())
 
     def fail(*_):
@@ -285,7 +286,7 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(tmp_path, 
     monkeypatch.setattr(Path, "write_bytes", fail)
     (tmp_path / "own").mkdir()
     for name in ("new", "own"):
-        with pytest.raises(Mistake, match="No space"):
+        with mistake("No space"):
             to_huggingface(gpt, tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "own", "taken"]
     assert not any((tmp_path / "own").iterdir())
@@ -293,5 +294,5 @@ def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(tmp_path, 
 
 def test_the_message_for_a_missing_package_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(Mistake, match=r"safetensors.*pip install -r requirements-hf\.txt"):
+    with mistake(r"safetensors.*pip install -r requirements-hf\.txt"):
         to_huggingface(gpt_of(GPT2), tmp_path / "model")

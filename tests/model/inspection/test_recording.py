@@ -16,7 +16,7 @@ from model.inspection.formation import formation
 from model.inspection.heads import SCORES
 from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
-from model.mistakes import Mistake
+from tests.command_lines import mistake
 from tests.gpts import CONFIGS, random_gpt
 from tests.measurements import TEXT, WORDS, new_recording
 
@@ -90,7 +90,7 @@ def test_a_diverged_model_is_recorded_in_valid_json_with_a_warning(tmp_path):
 
 
 def test_snapshots_of_different_probes_are_not_mixed(recorded, tmp_path):
-    with pytest.raises(Mistake, match="probe"):
+    with mistake("probe"):
         new_recording(recorded, TEXT[1:])
     new_recording(tmp_path / "new", TEXT[1:])
     assert not (tmp_path / "new").exists()  # nothing is written before the first snapshot
@@ -156,7 +156,7 @@ def test_damaged_files_are_named(recorded, name, damage):
         damage(path)
     else:
         path.write_bytes(damage if isinstance(damage, bytes) else path.read_bytes()[:damage])
-    with pytest.raises(Mistake, match=rf"{name}.*damaged"):
+    with mistake(rf"{name}.*damaged"):
         Recording.open(recorded).readings(0)
 
 
@@ -164,9 +164,9 @@ def test_a_recording_of_another_version_or_a_missing_one_is_named(recorded):
     about = json.loads((recorded / "probe.json").read_text())
     del about["version"]
     (recorded / "probe.json").write_text(json.dumps(about))
-    with pytest.raises(Mistake, match="another version"):
+    with mistake("another version"):
         Recording.open(recorded)
-    with pytest.raises(Mistake, match="no recorded maps"):
+    with mistake("no recorded maps"):
         Recording.open(recorded / "none")
 
 

@@ -11,10 +11,9 @@ from numpy.testing import assert_allclose
 from model.gpt import GPT
 from model.inspection.film import SOURCE
 from model.inspection.recording import Recording
-from model.mistakes import Mistake
 from model.pages.describe import describe_heads, opening_view
 from model.pages.page import run_page, shown_steps
-from tests.command_lines import tells
+from tests.command_lines import mistake, tells
 from tests.gpts import induction_gpt
 from tests.html_pages import HOSTILE, Page
 from tests.measurements import learned_recording, write_recording
@@ -93,7 +92,7 @@ def test_a_page_that_would_be_too_large_leaves_out_every_second_step_and_never_p
     assert tells(page.data["notes"][0], "11 20")
     monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", sum(map(len, history.snapshots[-1].packed)))
     assert shown_steps(replace(history, snapshots=history.snapshots[-1:])) == [950]
-    with pytest.raises(Mistake, match="fit"):
+    with mistake("fit"):
         read(history)
 
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from model.attention import CausalSelfAttention
 from model.inspection.recording import take_snapshot
 from model.inspection.texts import Texts
-from model.mistakes import Mistake
 from model.pages import weights
 from model.pages.page import run_page
 from tests.attentions import with_scores
+from tests.command_lines import mistake
 from tests.gpts import MODERN, TOKENS, random_gpt, repeating_gpt
 from tests.html_pages import Page
 from tests.model.pages.model_pages import LETTERS, OPENING, TOKENIZER, plain_gpt, recording_of
@@ -51,7 +51,7 @@ def test_an_attention_that_differs_only_beyond_the_probe_is_refused(replace_atte
     gpt = random_gpt(replace(MODERN, context_length=3 * PROBE.length))
     nearest = with_scores(lambda scores: scores - torch.full_like(scores, 99.0).tril(-PROBE.length))
     replace_attend(nearest)
-    with pytest.raises(Mistake, match="attend"):
+    with mistake("attend"):
         weights.pack([(0, gpt)], TOKENIZER, PROBE, PROBE)
 
 
@@ -61,7 +61,7 @@ def test_weights_of_ones_own_that_change_the_logits_are_refused(monkeypatch):
     monkeypatch.setattr(
         CausalSelfAttention, "project", lambda self, x, *others: project(self, x + getattr(self, "gate", 0), *others)
     )
-    with pytest.raises(Mistake, match="weights"):
+    with mistake("weights"):
         weights.pack([(0, gpt)], TOKENIZER, PROBE, PROBE)
 
 

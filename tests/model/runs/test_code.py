@@ -16,7 +16,7 @@ from model.runs import code
 from model.runs.code import changed_files, code_hash, current_code, read_code
 from model.runs.results import write_report
 from tests.attentions import ALIBI
-from tests.command_lines import tells
+from tests.command_lines import mistake, tells
 from tests.gpts import SIZES, random_gpt, save_checkpoint
 
 SOURCE = "def double(x):\n    return 2 * x  # twice\n"
@@ -91,7 +91,7 @@ def test_a_damaged_or_strangers_code_json_is_refused(tmp_path):
     assert read_code(tmp_path) == []
     for content in (*(json.dumps([PLAIN | strange]) for strange in STRANGE), "3", "[" * 10**5):
         (tmp_path / "code.json").write_text(content)
-        with pytest.raises(ValueError, match=r"code\.json is damaged"):
+        with mistake(r"code\.json is damaged"):
             read_code(tmp_path)
 
 

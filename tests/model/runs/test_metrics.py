@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.mistakes import Mistake
 from model.runs.metrics import CSVLogger, TrainingMetrics
 from model.runs.metrics_file import COLUMNS, read_metrics
 from model.runs.saving import rewind
+from tests.command_lines import mistake
 from tests.small_runs import csv_rows, metrics
 
 
@@ -90,7 +90,7 @@ def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens():
     assert measured.take(trainer) == {"tokens": 500, "train/loss": 0.5, "lr": 0.1}
     for loss in (math.inf, math.nan):
         measured.add(torch.tensor(loss), 1)
-        with pytest.raises(Mistake, match=r"training loss .*(nan|inf)"):
+        with mistake(r"training loss .*(nan|inf)"):
             measured.take(trainer)
 
 

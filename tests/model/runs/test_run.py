@@ -8,6 +8,7 @@ import torch
 
 from model.gpt import GPTConfig
 from model.runs.run import CONFIG, METRICS, Run
+from tests.command_lines import mistake
 from tests.gpts import random_gpt, save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -60,10 +61,10 @@ def resume_point(path: Path) -> tuple[Path, Path]:
 
 
 def test_a_run_is_resumed_from_its_last_checkpoint_or_from_the_given_one():
-    with pytest.raises(ValueError, match="runs/a"):
+    with mistake("runs/a"):
         resume_point(Path("runs/a"))
     write("runs/a/config.yaml")
-    with pytest.raises(ValueError, match=r"runs/a .*checkpoint"):
+    with mistake(r"runs/a .*checkpoint"):
         resume_point(Path("runs/a"))
     best = write("runs/a/checkpoints/best.ckpt")
     assert resume_point(Path("runs/a")) == (Path("runs/a"), best)
@@ -98,7 +99,7 @@ def test_checkpoints_are_found_by_step():
         assert [Run.open(path).at(step) for step in (100, 3, 30, 40)] == expected
     best.write_bytes(best.read_bytes()[:100])
     assert Run.open(run).at(100) == expected[0]
-    with pytest.raises(ValueError, match=r"best\.ckpt is damaged"):
+    with mistake(r"best\.ckpt is damaged"):
         Run.open(run).at(30)
     save_checkpoint(Path("loose.ckpt"), gpt, 6)
     loose = Run.open(Path("loose.ckpt"))

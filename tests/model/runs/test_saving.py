@@ -10,10 +10,10 @@ import torch
 
 from model.checkpoint import read_checkpoint
 from model.files import write_atomically
-from model.mistakes import Mistake
 from model.runs.metrics_file import read_metrics, write_metrics
 from model.runs.run import Run
 from model.runs.saving import AtomicCheckpointIO, random_state, rewind, set_random_state
+from tests.command_lines import mistake
 
 CPU = torch.device("cpu")
 OF_A_RUN = {"best": (), "callbacks": {}, "counted": (), "loops": {}, "loss_sums": [], "lr_schedulers": []}
@@ -44,7 +44,7 @@ def test_a_checkpoint_without_a_run_or_with_other_weights_is_named(tmp_path, who
     without = {name: value for name, value in whole.items() if name != "loops"}
     for content, message in ((without, "loops.* --model.init_from"), (whole | {"state_dict": {}}, "weights")):
         AtomicCheckpointIO().save_checkpoint(content, tmp_path / "x.ckpt")
-        with pytest.raises(Mistake, match=rf"x\.ckpt .*{message}"):
+        with mistake(rf"x\.ckpt .*{message}"):
             AtomicCheckpointIO().load_checkpoint(tmp_path / "x.ckpt")
 
 
@@ -67,7 +67,7 @@ def test_a_full_disk_keeps_the_old_file_and_the_message_names_it(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"before")
     (tmp_path / ".file.aside").symlink_to("/dev/full")
-    with pytest.raises(Mistake, match=rf"{path}: No space left"):
+    with mistake(rf"{path}: No space left"):
         AtomicCheckpointIO().save_checkpoint({"w": torch.zeros(10**5)}, path)
     assert path.read_bytes() == b"before"
 
@@ -80,7 +80,7 @@ def test_a_run_on_a_read_only_disk_cannot_be_rewound_and_the_message_names_the_f
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(Mistake, match=f"{kept}: Read-only"):
+    with mistake(f"{kept}: Read-only"):
         rewind(tmp_path, last, 8)
 
 

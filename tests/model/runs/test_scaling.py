@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from model.runs.scaling import power_law
-from tests.command_lines import tells
+from tests.command_lines import mistake, tells
 
 COMPUTE = np.array([1e12, 3e12, 1e13, 3e13, 1e14, 3e14])
 MIDDLE = np.exp(np.log(COMPUTE).mean())
@@ -35,5 +35,5 @@ def test_the_errors_are_the_spread_of_fits_to_repeated_measurements():
 
 @pytest.mark.parametrize("compute, loss", [(COMPUTE[:3], law()[:3]), (COMPUTE, law()[::-1]), (COMPUTE, law(b=-0.5))])
 def test_too_few_sizes_and_losses_that_do_not_fall_are_refused(compute, loss):
-    with pytest.raises(ValueError, match="fit"):
+    with mistake("fit"):
         power_law(compute, loss, "val/loss")

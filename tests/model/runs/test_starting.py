@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from data.datamodule import TextDataModule
 from model.runs.starting import lock, new_run_dir, remove_unused, unlock
 from model.training.module import GPTModule
-from tests.command_lines import last_error, tells
+from tests.command_lines import last_error, mistake, tells
 from tests.watching import before_call
 
 
@@ -37,7 +37,7 @@ def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_exis
         assert created("own-now") == "own-now"
     assert created("a") == "a"
     for name in ("own-now", "checkpoints", "attention", "../x", "..", "", "/tmp/x", "a/b"):
-        with pytest.raises(ValueError, match="--name"):
+        with mistake("--name"):
             created(name)
     remove_unused(tmp_path / "a")
     assert {path.name for path in tmp_path.iterdir()} == {"own-now", "own-now-2", "own-now-3"}
@@ -87,7 +87,7 @@ def test_a_run_that_is_trained_is_locked_and_cannot_be_resumed(train, finished_r
     unlock(locked)
 
     def refused(*_):
-        with pytest.raises(ValueError, match="runs/run"):
+        with mistake("runs/run"):
             lock(finished_run)
 
     before_call(monkeypatch.setattr, GPTModule, "training_step", refused)

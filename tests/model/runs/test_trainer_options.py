@@ -10,11 +10,11 @@ import torch
 from lightning.pytorch import Callback
 
 from model.checkpoint import read_checkpoint
-from model.mistakes import Mistake
 from model.runs.configs import parse
 from model.runs.end_of_step import EndOfStep
 from model.runs.trainer_options import BASES, CALLBACKS, OPTIONS, OTHERS, working_callbacks
 from model.training.module import GPTModule
+from tests.command_lines import mistake
 from tests.small_runs import column
 from tests.watching import before_call
 
@@ -71,7 +71,7 @@ def test_each_option_that_works_does_what_it_says(train, monkeypatch):
 def test_every_other_option_gets_a_sentence(parser):
     for name in OTHERS:
         for source in ([f"--trainer.{name}=1"], f"trainer: {{{name}: 1}}"):
-            with pytest.raises(Mistake, match=rf"{name}.*\)$"):
+            with mistake(rf"{name}.*\)$"):
                 parse(parser, source)
     assert "trainer.max_epochs" not in parser.format_help()
 
@@ -110,7 +110,7 @@ def test_every_other_callback_of_lightning_and_what_is_derived_from_one_is_refus
     kinds = [getattr(lightning.pytorch.callbacks, name) for name in others]
     assert len(kinds) > 10
     for kind in [*kinds, OwnAveraging]:
-        with pytest.raises(Mistake, match=r"trainer.callbacks: \w+ .*EarlyStopping"):
+        with mistake(r"trainer.callbacks: \w+ .*EarlyStopping"):
             working_callbacks([Callback(), kind.__new__(kind)])
     own = Callback()
     assert working_callbacks(own) == [own] and working_callbacks(None) == []
