@@ -72,6 +72,7 @@ MISTAKES = {
     # the run
     "--trainer.log_every_n_steps=0": "trainer.log_every_n_steps 1 0",
     "--trainer.accumulate_grad_batches=0": "trainer.accumulate_grad_batches 1 0",
+    "--trainer.gradient_clip_val=-1": "trainer.gradient_clip_val 0 -1",
     "--trainer.val_check_interval=0": "trainer.val_check_interval 0",
     "--trainer.val_check_interval=0.5": "trainer.val_check_interval 0.5",
     "--trainer.val_check_interval=00:00:00:05": "trainer.val_check_interval 00:00:00:05",
