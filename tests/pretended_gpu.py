@@ -153,7 +153,6 @@ if KIND == "mps":
     torch.nn.functional.scaled_dot_product_attention = attention  # PyTorch chooses its mps kernel before dispatching
 else:
     torch.backends.mps.is_available = lambda: False
-    module.current_device = lambda: 0
     module._lazy_init = lambda: None
     module.is_bf16_supported = lambda **_: True
     module.get_device_name = lambda *_: "a pretended GPU"
