@@ -198,7 +198,8 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
             **{f"{score} formed": min(heads.values(), default=np.nan) for score, heads in formed.items()},
         }
         if state != "finished" or history.index[-1] != options["trainer.max_steps"]:
-            state = f"{state} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
+            unended = "running or killed" if state == "running" else state
+            state = f"{unended} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
         traits = {name: str(value) for name, value in options.items() if not name.startswith(NOT_COMPARED)}
         for before, start in pairwise(starts):
             if start["options"] != before["options"]:
