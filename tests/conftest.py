@@ -50,20 +50,14 @@ def no_power_cut():
 
 @pytest.fixture(scope="session", autouse=True)
 def repository_is_read_once():
-    """Remembers the hashes and the committed text of our own code, which took each run as long as its training.
-
-    So did looking at every loaded module: here one outside the current folder is seen by its name.
-    """
-    git, is_own = code.git, code.is_own
+    """Remembers the hashes and the committed text of our own code, which took each run as long as its training."""
+    git = code.git
     remembered = functools.cache(git)
 
     def read(*arguments: str) -> str:
         return remembered(*arguments) if code.ROOT == REPOSITORY else git(*arguments)
 
-    def is_near(path: Path, folder: Path) -> bool:
-        return str(path).startswith(str(folder)) and is_own(path, folder)
-
-    with patch.multiple(code, git=read, is_own=is_near, code_hash=functools.cache(code.code_hash)):
+    with patch.multiple(code, git=read, code_hash=functools.cache(code.code_hash)):
         yield
 
 

@@ -20,7 +20,7 @@ TOOLS = {
     "ones": torch.ones,
     "pad": F.pad,
     "merge": merge_heads,
-    "repeat_interleave": lambda x, H: x.repeat_interleave(H // x.shape[-3], -3),
+    "repeat_interleave": lambda x, H: x if x.shape[-3] == H else x.repeat_interleave(H // x.shape[-3], -3),
     "repeat": lambda x, H: torch.cat([x] * (H // x.shape[-3]), -3),
     "view": lambda x: merge_heads(x).reshape(x.shape),  # the heads that `view` makes without a transpose
     "first": lambda x: x[..., :1, :, :].expand_as(x),

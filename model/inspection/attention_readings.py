@@ -7,7 +7,7 @@ Shapes: T length, D width of the tokens, N columns, H heads, K head width, E wid
 There are two texts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations
@@ -23,6 +23,9 @@ from model.inspection.attention_mistakes import formula
 # rounded too.
 ROUNDING = 1e-3
 HALF_ROUNDING = 0.1
+# Orders of the axes of columns: part (queries, keys or values), head, width of a head.
+ONE_MATRIX = ["".join(order) for order in permutations("phk")]
+SEVERAL = ["phk", "pkh", "hpk"]
 
 
 @dataclass
@@ -71,7 +74,8 @@ def readings(
     E = call.output.shape[-1]
     identity = torch.eye(E)
     if len(inputs) == 3 and not matrices:
-        for H in range(1, D):
+        most = D if inputs[0].ndim == 3 else 2  # heads that are cut already are not cut again
+        for H in range(1, most):
             if D % H == 0:
                 heads = [split_heads(x, H).reshape(1, 2, -1, x.shape[-2], D // H) for x in inputs]
                 yield Reading(call, heads, identity)
@@ -85,7 +89,7 @@ def readings(
         if makers and do_fit and E in last[0].shape:
             columns = torch.cat([_taking(D, maker) for maker in makers], -1)
             rows = _taking(E, last[0]).mT
-            for cut in _cuts(columns, len(rows)):
+            for cut in _cuts(columns, len(rows), ONE_MATRIX if len(makers) == 1 else SEVERAL):
                 heads = []
                 for x, part in zip(sources, cut, strict=True):
                     heads.append(torch.einsum("btd,adhk->abhtk", x, part))
@@ -104,10 +108,12 @@ def _taking(
 def _cuts(
     columns: Tensor,
     width: int,
+    orders: Sequence[str],
 ) -> Iterator[list[Tensor]]:
     """Cuts columns (D, N) into those of queries, keys and values, (A, D, H, K) each, with each number of heads.
 
     width: of the values that the output's matrix reads: of all heads, or of one head if they are added up.
+    orders: of the axes that the columns are cut into.
     """
     N = columns.shape[-1]
     other_width, odd = divmod(N - width, 2)
@@ -116,9 +122,8 @@ def _cuts(
         if not rest and width in (K, H * K):  # as many heads of each, in any order
             sizes = {"p": 3, "h": H, "k": K}
             found: list[tuple[Tensor, ...]] = []
-            for axes in permutations(sizes):
-                shape = [sizes[axis] for axis in axes]
-                letters = "".join(axes)
+            for letters in orders:
+                shape = [sizes[axis] for axis in letters]
                 parts = torch.einsum(f"d{letters}->pdhk", columns.unflatten(-1, shape))
                 found += permutations(parts)
             yield [torch.stack(each) for each in zip(*found, strict=True)]

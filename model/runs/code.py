@@ -54,12 +54,13 @@ def own_sources(names: Collection[str] | None) -> dict[str, str]:
     here = Path.cwd()
     if names is None:
         loaded = [module for name, module in [*sys.modules.items()] if name not in sys.stdlib_module_names]
-        paths = [Path(getattr(module, "__file__", None) or "/") for module in loaded]
+        files = [getattr(module, "__file__", None) or "" for module in loaded]
+        paths = [Path(file) for file in files if file.startswith(str(here))]  # before all else: a run loads thousands
     else:
         paths = [here / name for name in names]
-    files = {path.relative_to(here).as_posix(): path for path in paths if is_own(path, here)}
-    files |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
-    return {name: path.read_text("utf-8", "replace") for name, path in sorted(files.items())}
+    sources = {path.relative_to(here).as_posix(): path for path in paths if is_own(path, here)}
+    sources |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
+    return {name: path.read_text("utf-8", "replace") for name, path in sorted(sources.items())}
 
 
 def is_own(path: Path, folder: Path) -> bool:
