@@ -104,8 +104,8 @@ def calls(
 
 
 def arguments(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Returns the names of the tokens, or of queries, keys and values in this order; of tokens that keys and values may
-    be made of instead; and the mask's, "" without one.
+    """Returns the names of an attention's arguments: those that it needs, with queries, keys and values in this order;
+    other tokens that keys and values may be made of; and the mask, "" without one.
     """
     masks = [""]
     tokens = []

@@ -66,7 +66,8 @@ MISTAKES = {
         "scores.masked_fill(~pad(mask[..., 1:], (0, 1)), -inf)": "the mask is off by one: it hides one token too many",
         "scores.masked_fill(~mask.mT, -inf)": "the mask is transposed: its rows are queries, its columns keys",
         "scores.masked_fill(~ones(T, S).tril().bool(), -inf)": (
-            "the first query is aligned with the first key, not the last with the last as a cache needs: tril(S - T)"
+            "the mask is not used, but a causal one that is made inside: with fewer queries than keys, as with a "
+            "cache, that must be tril(S - T)"
         ),
         "scores.masked_fill(~mask.repeat(H, 1, 1, 1).reshape(-1, H, *mask.shape[-2:]), -inf)": (
             "the masks or lengths of the texts are repeated as a whole: use repeat_interleave"

@@ -9,6 +9,7 @@ Shapes: B batch, T query length, S key length, D width of the tokens, H heads, K
 """
 
 import copy
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -163,14 +164,14 @@ def _compared(
         problems = list(_problems(found, layer, is_known))
         if not problems:
             if order == "one text":
-                warnings.warn("compared with one text at a time", stacklevel=4)
+                _warn("compared with one text at a time")
             if not trials:
                 return []
             known = [problem for told in trials.values() if _is_known(told) for problem in told]
             told = f"compared as {letters} and equal, but not as {listed([*trials], 'or')}"
             if known or order == "tokens first":
                 return [told, *known]
-            warnings.warn(told, stacklevel=4)
+            _warn(told)
             return []
         trials[letters] = problems
     if not trials:
@@ -197,7 +198,7 @@ def _leave_norms_out(layer: nn.Module) -> None:
     for norm in norms:
         norm.register_forward_hook(lambda norm, inputs, output: inputs[0] + 0 * output)
     if norms:
-        warnings.warn("compared without its norms", stacklevel=5)
+        _warn("compared without its norms")
 
 
 def _fill(layer: nn.Module) -> None:
@@ -227,6 +228,12 @@ def _of_attend(layer: CausalSelfAttention) -> list[str]:
 
 
 # ---- what is said
+
+
+def _warn(text: str) -> None:
+    """Warns at the line that has called `check_attention`."""
+    names = [frame.function for frame in inspect.stack(0)]
+    warnings.warn(text, stacklevel=names.index("check_attention") + 2)
 
 
 def _problems(
@@ -316,7 +323,7 @@ def _beyond(call: Call) -> Iterator[str]:
         if _makes_mask(call):
             yield "a mask is made, but each token sees all tokens: the mask is not applied"
         else:
-            warnings.warn("compared without a mask: each token sees all tokens, also later ones", stacklevel=5)
+            _warn("compared without a mask: each token sees all tokens, also later ones")
 
 
 def _sees_all_tokens(call: Call) -> bool:

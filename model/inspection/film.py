@@ -37,9 +37,8 @@ WORDS = 10  # recorded words
 WORD = 8  # tokens of a word
 BEGIN = 4  # tokens of its second copy
 LENGTH = WORD + BEGIN  # tokens of a text
-SOURCE = (
-    BEGIN  # the position of the token that the finder looks at: in the first copy, after the last token of the text
-)
+# The position of the token that the finder looks at: in the first copy, after the last token of the text.
+SOURCE = BEGIN
 TRIES = 1000  # words that are drawn at most
 LEAST_CHANCE = 0.25  # of the right token: with less, the model does not continue the word
 LEAST_WEIGHT = 0.25  # of the finder, from the last token to the source

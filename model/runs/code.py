@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import sysconfig
 import zlib
 from collections.abc import Collection
 from contextlib import suppress
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.files import content_of, write_atomically
 from model.mistakes import Mistake, parsing
-from model.runs.run import CODE, Run
+from model.runs.run import CODE, CONFIG, Run
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer  # open_run imports this file, and generate.py needs no lightning
@@ -37,6 +38,8 @@ ROOT = Path(__file__).parents[2]
 # The files that a training computes with. What only records, measures or shows is left out.
 TRAINING = ("train.py", "model/*.py", "model/training/*.py", "data/**/*.py")
 PROJECT = ("train.py", "model", "data", "scripts", "tests")
+STDLIB = Path(sysconfig.get_path("stdlib"))
+INSTALLED = {"site-packages", "dist-packages"}
 PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
 GIT_SECONDS = 10
 # What is removed from a recorded command line: the folders of absolute paths, and what looks like a password.
@@ -53,8 +56,7 @@ def own_sources(names: Collection[str] | None) -> dict[str, str]:
     """
     here = Path.cwd()
     if names is None:
-        loaded = [module for name, module in [*sys.modules.items()] if name not in sys.stdlib_module_names]
-        files = [getattr(module, "__file__", None) or "" for module in loaded]
+        files = [getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]]
         paths = [Path(file) for file in files if file.startswith(str(here))]  # before all else: a run loads thousands
     else:
         paths = [here / name for name in names]
@@ -64,10 +66,11 @@ def own_sources(names: Collection[str] | None) -> dict[str, str]:
 
 
 def is_own(path: Path, folder: Path) -> bool:
-    """Whether a file is Python code in a user's folder, and neither of this project nor of an installed package."""
+    """Whether a file is Python code in a user's folder, and neither of this project nor installed, as Python itself."""
     is_inside = path.suffix == ".py" and folder in path.parents and ".." not in path.parts and path.is_file()
     is_of_project = ROOT in path.parents and path.relative_to(ROOT).parts[0] in PROJECT
-    return is_inside and not is_of_project and "site-packages" not in path.parts
+    is_installed = STDLIB in path.parents or not INSTALLED.isdisjoint(path.parts)
+    return is_inside and not is_of_project and not is_installed
 
 
 def code_hash(source: str) -> str:
@@ -134,26 +137,29 @@ def shown_command(args: list[str]) -> str:
     return HIDDEN.sub("...", shlex.join(["python", "train.py", *args]))
 
 
-def record_code(trainer: Trainer, command: str, options: str, with_difference: bool) -> str:
+def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     """Adds an entry to the run's code.json: the `current_code`, the command line and the machine.
-
-    options: the run's config.yaml, of which a checksum is kept.
 
     Returns what has changed "since" the entry before, or the commit. A resumed run replaces the steps after the one
     that it resumes, so their entries go.
     """
     import torch
 
+    from model.runs.configs import NOT_COMPARED, flat, read_config
     from model.training.hardware import device_name
 
     run_dir, step = Path(trainer.default_root_dir), trainer.global_step
-    gpt, data = trainer.lightning_module.gpt, trainer.datamodule
+    gpt = trainer.lightning_module.gpt
+    data = trainer.datamodule
     validation = data.tokenized.validation
-    checksum, num_bytes = validation.checksum, validation.num_bytes
+    checksum = validation.checksum
+    num_bytes = validation.num_bytes
     num_targets = sum(trainer.num_val_batches) * data.validation_batch_size * data.context_length
     if num_targets < validation.num_tokens - 1:  # trainer.limit_val_batches leaves some out
         read = validation.read(0, num_targets + 1)
-        checksum, num_bytes = zlib.crc32(read), data.tokenizer.num_bytes(read)
+        checksum = zlib.crc32(read)
+        num_bytes = data.tokenizer.num_bytes(read)
+    options = sorted(item for item in flat(read_config(run_dir / CONFIG)) if not item[0].startswith(NOT_COMPARED))
     earlier = [entry for entry in read_code(run_dir) if entry["step"] < step]
     code = current_code()
     if not with_difference:
@@ -161,7 +167,7 @@ def record_code(trainer: Trainer, command: str, options: str, with_difference: b
     entry = {
         "step": step,
         "command": command,
-        "options": zlib.crc32(options.encode()),
+        "options": zlib.crc32(repr(options).encode()),
         "release": RELEASE,
         "since": changed_files(earlier, code),
         **code,

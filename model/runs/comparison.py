@@ -22,28 +22,12 @@ from model.inspection.formation import formation
 from model.mistakes import Mistake, parsing
 from model.pages.learning import short, training_seconds
 from model.runs.code import read_code
-from model.runs.configs import flat, read_config
+from model.runs.configs import NOT_COMPARED, flat, read_config
 from model.runs.metrics_file import Row, read_metrics
 from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, Run
 from model.runs.scaling import power_law
 from model.runs.terminal import sentence, shown
 
-# How options begin that make no difference to what is learned.
-NOT_COMPARED = (
-    "seed_everything",
-    "wandb",
-    "code_difference",
-    "checkpoints.",
-    "recording.",
-    "samples.",
-    "data.cache_dir",
-    "data.num_threads",
-    "trainer.default_root_dir",
-    "trainer.enable_progress_bar",
-    "trainer.log_every_n_steps",
-    "trainer.max_time",
-    "trainer.profiler",
-)
 TOKENIZER = ["data.tokenizer", "data.vocab_size"]
 STATE = "state"
 TOKENS = "validation text"  # the checksum of its tokens
@@ -110,8 +94,8 @@ class Comparison:
         return pd.DataFrame({"x": points[axis].mean(), "y": measured.mean(), "error": measured.sem()})
 
     def fit(self) -> str:
-        """Fits a scaling law to the variants that have a difference, see `power_law`."""
-        rows = self.rows.dropna(subset=DIFFERENCE)
+        """Fits a scaling law to the comparable variants, see `power_law`."""
+        rows = self.rows[self.rows["comparable"]]
         return power_law(rows["tokens"] * rows[FLOPS], rows[self.measure], self.measure)
 
 
@@ -191,7 +175,7 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
         formed = formation((each["step"], each["formed"]) for each in snapshots)
         figures = {
             "runs": shown(folder.resolve().name),
-            "seed": options["seed_everything"],
+            "seed": int(options["seed_everything"]),
             **figures_of(history, goal),
             "parameters": last["parameters"],
             FLOPS: last["flops_per_token"],
@@ -243,6 +227,7 @@ def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:
     Runs with the same seed count as one. A figure that one seed lacks is NaN.
     """
     by_seed = figures.groupby(["variant", "seed"], sort=False).mean(numeric_only=True)
+    is_comparable = by_seed[DIFFERENCE].notna().groupby("variant", sort=False).all()
     first = by_seed.loc[figures["variant"][0], DIFFERENCE]
     by_seed[DIFFERENCE] = by_seed[DIFFERENCE].sub(first, level="seed")
     seeds = by_seed.groupby("variant", sort=False)
@@ -250,6 +235,7 @@ def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:
     is_known[DIFFERENCE] = True
     rows = seeds.mean().where(is_known)
     rows = rows.join(seeds.sem().where(is_known).add_suffix(ERROR))
+    rows["comparable"] = is_comparable
     rows["seeds"] = seeds.size()
     rows["pairs"] = seeds[DIFFERENCE].count()
     rows["runs"] = figures.groupby("variant")["runs"].agg(", ".join)

@@ -21,6 +21,22 @@ SECTIONS += ["recording", "samples", "checkpoints"]
 # These options of the Trainer take classes, so a run's config may not set them to a string.
 CLASS_OPTIONS = ("trainer.callbacks", "trainer.logger")
 CODE_OPTIONS = ("model.optimizer.algorithm", "data.corpus")  # a value with a dot is imported
+# How options begin that make no difference to what is learned.
+NOT_COMPARED = (
+    "seed_everything",
+    "wandb",
+    "code_difference",
+    "checkpoints.",
+    "recording.",
+    "samples.",
+    "data.cache_dir",
+    "data.num_threads",
+    "trainer.default_root_dir",
+    "trainer.enable_progress_bar",
+    "trainer.log_every_n_steps",
+    "trainer.max_time",
+    "trainer.profiler",
+)
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C library needs a tenth of the time
 DEEPEST = 100  # levels of nesting: the C library crashes at a hundred thousand
 # Strings that the Trainer's other options may have: no dotted class name, no path, no URL, no YAML.

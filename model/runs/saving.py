@@ -53,8 +53,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         with atomic_file(Path(path)) as file:
             try:
                 torch.save(checkpoint, file)
-            except RuntimeError as error:  # torch's own, which hides the OSError of the failed write: raise that one
-                raise error.__context__ or error from error
+            except RuntimeError as error:
+                if isinstance(error.__context__, OSError):  # the failed write, which torch's own error hides
+                    raise error.__context__ from error
+                raise
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         # Plain data only, and onto the CPU, whatever the arguments say.

@@ -17,7 +17,7 @@ def power_law(compute: np.ndarray, loss: np.ndarray, measure: str) -> str:
     nonlinear least squares. Raises a `Mistake` if there are too few sizes, or if the loss does not fall in this way.
     """
     if len(np.unique(compute)) < SIZES:
-        raise Mistake(f"a fit needs runs of at least {SIZES} sizes whose loss is known")
+        raise Mistake(f"a fit needs comparable runs of at least {SIZES} sizes")
     mean = np.exp(np.log(compute).mean())
     size = compute / mean
     c = max(EXPONENTS, key=lambda c: np.corrcoef(size**-c, loss)[0, 1])  # the best fit to a line

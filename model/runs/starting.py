@@ -111,9 +111,7 @@ class RunFolder(callbacks.Callback):
     def write(self, trainer: Trainer) -> None:
         """Writes config.yaml and code.json, and tells what has changed in the code."""
         write_atomically(Path(trainer.default_root_dir, CONFIG), self.options.saved.encode())
-        if changes := record_code(
-            trainer, self.options.command, self.options.saved, self.options.config.code_difference
-        ):
+        if changes := record_code(trainer, self.options.command, self.options.config.code_difference):
             tell(trainer, changes)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
