@@ -89,11 +89,10 @@ def readings(
         if makers and do_fit and E in last[0].shape:
             columns = torch.cat([_taking(D, maker) for maker in makers], -1)
             rows = _taking(E, last[0]).mT
-            for cut in _cuts(columns, len(rows), ONE_MATRIX if len(makers) == 1 else SEVERAL):
-                heads = []
-                for x, part in zip(sources, cut, strict=True):
-                    heads.append(torch.einsum("btd,adhk->abhtk", x, part))
-                yield Reading(call, heads, rows)
+            orders = ONE_MATRIX if len(makers) == 1 else SEVERAL
+            cuts = [_cuts(x @ columns, len(rows), orders) for x in sources]
+            for (q, _, _), (_, k, _), (_, _, v) in zip(*cuts, strict=True):
+                yield Reading(call, [part.transpose(-3, -2) for part in (q, k, v)], rows)
 
 
 def _taking(
@@ -110,7 +109,7 @@ def _cuts(
     width: int,
     orders: Sequence[str],
 ) -> Iterator[list[Tensor]]:
-    """Cuts columns (D, N) into those of queries, keys and values, (A, D, H, K) each, with each number of heads.
+    """Cuts columns (2, T, N) into queries, keys and values, (A, 2, T, H, K) each, with each number of heads.
 
     width: of the values that the output's matrix reads: of all heads, or of one head if they are added up.
     orders: of the axes that the columns are cut into.
@@ -124,7 +123,7 @@ def _cuts(
             found: list[tuple[Tensor, ...]] = []
             for letters in orders:
                 shape = [sizes[axis] for axis in letters]
-                parts = torch.einsum(f"d{letters}->pdhk", columns.unflatten(-1, shape))
+                parts = torch.einsum(f"bt{letters}->pbthk", columns.unflatten(-1, shape))
                 found += permutations(parts)
             yield [torch.stack(each) for each in zip(*found, strict=True)]
         H, rest = divmod(width, K)

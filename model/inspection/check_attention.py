@@ -35,7 +35,7 @@ NO_MODULE = nn.Module()
 WIDTHS = [[width] for width in (11, 2, 4, 8, 16, 32, 64)]
 DIFFERS = "it differs from the formula; none of the known mistakes gives its output"
 NOT_COMPARED = "it could not be compared with the formula"
-LONG = 13  # tokens, enough to detect an attention that sees only the last few
+LONG = 11  # tokens, enough to detect an attention that sees only the last few
 SHORT = 5  # tokens, for an attention that is made for no more
 MASKING = {"tril", "triu", "masked_fill", "masked_fill_"}  # functions that make or apply a mask
 
