@@ -145,11 +145,13 @@ def _masks(
         (causal[0, 0], [causal]),
         (padding[:, 0, 0], [padding, both]),
     ]
-    hiding = "key_padding" in name  # where True may mean hidden, as in PyTorch
-    return [
-        ([{name: mask}, {name: mask.float()}, {name: mask.float().log()}] + [{name: ~mask}] * hiding, meanings)
-        for mask, meanings in shapes
-    ]
+    found = []
+    for mask, meanings in shapes:
+        given = [mask, mask.float(), mask.float().log()]
+        if "key_padding" in name:  # True may mean hidden, as in PyTorch
+            given.append(~mask)
+        found.append(([{name: each} for each in given], meanings))
+    return found
 
 
 def _lines_of_user(error: BaseException) -> list[traceback.FrameSummary]:

@@ -38,6 +38,7 @@ FORMULA = {
     "output": "merged @ output_matrix",
 }
 CONSTANTS = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512, 768)  # widths of heads and of models
+EXPONENTIALS = ("masked.exp()", "(masked - masked.amax(-1, keepdim=True)).exp()")
 MISTAKES = {
     "scores": {
         "q @ k.mT": "the scores are not divided by the root of the head's width",
@@ -48,8 +49,10 @@ MISTAKES = {
         "q @ k.mT / (H * K)": "the scores are divided by the width of all heads, not by the root of one head's",
         "q @ k.mT / S**0.5": "the scores are divided by the root of the number of keys, not of the head's width",
         "q @ k.reshape(*k.shape[:-2], K, S) / K**0.5": "the keys are reshaped, not transposed",
-        "cosines(q, k)": "queries and keys are normalised: the scores are cosines",
-        "cosines(q, k) / K**0.5": "queries and keys are normalised: the scores are cosines",
+        **dict.fromkeys(
+            ("cosines(q, k)", "cosines(q, k) / K**0.5"),
+            "queries and keys are normalised: the scores are cosines",
+        ),
         "q @ k.mT / H**0.5": "the scores are divided by the root of the number of heads, not of the head's width",
         "q @ k.mT / (K**0.5 // 1)": "the root of the head's width is rounded down",
         "(q @ k.mT).relu() / K**0.5": "negative scores are 0: there is no relu before the softmax",
@@ -93,17 +96,13 @@ MISTAKES = {
         "masked.softmax(-1) / S": "the weighted values are averaged, not added up",
         "masked.softmax(-1) * K**0.5": "the weights are multiplied after the softmax",
         "(masked * K**0.5).softmax(-1) / K**0.5": "the weights are divided, not the scores before the softmax",
-        "masked.exp() / masked.exp().sum(-1, keepdim=True).mT": (
-            "the exponentials of a query are divided by the sums of other queries: the sum needs keepdim=True"
-        ),
-        "(masked - masked.amax(-1, keepdim=True)).exp() / (masked - masked.amax(-1, keepdim=True)).exp()"
-        ".sum(-1, keepdim=True).mT": (
-            "the exponentials of a query are divided by the sums of other queries: the sum needs keepdim=True"
+        **dict.fromkeys(
+            (f"{e} / {e}.sum(-1, keepdim=True).mT" for e in EXPONENTIALS),
+            "the exponentials of a query are divided by the sums of other queries: the sum needs keepdim=True",
         ),
         "1.0 * (masked == masked.amax(-1, keepdim=True))": "the largest score takes all: there is no softmax",
         "masked.sigmoid()": "a sigmoid replaces the softmax",
-        "masked.exp()": "the exponentials are not divided by their sum",
-        "(masked - masked.amax(-1, keepdim=True)).exp()": "the exponentials are not divided by their sum",
+        **dict.fromkeys(EXPONENTIALS, "the exponentials are not divided by their sum"),
         "masked.flatten(-2).softmax(-1).view(masked.shape)": "the softmax runs over all queries and keys together",
         "scores * mask": "there is no softmax",
     },

@@ -73,6 +73,7 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
             if isinstance(getattr(attention, "__self__", None), nn.Module):
                 return _compared(attention, OF_HEADS, (LONG, SHORT), WIDTHS)
             given = [name for name in arguments(attention)[0] if re.match("[wW](_|.$)", name)]
+            # A function of its matrices is a module that owns them.
             if matrices := nn.ParameterDict((name, torch.zeros(8, 8)) for name in given):
                 matrices.forward = partial(attention, **matrices)
                 return list(_of_module(matrices))

@@ -218,8 +218,7 @@ def _about(
 def _scores() -> dict[str, Any]:
     """Names, letters and explanations of the scores, by name."""
     return {
-        name: {"label": name.replace("_", " "), "letter": score.letter or name[0].upper()}
-        | {"probe": score.kind}
+        name: {"label": name.replace("_", " "), "letter": score.letter or name[0].upper(), "probe": score.kind}
         | {field: getattr(score, field) for field in ("meaning", "glossary", "is_pattern")}
         for name, score in SCORES.items()
     }

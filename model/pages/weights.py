@@ -1,6 +1,6 @@
 """Packs trained models for a page that runs them: weights, tokenizer, and reference logits.
 
-The page gets a manifest in JSON, and one block of bytes in base64 for each snapshot of the model. All blocks have the
+The page gets a manifest in JSON, and one block of bytes in base64 for the model at each step. All blocks have the
 same layout. The manifest's tensors say where in a block each weight begins and how it is stored:
 
     bfloat16    matrices of small models: the upper halves of float32 numbers
@@ -51,7 +51,7 @@ class Packed:
     """The data with which a page runs a model.
 
     manifest: plain data for JSON; see `pack`.
-    blocks: the weights of each snapshot, in base64.
+    blocks: the weights of each model, in base64.
     models: each model with the rounded weights that the page has, and the means of its parts.
     """
 

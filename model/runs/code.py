@@ -67,10 +67,10 @@ def own_sources(names: Collection[str] | None) -> dict[str, str]:
 
 def is_own(path: Path, folder: Path) -> bool:
     """Whether a file is Python code in a user's folder, and neither of this project nor installed, as Python itself."""
-    is_inside = path.suffix == ".py" and folder in path.parents and ".." not in path.parts and path.is_file()
+    is_inside = path.suffix == ".py" and folder in path.parents and ".." not in path.parts
     is_of_project = ROOT in path.parents and path.relative_to(ROOT).parts[0] in PROJECT
     is_installed = STDLIB in path.parents or not INSTALLED.isdisjoint(path.parts)
-    return is_inside and not is_of_project and not is_installed
+    return is_inside and not is_of_project and not is_installed and path.is_file()
 
 
 def code_hash(source: str) -> str:
@@ -145,7 +145,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     """
     import torch
 
-    from model.runs.configs import NOT_COMPARED, flat, read_config
+    from model.runs.configs import compared, flat, read_config
     from model.training.hardware import device_name
 
     run_dir, step = Path(trainer.default_root_dir), trainer.global_step
@@ -159,7 +159,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
         read = validation.read(0, num_targets + 1)
         checksum = zlib.crc32(read)
         num_bytes = data.tokenizer.num_bytes(read)
-    options = sorted(item for item in flat(read_config(run_dir / CONFIG)) if not item[0].startswith(NOT_COMPARED))
+    options = sorted(compared(dict(flat(read_config(run_dir / CONFIG)))).items())
     earlier = [entry for entry in read_code(run_dir) if entry["step"] < step]
     code = current_code()
     if not with_difference:

@@ -22,7 +22,7 @@ from model.inspection.formation import formation
 from model.mistakes import Mistake, parsing
 from model.pages.learning import short, training_seconds
 from model.runs.code import read_code
-from model.runs.configs import NOT_COMPARED, flat, read_config
+from model.runs.configs import compared, flat, read_config
 from model.runs.metrics_file import Row, read_metrics
 from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, Run
 from model.runs.scaling import power_law
@@ -112,14 +112,14 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
         # The name of an existing folder is not a pattern, though it may look like one: lr[1].
         matches = [] if Path(run).exists() else sorted(glob.glob(str(run)))  # noqa: PTH207
         folders |= {Path(path).resolve(): path for path in matches or [str(run)]}
-    outcomes, notes = [], [EXPLANATION]
+    outcomes, notes = [], []
     for path in folders.values():
         try:
             outcomes.append(read_outcome(Path(path), goal))
         except Mistake as error:
             notes.append(f"left out: {sentence(error)}")
     if not outcomes:
-        raise Mistake("; ".join(["there is no run to compare", *notes[1:]]))
+        raise Mistake("; ".join(["there is no run to compare", *notes]))
     all_traits, code, all_figures, histories = zip(*outcomes, strict=True)
     traits, figures = pd.DataFrame(all_traits).fillna("none"), pd.DataFrame(all_figures)
 
@@ -130,8 +130,8 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
         figures = figures.drop(columns=figures.filter(like=LOSS))
         if goal is not None:
             notes.append("no steps and minutes to a loss, because nats per token do not compare across tokenizers")
-    compared = traits.filter([STATE, TOKENS, BYTES, "trainer.limit_val_batches"])
-    figures.insert(0, DIFFERENCE, figures[measure].where((compared == compared.iloc[0]).all(axis=1)))
+    validated = traits.filter([STATE, TOKENS, BYTES, "trainer.limit_val_batches"])
+    figures.insert(0, DIFFERENCE, figures[measure].where((validated == validated.iloc[0]).all(axis=1)))
 
     words = ChainMap(*code)
     variants = []
@@ -146,7 +146,7 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
         over_seeds(figures),
         pd.concat(histories, keys=zip(variants, figures["seed"], strict=True), names=["variant", "seed"]),
         measure,
-        notes,
+        [EXPLANATION, *notes],
     )
 
 
@@ -184,7 +184,7 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
         if state != "finished" or history.index[-1] != options["trainer.max_steps"]:
             unended = "running or killed" if state == "running" else state
             state = f"{unended} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
-        traits = {name: str(value) for name, value in options.items() if not name.startswith(NOT_COMPARED)}
+        traits = {name: str(value) for name, value in compared(options).items()}
         for before, start in pairwise(starts):
             if start["options"] != before["options"]:
                 traits[f"other options at step {start['step']}"] = "yes"

@@ -123,6 +123,11 @@ def flat(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any
             yield f"{section}{key}", value
 
 
+def compared(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options, by their full names, that make a difference to what is learned."""
+    return {name: value for name, value in options.items() if not name.startswith(NOT_COMPARED)}
+
+
 def check_plain(path: Path, name: str, value: Any) -> None:
     """Raises a `Mistake` if the value of an option in a run's config is not plain, see `is_plain`."""
     if not is_plain(name, value):
