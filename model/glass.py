@@ -50,7 +50,7 @@ Text = str | Tensor | Sequence[int]  # a text, or its token ids (T,)
 
 
 def open_run(
-    source: str | Path | None = None,
+    path: str | Path | None = None,
     *,
     step: int | None = None,
     device: str | torch.device = "cpu",
@@ -60,7 +60,7 @@ def open_run(
     """Opens the best checkpoint of a run's folder, a checkpoint, or a Hugging Face model in GPT-2's format.
 
     Args:
-        source: the path of one of these, or the name of a model on the Hugging Face Hub. None is the newest run under
+        path: the path of one of these, or the name of a model on the Hugging Face Hub. None is the newest run under
             runs/.
         step: open the checkpoint of this step instead of the best one.
         device: "cpu", "cuda" or "mps".
@@ -71,22 +71,19 @@ def open_run(
     Warns if some weights are not numbers. Raises a `Mistake` if there is no such run, model, step or device, the Hub
     cannot be reached, a file is damaged, or the model has something that our GPT lacks.
     """
-    check(isinstance(source, str | Path | None), "source", "a path or the name of a model", source)
+    check(isinstance(path, str | Path | None), "path", "a path or the name of a model", path)
     check(other_code in get_args(OtherCode), "other_code", f"one of {get_args(OtherCode)}", other_code)
     check_range("step", step, 0, whole=True)
     check_device("device", device)
-    if is_huggingface(source):
+    if is_huggingface(path):
         if step is not None:
-            raise Mistake(
-                f"{source} is a Hugging Face model, which has no checkpoint of step {step}: leave out the step"
-            )
-        folder = local_folder(source)
+            raise Mistake(f"{path} is a Hugging Face model, which has no checkpoint of step {step}: leave out the step")
+        folder = local_folder(path)
         gpt = from_huggingface(folder)
         encoding = Tokenizer.from_folder(folder, tokenizer)
         check_vocabulary(gpt, encoding)
-        return Glass(gpt.to(device), encoding, str(source), document_masking=masks_documents(folder))
-    path = None if source is None else Path(source)
-    run = Run.open(path)
+        return Glass(gpt.to(device), encoding, path, document_masking=masks_documents(folder))
+    run = Run.open(path if path is None else Path(path))
     checkpoint = run.checkpoint if step is None else run.at(step)
     gpt, description = open_checkpoint(checkpoint, device)
     if other_code != "accept":
@@ -97,7 +94,6 @@ def open_run(
     return Glass(
         gpt,
         encoding,
-        str(checkpoint),
         checkpoint,
         folder=run.folder if run.is_run else None,
         step=description["global_step"],
@@ -105,13 +101,13 @@ def open_run(
     )
 
 
-def is_huggingface(source: str | Path | None) -> bool:
+def is_huggingface(path: str | Path | None) -> bool:
     """Returns whether this is the folder of a Hugging Face model, or may be the name of one on the Hub."""
-    if source is not None and Path(source).exists():
-        return Path(source, "config.json").is_file()
-    if not isinstance(source, str) or source.startswith(f"{RUNS}/") or source.endswith(".ckpt"):
+    if path is not None and Path(path).exists():
+        return Path(path, "config.json").is_file()
+    if not isinstance(path, str) or path.startswith(f"{RUNS}/") or path.endswith(".ckpt"):
         return False
-    return HUB_NAME.fullmatch(source) is not None
+    return HUB_NAME.fullmatch(path) is not None
 
 
 @dataclass(eq=False, repr=False)
@@ -120,8 +116,7 @@ class Glass:
 
     gpt: a torch.nn.Module in eval mode.
     tokenizer: a `data.tokenizers.Tokenizer`, with encode(text) and decode(ids).
-    source: the file or name from which the model was read.
-    checkpoint: the path of its checkpoint; None for a Hugging Face model.
+    path: the checkpoint, or the folder or name of a Hugging Face model; of any other model, words for it.
     folder: the folder of its run; None if it belongs to no run.
     step: the number of updates in its training; None if unknown.
     document_masking: whether the model was trained to attend within documents only, as far as its files say.
@@ -129,20 +124,19 @@ class Glass:
 
     gpt: GPT
     tokenizer: Tokenizer
-    source: str
-    checkpoint: Path | None = None
+    path: str | Path
     folder: Path | None = None
     step: int | None = None
     document_masking: bool = False
 
     def __post_init__(self) -> None:
         if not self.gpt.is_finite():
-            log.warning("%s holds a model that has diverged: some of its weights are not numbers.", self.source)
+            log.warning("%s holds a model that has diverged: some of its weights are not numbers.", self.path)
 
     def __str__(self) -> str:
         """Returns such as "runs/NAME/checkpoints/best.ckpt, step 800, on cpu"."""
         step = "" if self.step is None else f"step {self.step}, "
-        return f"{self.source}, {step}on {self.device}"
+        return f"{self.path}, {step}on {self.device}"
 
     def __repr__(self) -> str:
         return f"Glass({self})"
@@ -156,7 +150,7 @@ class Glass:
         """The name of the run, or else of the file or model."""
         if self.folder:
             return self.folder.resolve().name
-        return Path(self.source).stem
+        return Path(self.path).stem
 
     @property
     def steps(self) -> list[int]:
@@ -166,7 +160,7 @@ class Glass:
     def at(self, step: int) -> Glass:
         """Opens the model at a step: one of `steps`, the best or the last. Raises a `Mistake` for any other step."""
         # Opening this model has warned already.
-        return open_run(self.checkpoint or self.source, step=step, device=self.device, other_code="accept")
+        return open_run(self.path, step=step, device=self.device, other_code="accept")
 
     @cached_property
     def recorded(self) -> Recording:
@@ -180,7 +174,7 @@ class Glass:
         Maps and scores are numpy arrays. Raises a `Mistake` if nothing was recorded.
         """
         if self.folder is None:
-            raise Missing(f"{self.source} belongs to no run, so nothing was recorded in its training")
+            raise Missing(f"{self.path} belongs to no run, so nothing was recorded in its training")
         return Recording.open(self.folder / ATTENTION, self.name)
 
     def recorded_or_none(self) -> Recording | None:

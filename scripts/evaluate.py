@@ -46,8 +46,8 @@ def main(argv: list[str] | None = None) -> None:
     from model.glass import open_run  # after --help has ended: it imports torch
 
     options = layered(parser, typed)
-    for source in options.checkpoint or [None]:
-        evaluate(open_run(source, device=choose_device(options.device)), parser, typed)
+    for path in options.checkpoint or [None]:
+        evaluate(open_run(path, device=choose_device(options.device)), parser, typed)
 
 
 def evaluate(glass: Glass, parser: ArgumentParser, typed: Namespace) -> None:
@@ -75,11 +75,11 @@ def evaluate(glass: Glass, parser: ArgumentParser, typed: Namespace) -> None:
     limit = corpus_options.token_limits(max_tokens)["train" if split == "all" else split]
     tokens = read_text(corpus, split, limit, glass)
     if of_run and split != "all":
-        trained_on = read_checkpoint(glass.checkpoint, on_disk=True).get("TextDataModule", {})
+        trained_on = read_checkpoint(Path(glass.path), on_disk=True).get("TextDataModule", {})
         if zlib.crc32(tokens.data) not in trained_on.values():
             changed = [f"--{name}" for name, _ in typed.items() if name.startswith("data.")] or ["files or options"]
             say(f"This is not the {split} split that the run read; changed since: {', '.join(changed)}", sys.stderr)
-    result = {"checkpoint": glass.source, "step": glass.step, "text": corpus.name, "split": split}
+    result = {"checkpoint": str(glass.path), "step": glass.step, "text": corpus.name, "split": split}
     result |= measure(glass, tokens, stride)
     if options.json:
         say(json.dumps(result))

@@ -201,8 +201,8 @@ def open_model(checkpoint: Path | None) -> Glass:
     torch.manual_seed(0)
     tokenizer = byte_level()
     # GPT.init_weights fills these matrices with zeros.
-    source = "a fresh model (each matrix that writes to the stream or to the logits is 0; python train.py trains one)"
-    return Glass(GPT(GPTConfig(vocab_size=tokenizer.vocab_size)).eval(), tokenizer, source)
+    words = "a fresh model (each matrix that writes to the stream or to the logits is 0; python train.py trains one)"
+    return Glass(GPT(GPTConfig(vocab_size=tokenizer.vocab_size)).eval(), tokenizer, words)
 
 
 def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 An attention map comes from a layer to the browser in these steps:
 
-    maps.read_maps              repeats the layer's call of `attend` with the identity as values: the result is the map
+    maps.weights_of             repeats the layer's call of `attend` with the identity as values: the result is the map
     reading.read                puts the maps of all layers into a Reading of the probe
     recording.take_snapshot     puts what is kept of this reading, and measurements, into the Snapshot of a step
     Recording.append            writes the maps to attention/step_*.npz, and drops them from memory

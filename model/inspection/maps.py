@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.gpt import GPT
-from model.inspection.passes import Call, features_of, run, undisturbed
+from model.inspection.passes import Call, Pass, features_of, undisturbed
 from model.inspection.texts import Texts
 from model.mistakes import listed
 
@@ -116,44 +116,33 @@ def _layers(layers: Sequence[int]) -> str:
     return f"layers {names}" if len(layers) > 1 else f"layer {names}"
 
 
-def read_maps(
+def check_maps(
     gpt: GPT,
     text: Texts,
-    autocast: torch.dtype | None,
-) -> tuple[list[Tensor], Checks]:
-    """Returns the maps (L, H, T, T) of a single text, then its q, k and v, each (L, H, T, K); and the maps' checks.
-
-    The model computes queries, keys and values under `autocast`, as it runs; the maps are made from these in float32 at
-    least. All are in float32 on the CPU.
-    """
-    T = text.length
-    with undisturbed(gpt, autocast):
-        seen = run(gpt, text)
-        logits = gpt.unembed(seen.features)
-        again = gpt.unembed(features_of(gpt, text))
-        noise = [(again - logits).abs().max().item()]
-        # In a new model the last matrices are zero, so noise in its attention does not reach the logits.
-        for call in seen.calls:
-            attended_again = call.attend(call.q, call.k, call.v, call.mask)
-            noise.append(_difference(attended_again, call.attended, call.v))
-        leaks = [0.0]
-        for position in {T // 2, T - 1} - {0}:  # nothing comes before token 0
-            changed = text.tokens.clone()
-            changed[0, position] = 0 if changed[0, position] else 1
-            # Run each changed text alone: a batch of two may use other kernels, whose rounding would look like a leak.
-            change = gpt.unembed(features_of(gpt, replace(text, tokens=changed))) - logits
-            leaks.append(change[:, :position].abs().max().item())
-    layers = []
-    errors = []
+    seen: Pass,
+    maps: Tensor,
+) -> Checks:
+    """Checks the maps (L, H, T, T) of a single text. Call it in the `undisturbed` block in which `seen` was made."""
+    logits = gpt.unembed(seen.features)
+    again = gpt.unembed(features_of(gpt, text))
+    noise = [(again - logits).abs().max().item()]
+    # In a new model the last matrices are zero, so noise in its attention does not reach the logits.
+    for call in seen.calls:
+        attended_again = call.attend(call.q, call.k, call.v, call.mask)
+        noise.append(_difference(attended_again, call.attended, call.v))
+    leaks = [0.0]
+    for position in {text.length // 2, text.length - 1} - {0}:  # nothing comes before token 0
+        changed = text.tokens.clone()
+        changed[0, position] = 0 if changed[0, position] else 1
+        # Run each changed text alone: a batch of two may use other kernels, whose rounding would look like a leak.
+        change = gpt.unembed(features_of(gpt, replace(text, tokens=changed))) - logits
+        leaks.append(change[:, :position].abs().max().item())
     with undisturbed(gpt):
-        for call in seen.calls:
-            weights = weights_of(call)
-            keys = for_each_head(call.k, call.q)
-            values = for_each_head(call.v, call.q)
-            errors.append(_difference(weights @ values.to(weights.dtype), call.attended, call.v))
-            layers.append([x[0].float().cpu() for x in (weights, call.q, keys, values)])
-    maps, q, k, v = (torch.stack(tensors) for tensors in zip(*layers, strict=True))
-    return [maps, q, k, v], Checks(
+        errors = []
+        for weights, call in zip(maps, seen.calls, strict=True):
+            values = for_each_head(call.v, call.q).to(weights.dtype)
+            errors.append(_difference(weights @ values, call.attended, call.v))
+    return Checks(
         precision=str(call.attended.dtype).removeprefix("torch."),
         fidelity=float(np.max(errors)),
         causality=float(np.max(leaks)),

@@ -5,8 +5,8 @@ each feed-forward adds what it makes of the sum so far (Elhage et al. 2021, "A M
 Circuits"). The logits are computed from the last sum. A reading holds all these sums, all vectors that were added, and
 the attention maps.
 
-The maps, queries, keys and values come from `maps.read_maps`, which runs the model under autocast if training did. All
-else is computed in a second pass, without autocast and at least in float32, so that rounding does not blur it.
+The maps, queries, keys and values come from a pass under autocast, if training used it. All else comes from a pass
+without it and at least in float32, so that rounding does not blur it; if training did the same, that is one pass.
 
 Position t reads token t and predicts token t + 1.
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from model.attention import split_heads
 from model.gpt import GPT
-from model.inspection.maps import Checks, read_maps
+from model.inspection.maps import Checks, check_maps, for_each_head, weights_of
 from model.inspection.parts import Vectors, embedding_tables, replaced
 from model.inspection.passes import Pass, in_float32, run, undisturbed
 from model.inspection.texts import Label, Texts
@@ -270,33 +270,37 @@ def read(
     Raises ValueError for unknown ids, and if the text is longer than the model's context.
     """
     edits = replacing or {}
-    with replaced(gpt, edits, position):
-        (maps, q, k, v), checks = read_maps(gpt, text, autocast)
+    with undisturbed(gpt, autocast), replaced(gpt, edits, position):
+        seen = run(gpt, text, gpt.modules())
+        calls = seen.calls
+        with undisturbed(gpt):
+            maps = torch.cat([weights_of(call) for call in calls])
+        checks = check_maps(gpt, text, seen, maps)
     exact = in_float32(gpt)
     with undisturbed(exact), replaced(exact, edits, position):
-        seen = run(exact, text, exact.modules())
+        if autocast or exact is not gpt:
+            seen = run(exact, text, exact.modules())
         logits = exact.unembed(seen.features)
-        readout = _readout(exact)
 
-    def joined(modules: Iterable[nn.Module]) -> Tensor:
-        return torch.cat([seen.inputs[module] for module in modules]).cpu()
+    def joined(tensors: Iterable[Tensor]) -> Tensor:
+        return torch.cat([*tensors]).cpu()
 
     blocks = exact.blocks
     sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
-    heads = joined(block.attention.output_proj for block in blocks)
+    heads = joined(seen.inputs[block.attention.output_proj] for block in blocks)
     return Reading(
         ids=text.tokens[0].clone(),
         tokens=text.labels[0],
-        maps=maps,
+        maps=maps.float().cpu(),
         logits=logits[0].cpu(),
-        residual=joined([*sublayers, exact.final_norm]),
+        residual=joined(seen.inputs[module] for module in (*sublayers, exact.final_norm)),
         heads=split_heads(heads, exact.config.num_heads),
-        q=q,
-        k=k,
-        v=v,
+        q=joined(call.q for call in calls).float(),
+        k=joined(for_each_head(call.k, call.q) for call in calls).float(),
+        v=joined(for_each_head(call.v, call.q) for call in calls).float(),
         parts=_parts(exact, seen),
         checks=checks,
-        readout=readout,
+        readout=_readout(exact),
         label=label,
         replacing=edits,
         position=position,

@@ -205,12 +205,12 @@ MISTAKES = {  # what a user writes, and names and figures of the message
     "glass.read('a', without='head 0.9')": "head 0.0 0.9",
     "glass.patch('the', 'and', head=3, position=0)": "head 3",
     "glass.patch('the', 'and', head=(0,), position=0)": "head (0,)",
-    "open_run(3)": "source 3",
+    "open_run(3)": "path 3",
     "open_run('lost/last.ckpt')": "lost/last.ckpt runs/NAME",
-    "open_run(glass.checkpoint, step='8')": "step whole 8",
-    "open_run(glass.checkpoint, other_code='x')": "other_code warn refuse accept x",
-    "open_run(glass.checkpoint, device='toaster')": "device toaster cpu",
-    "open_run(glass.checkpoint, device='xpu')": "device xpu cpu",
+    "open_run(glass.path, step='8')": "step whole 8",
+    "open_run(glass.path, other_code='x')": "other_code warn refuse accept x",
+    "open_run(glass.path, device='toaster')": "device toaster cpu",
+    "open_run(glass.path, device='xpu')": "device xpu cpu",
 }
 
 
