@@ -26,11 +26,11 @@ def text_of(tokens, labels=None, kind="text", **options) -> Texts:
     return Texts(torch.tensor([list(tokens)]), [list(labels or ["x"] * len(tokens))], kind, **options)
 
 
-def new_recording(folder=None, text=TEXT) -> Recording:
+def new_recording(folder=None) -> Recording:
     """A recording of a text; with windows, and resumed, if a folder is given."""
     repeated = Texts.of(repeated_tokens(range(50), 7, first=0), kind="repeated")
-    probes = {"text": Texts.of(text), "repeated": repeated}
-    windows = {"text": Texts.of([text, text[::-1]]), "repeated": repeated}
+    probes = {"text": Texts.of(TEXT), "repeated": repeated}
+    windows = {"text": Texts.of([TEXT, TEXT[::-1]]), "repeated": repeated}
     return Recording(probes, windows, "fingerprint", folder=folder).resumed(10**9) if folder else Recording(probes)
 
 

@@ -81,10 +81,9 @@ def test_a_run_has_its_steps_its_recording_and_pages_and_can_write(glass):
 def test_leaving_a_part_out_changes_the_loss_equally_on_every_path(glass):
     """As recorded in training, in a table, in a reading, and on the page. inspection/test_parts.py edits weights."""
     recorded = glass.recorded.at(glass.step).ablation["text"]
-    windows = glass.recorded.windows["text"]
     [shown] = of(glass).snapshots
     assert shown.ablation["text"] is recorded
-    tokens = [*windows.tokens]
+    tokens = [*glass.recorded.windows["text"].tokens]
     on_windows = glass.ablate()
     on_texts = glass.ablate(tokens)
     whole = torch.tensor([glass.read(text).loss for text in tokens])
@@ -101,13 +100,12 @@ def test_leaving_a_part_out_changes_the_loss_equally_on_every_path(glass):
 def test_a_patched_head_has_its_output_of_the_other_text_and_the_reading_a_page(gpt2):
     plain = gpt2.read(TEXT)
     other = gpt2.read("which word comes")
-    patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=5, source=3)
-    assert patched.title.startswith(plain.title) and tells(patched.title, "head 0.1 token 5")
-    assert_close(patched.heads[0, 1, 5], other.heads[0, 1, 3])
-    assert_close(patched.logits[:5], plain.logits[:5])
-    assert not torch.allclose(patched.logits[5:], plain.logits[5:], atol=1e-3)
-    assert_close(gpt2.patch(TEXT, TEXT, head=(0, 1), position=-1).logits, plain.logits)
-    patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=-1)  # although the repeated probe is shorter
+    patched = gpt2.patch(TEXT, "which word comes", head=(0, 1), position=-1, source=3)
+    assert patched.title.startswith(plain.title) and tells(patched.title, f"head 0.1 token {len(TEXT) - 1}")
+    assert_close(patched.heads[0, 1, -1], other.heads[0, 1, 3])
+    assert_close(patched.logits[:-1], plain.logits[:-1])
+    assert not torch.allclose(patched.logits[-1], plain.logits[-1], atol=1e-3)
+    assert_close(gpt2.patch(TEXT, TEXT, head=(0, 1), position=5).logits, plain.logits)
     assert gpt2.repeated_probe().length <= len(TEXT) and patched.title in html.unescape(patched._repr_html_())
 
 
@@ -138,9 +136,9 @@ def test_token_ids_and_heads_may_be_given_in_any_form(glass):
     ids = glass.tokenizer.encode(TEXT)
     for form in (ids, tuple(ids), torch.tensor(ids), np.array(ids), [torch.tensor(id) for id in ids]):
         assert glass.read(form).ids.tolist() == ids
-    heads = ([1, 0], np.array([1, 0]), torch.tensor([1, 0]), (1, 0))
-    first, *others = [glass.patch(TEXT, "which model", head=head, position=np.int64(5)).logits for head in heads]
-    assert all(torch.equal(first, other) for other in others)
+    expected = glass.patch(TEXT, "which model", head=(1, 0), position=5).logits
+    for head in ([1, 0], np.array([1, 0]), torch.tensor([1, 0])):
+        assert torch.equal(glass.patch(TEXT, "which model", head=head, position=np.int64(5)).logits, expected)
 
 
 def test_threads_that_share_a_model_read_what_each_would_read_alone(glass):

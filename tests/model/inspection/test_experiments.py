@@ -1,6 +1,5 @@
 """Experiments: found in models with hand-made weights that do the thing, and never by chance."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,6 @@ def windows(text: str, tokenizer=BYTES, length: int = 64):
     length = min(length, len(tokens))
     rows = [tokens[start : start + length] for start in spread_starts(len(tokens), length)]
     return Texts.of(rows, tokenizer.label)
-
-
-def material(text: str, tokenizer=BYTES) -> experiments.Material:
-    """The material of a model that reads 128 tokens at once."""
-    config = GPTConfig(tokenizer.vocab_size, context_length=128, num_layers=1, num_heads=1, embed_dim=16)
-    return experiments.Material(random_gpt(config), tokenizer, {}, text)
 
 
 def found_in(gpt: GPT, tokenizer=BYTES, text: str | None = None):
@@ -72,26 +65,21 @@ def test_an_untrained_model_has_no_effects(context, tokenizer, make):
         assert not effects and len(tried) == len(experiments.EXPERIMENTS)
 
 
-def test_made_up_words_have_their_first_copy_as_source():
-    texts = material(" ".join(f"def {name}(self):" for name in re.findall(r"[a-z]{4,9}", CODE)))
-    trials = list(experiments._word_twice(texts))
-    assert len(trials) >= experiments.MADE_UP
-    for trial in trials:
-        word = trial.text[: trial.text.index(" ", 1)]
-        assert (trial.text + trial.answer).replace(word, "", 1) in word and word[trial.source] == trial.answer
-
-
 @pytest.mark.parametrize("tokens", [None, 300, 900])
-def test_quotes_and_colons_have_the_opening_or_indentation_as_source(tokens):
+def test_the_source_of_each_text_holds_what_its_answer_depends_on(tokens):
     tokenizer = train_bpe([CODE], tokens) if tokens else BYTES
+    config = GPTConfig(tokenizer.vocab_size, context_length=128, num_layers=1, num_heads=1, embed_dim=16)
     words = "".join(f"{a}{b}{c} " for a in "abcdefgh" for b in "ijkl" for c in "mnop")
-    texts = material(words, tokenizer)
-    quotes, colons = (list(propose(texts)) for propose in (experiments._quotes, experiments._indentation))
-    assert len(quotes) == len(colons) == experiments.MADE_UP
+    material = experiments.Material(GPT(config), tokenizer, {}, words)
+    twice, quotes, colons = (list(propose(material)) for propose in experiments.EXPERIMENTS)
+    assert min(map(len, (twice, quotes, colons))) >= experiments.MADE_UP
 
     def source(trial):
         return tokenizer.label(tokenizer.encode(trial.text)[trial.source])
 
+    for trial in twice:
+        word = trial.text[: trial.text.index(" ", 1)]
+        assert (trial.text + trial.answer).replace(word, "", 1) in word and source(trial) == trial.answer
     for number, trial in enumerate(quotes):
         quote = "'\""[number % 2]
         changed = [one for one, other in zip(trial.text, trial.changed, strict=True) if one != other]

@@ -1,8 +1,6 @@
 """Recordings: what is stored, resuming after an interruption, when a head has formed, and damaged files."""
 
-import json
 import math
-import re
 import shutil
 from dataclasses import replace
 from unittest.mock import Mock
@@ -18,7 +16,7 @@ from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
 from tests.command_lines import mistake
 from tests.gpts import CONFIGS, random_gpt
-from tests.measurements import TEXT, WORDS, new_recording
+from tests.measurements import WORDS, new_recording
 
 GROUPED = CONFIGS["grouped heads"]
 
@@ -52,27 +50,19 @@ def test_a_snapshot_and_its_readings_can_be_read_back(tmp_path):
     written = take_snapshot(gpt, 8, recorded, lambda token: f"({token})", with_losses=True)
     recorded.append(written)
     found = Recording.open(tmp_path, "demo")
-    snapshot = found.at(8)
-    assert (found.tokenizer, found.name, found.steps, found.mapped) == ("fingerprint", "demo", [8], [8])
+    assert (found.name, found.steps, found.mapped) == ("demo", [8], [8])
     assert found.header() == recorded.header()
-    assert as_json(snapshot.to_json(), ".4f") == as_json(written.to_json(), ".4f")
-    expected = {"attention/causality": 0, "attention/fidelity": written.checks.fidelity}
-    for name, score in written.scores.items():
-        expected |= {f"attention/{name}/layer_{layer}": heads.max() for layer, heads in enumerate(score)}
-    assert written.metrics == pytest.approx(expected) and 0 < written.checks.fidelity <= 1e-5
+    assert as_json(found.at(8).to_json(), ".4f") == as_json(written.to_json(), ".4f")
     for kind, stored in found.readings(8).items():
         exact = read(gpt, found.probes[kind], label=lambda token: f"({token})")
         np.testing.assert_allclose(found.maps(8)[kind], exact.maps, atol=5e-4, rtol=0)
         assert stored.tokens == found.probes[kind].labels[0] and stored.figures == exact.figures
-    assert found.words.to_json() == WORDS.to_json()
     for name, values in vars(found.frame(8)).items():
         expected = getattr(written.frame, name)
         if name == "top":
             assert values.tolist() == expected.tolist()
         else:
             torch.testing.assert_close(values, expected.to(values.dtype), atol=2e-3, rtol=2e-3)
-    numbers = re.findall(r"\d+\.\d+", json.dumps(found.readings(8)["text"].figures))
-    assert all(len(number.replace(".", "").strip("0")) <= 4 for number in numbers)
 
 
 def test_a_diverged_model_is_recorded_in_valid_json_with_a_warning(tmp_path):
@@ -87,13 +77,6 @@ def test_a_diverged_model_is_recorded_in_valid_json_with_a_warning(tmp_path):
     assert math.isnan(snapshot.loss["text"]) and np.isnan([*snapshot.ablation["text"].values()]).all()
     assert set(found.readings(0)["text"].figures["bits"]) == {None}
     assert not any(formed.any() for formed in snapshot.heads.formed.values())
-
-
-def test_snapshots_of_different_probes_are_not_mixed(recorded, tmp_path):
-    with mistake("probe"):
-        new_recording(recorded, TEXT[1:])
-    new_recording(tmp_path / "new", TEXT[1:])
-    assert not (tmp_path / "new").exists()  # nothing is written before the first snapshot
 
 
 def test_a_score_added_after_a_recording_is_missing_in_its_old_snapshots(recorded, monkeypatch):
@@ -161,9 +144,7 @@ def test_damaged_files_are_named(recorded, name, damage):
 
 
 def test_a_recording_of_another_version_or_a_missing_one_is_named(recorded):
-    about = json.loads((recorded / "probe.json").read_text())
-    del about["version"]
-    (recorded / "probe.json").write_text(json.dumps(about))
+    (recorded / "probe.json").write_text("{}")
     with mistake("another version"):
         Recording.open(recorded)
     with mistake("no recorded maps"):
