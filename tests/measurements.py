@@ -1,7 +1,6 @@
 """Probes, hand-made maps, and recordings of heads that learn a pattern."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from tests.by_hand import ByHand, turned
 from tests.gpts import TOKENS, random_gpt
 
 TEXT = TOKENS.tolist()
+LABELS = [f" t{i}" for i in range(12)]
 WORDS = Texts.of([[*range(word, word + WORD), *range(word, word + BEGIN + 1)] for word in (3, 20)])  # of a film
 
 
@@ -80,15 +80,15 @@ def noise(probes, layers: int = 2, heads: int = 3, seed: int = 0) -> dict[str, t
 
 
 def learned_recording(
-    layers=2, heads=3, labels=12, steps=(0, 1, 2, 4, 8), seed=0, induction=True, **checks
+    layers=2, heads=3, labels=LABELS, steps=(0, 1, 2, 4, 8), seed=0, induction=True, folder=None, **checks
 ) -> Recording:
     """Head 0.0 becomes a previous-token head, and the last one an induction head; the others keep random maps.
 
-    labels: the tokens of the text, or their number.
+    labels: the tokens of the text. folder: where snapshots are written, as a run does.
     """
-    probes = probes_of([f" t{i}" for i in range(labels)] if isinstance(labels, int) else list(labels))
+    probes = probes_of(labels)
     random = noise(probes, layers, heads, seed)
-    recording = Recording(probes, name="demo")
+    recording = Recording(probes, tokenizer="tokenizer", name="demo", folder=folder)
     for step in steps:
         maps = {}
         for name, probe in probes.items():
@@ -99,14 +99,6 @@ def learned_recording(
             maps[name] = causal_softmax(scores).half()
         recording.append(random_snapshot(maps, probes, step, checks))
     return recording
-
-
-def write_recording(recording: Recording, folder: Path) -> Recording:
-    """Writes the snapshots into files, as a run does."""
-    written = Recording(recording.probes, recording.windows, "tokenizer", folder=folder)
-    for snapshot in recording.snapshots:
-        written.append(snapshot)
-    return written
 
 
 def random_snapshot(maps, probes, step, checks) -> Snapshot:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from model.attention import CausalSelfAttention
 from model.gpt import GPT, GPTConfig
@@ -21,9 +22,16 @@ from tests.measurements import snapshot_of, text_of, uniform_maps
 
 TEXT = Texts.of(TOKENS)
 T = len(TOKENS)
+
+
+def differs_with_a_cache(self, q, k, v, mask=None):
+    return ALIBI(self, q if q.shape[-2] == k.shape[-2] else -q, k, v, mask)
+
+
 REPLACED = {
     "the layer's own": CausalSelfAttention.attend,
     "ALiBi": ALIBI,
+    "another with a cache": differs_with_a_cache,
     "a sink": with_scores(lambda scores: F.pad(scores, (0, 1), value=0.3)),  # a further key without value
     "a leak of a single token": with_scores(lambda scores: scores, seen_ahead=1),
 }
@@ -31,15 +39,12 @@ FAMILIES = [("the layer's own", "grouped heads"), ("the layer's own", "window")]
 FAMILIES += [(name, family) for name in REPLACED for family in ("modern", "gpt2")]
 
 
-def check_rows(call, weights):
-    """Asserts that the rows of two blocks of queries are those of the whole map."""
-    blocks = torch.tensor([[1, 2, 3, 4], [T - 4, T - 3, T - 2, T - 1]])
-    torch.testing.assert_close(weights_of_blocks(call, blocks), weights[..., blocks.flatten(), :], atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name, config", FAMILIES)
 def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, replace_attend):
-    """d(output at query) / d(value at key), computed by autograd for the layer as the model runs it."""
+    """d(output at query) / d(value at key), computed by autograd for the layer as the model runs it.
+
+    The rows of two blocks of queries are those of the whole map.
+    """
     gpt = random_gpt(replace(CONFIGS[config], dropout=0.3))
     leaks = name.startswith("a leak")
     replace_attend(REPLACED[name])
@@ -51,30 +56,18 @@ def test_maps_are_the_derivatives_of_any_attend_by_its_values(name, config, repl
     assert (found.checks.causality > 1e-3) if leaks else (found.checks.causality == 0)
     assert maps.shape == (3, 4, T, T) and maps.dtype == torch.float32
     assert leaks or maps.std() > 0.05  # uniform heads would hide mistakes
+    blocks = torch.tensor([[1, 2, 3, 4], [T - 4, T - 3, T - 2, T - 1]])
     for call, weights in zip(calls, maps, strict=True):
-        check_rows(call, weights[None])
+        rows = weights_of_blocks(call, blocks)[0]
+        assert_close(rows, weights[:, blocks.flatten()], atol=1e-5, rtol=1e-5)
         group = call.q.shape[1] // call.v.shape[1]
         for head, query in ((0, 0), (1, 7), (3, T - 1)):
             values = call.v.detach().requires_grad_()
             attended = call.attend(call.q.detach(), call.k.detach(), values, call.mask)
             attended[0, head, query, 0].backward()
-            torch.testing.assert_close(weights[head, query], values.grad[0, head // group, :, 0], atol=1e-6, rtol=1e-4)
+            assert_close(weights[head, query], values.grad[0, head // group, :, 0], atol=1e-6, rtol=1e-4)
     seen = maps.sum(-1)
     assert (seen.max() < 0.99) if name == "a sink" else torch.allclose(seen, torch.ones(()))
-
-
-def differs_with_a_cache(self, q, k, v, mask=None):
-    return ALIBI(self, q if q.shape[-2] == k.shape[-2] else -q, k, v, mask)
-
-
-@pytest.mark.parametrize("attend", [CausalSelfAttention.attend, differs_with_a_cache])
-def test_rows_of_a_map_are_those_of_the_whole_map_for_documents_and_any_attend(attend, replace_attend):
-    replace_attend(attend)
-    gpt, documents = random_gpt(CONFIGS["modern"]), torch.arange(2 * T).view(2, T) // 5
-    with torch.no_grad(), observed(gpt) as calls:
-        gpt(torch.stack([TOKENS, TOKENS.flip(0)]), document_ids=documents)
-        for call in calls:
-            check_rows(call, weights_of(call))
 
 
 def test_an_attend_with_further_arguments_is_observed():

@@ -9,7 +9,7 @@ import pytest
 
 from model.inspection.recording import Recording
 from model.pages import export
-from tests.measurements import learned_recording, snapshot_of, write_recording
+from tests.measurements import learned_recording, snapshot_of
 from tests.small_runs import csv_rows
 
 LAYERS, HEADS = 2, 3
@@ -20,9 +20,8 @@ SIZE = len(TOKENS)
 @pytest.fixture
 def run(tmp_path) -> Recording:
     """A recording that was written and read back."""
-    folder = tmp_path / "attention"
-    write_recording(learned_recording(LAYERS, HEADS, TOKENS, (0, 1, 4)), folder)
-    return Recording.open(folder, "first")
+    learned_recording(LAYERS, HEADS, TOKENS, (0, 1, 4), folder=tmp_path)
+    return Recording.open(tmp_path, "first")
 
 
 def rows_of(run: Recording, folder: Path, step: int, names=None) -> list[dict[str, str]]:

@@ -9,10 +9,9 @@ import pytest
 from model.runs.results import finish, write_report
 from tests.command_lines import tells
 from tests.html_pages import Page
-from tests.measurements import learned_recording, write_recording
+from tests.measurements import learned_recording
 from tests.small_runs import column
 
-HISTORY = learned_recording(steps=(0, 20))
 METRICS = """step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/first_token/layer_0
 0,,,,,,,,0.25
 10,1000,4.0,,,0.1,500.0,,
@@ -37,7 +36,7 @@ def data_of(run: Path) -> dict:
 
 
 def test_the_page_of_a_run_shows_what_its_folder_holds_even_when_it_has_just_begun(run, tmp_path):
-    write_recording(HISTORY, run / "attention")
+    learned_recording(steps=(0, 20), folder=run / "attention")
     data = data_of(run)
     learned = data["learning"]
     assert data["title"] == "run" and learned["config"] == "prompt: hello\n"
