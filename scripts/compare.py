@@ -8,17 +8,16 @@ Runs that differ only in --seed_everything are one row.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.files import write_atomically
 from model.mistakes import Mistake
 from model.runs.terminal import exit_status, say
-from scripts.parser import Parser
+from scripts.parser import call
 
 if TYPE_CHECKING:
     from model.runs.comparison import Comparison
@@ -28,19 +27,37 @@ KINDS = (".svg", ".pdf", ".png", ".csv", ".html")
 
 @exit_status("compare.py")
 def main(argv: list[str] | None = None) -> None:
-    options = build_parser().parse_args(argv)
-    output = options.output
+    call(show, argv, __doc__)
+
+
+def show(
+    runs: list[str] | None = None,
+    *,
+    to: float | None = None,
+    output: Path | None = None,
+    x: Literal["steps", "tokens", "seconds", "flops"] = "steps",
+    fit: bool = False,
+) -> None:
+    """Prints the table, and writes a file of it or of the curves.
+
+    Args:
+        runs: run folders, or patterns in quotes (default: 'runs/*')
+        to: add the steps and minutes to this validation loss, in nats per token
+        output: file to write; its ending says what: .svg, .pdf, .png, .csv, .html
+        x: what the curves are drawn over
+        fit: fit loss = a + b C^-c to comparable variants of at least four sizes, where C is the FLOPs of training
+    """
     kind = output and output.suffix.lower()
     if output and kind not in KINDS:
         raise Mistake(f"--output {output} must end in {' or '.join(KINDS)}")
     from model.runs.comparison import compare  # imports pandas, which is slow
 
-    comparison = compare(options.runs, options.to)
+    comparison = compare(runs or ["runs/*"], to)
     lines = [str(comparison)]
-    if options.fit:
+    if fit:
         lines.append(comparison.fit())
     if output:
-        write_atomically(output, content(comparison, kind, options.x))
+        write_atomically(output, content(comparison, kind, x))
         lines.append(f"wrote {output}")
     say("\n".join(lines))
 
@@ -54,26 +71,6 @@ def content(comparison: Comparison, kind: str, axis: str) -> bytes:
     curves = comparison.curves(axis).groupby("variant", sort=False)
     picture = drawn(lambda: curves_figure(curves, axis, comparison.measure), kind.replace("html", "svg"))
     return comparison_page(comparison.html(), picture) if kind == ".html" else picture
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="compare.py", description=__doc__)
-    add = parser.add_argument
-    add("runs", nargs="*", default=["runs/*"], help="run folders, or patterns in quotes (default: 'runs/*')")
-    add("--to", type=float, metavar="LOSS", help="add the steps and minutes to this validation loss, in nats per token")
-    add("--output", type=Path, metavar="PATH", help=f"file to write; its ending says what: {', '.join(KINDS)}")
-    add(
-        "--x",
-        choices=["steps", "tokens", "seconds", "flops"],
-        default="steps",
-        help="what the curves are drawn over (default: steps)",
-    )
-    add(
-        "--fit",
-        action="store_true",
-        help="fit loss = a + b C^-c to comparable variants of at least four sizes, where C is the FLOPs of training",
-    )
-    return parser
 
 
 if __name__ == "__main__":

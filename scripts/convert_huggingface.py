@@ -8,7 +8,6 @@ Install the packages that this needs first: pip install -r requirements-hf.txt
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -16,37 +15,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python 
 
 from model.mistakes import Mistake
 from model.runs.terminal import exit_status, say
-from scripts.parser import Parser
+from scripts.parser import read_command
 
 
 @exit_status("convert_huggingface.py")
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser(prog="convert_huggingface.py", description=__doc__)
-    commands = parser.add_subparsers(metavar="import | export", required=True)
-
-    importer = commands.add_parser("import", help="model in GPT-2's format, or exported by this project -> checkpoint")
-    importer.set_defaults(convert=import_model)
-    add = importer.add_argument
-    add("source", metavar="SOURCE", help="folder with config.json and model.safetensors, or name of a model on the Hub")
-    add("output", type=Path, metavar="OUT.ckpt", help="checkpoint file to write; it must not exist yet")
-    add(
-        "--tokenizer",
-        metavar="NAME",
-        help="bytes, or a published encoding such as gpt2 (default: the tokenizer.json of the model)",
-    )
-
-    exporter = commands.add_parser("export", help="checkpoint -> folder for transformers")
-    exporter.set_defaults(convert=export_model)
-    add = exporter.add_argument
-    add("checkpoint", type=Path, metavar="RUN", help="run folder, whose best checkpoint is read, or checkpoint file")
-    add("output", type=Path, metavar="OUT_DIR", help="folder to write; it must not exist yet, or be empty")
-
-    options = parser.parse_args(argv)
-    options.convert(options)
+    commands = {"import": import_model, "export": export_model}
+    options = read_command(commands, argv, __doc__)
+    commands[options.pop("command")](**options)
 
 
-def import_model(options: argparse.Namespace) -> None:
-    """Writes a checkpoint that every script can read, and train.py with --model.init_from."""
+def import_model(source: str, output: Path, *, tokenizer: str | None = None) -> None:
+    """Writes a checkpoint that every script can read, and train.py with --model.init_from.
+
+    Args:
+        source: folder with config.json and model.safetensors, in GPT-2's format or exported by this project; or name of
+            a model on the Hub
+        output: checkpoint file to write; it must not exist yet
+        tokenizer: bytes, or a published encoding such as gpt2 (default: the tokenizer.json of the model)
+    """
     import torch
 
     from data.tokenizers import Tokenizer, published
@@ -55,27 +42,31 @@ def import_model(options: argparse.Namespace) -> None:
     from model.files import atomic_file
     from model.proof import NUM_TOKENS
 
-    output = options.output
     if output.exists():
         raise Mistake(f"{output} already exists: name a new file")
-    folder = local_folder(options.source)
+    folder = local_folder(source)
     gpt = from_huggingface(folder)
-    tokenizer = published(options.tokenizer) if options.tokenizer else Tokenizer.from_folder(folder)
-    check_vocabulary(gpt, tokenizer)
+    encoding = published(tokenizer) if tokenizer else Tokenizer.from_folder(folder)
+    check_vocabulary(gpt, encoding)
     weights = {WEIGHT_PREFIX + name: weight for name, weight in gpt.state_dict().items()}
     tokens = torch.arange(min(gpt.config.vocab_size, NUM_TOKENS + 1))
-    checkpoint = entries_of(gpt, weights, tokenizer, tokens, masks_documents(folder))
+    checkpoint = entries_of(gpt, weights, encoding, tokens, masks_documents(folder))
     with atomic_file(output) as file:
         torch.save(checkpoint | {"state_dict": weights, "global_step": 0}, file)
-    say(f"{output}: {gpt.num_parameters():,} parameters, tokenizer {tokenizer.name}")
+    say(f"{output}: {gpt.num_parameters():,} parameters, tokenizer {encoding.name}")
 
 
-def export_model(options: argparse.Namespace) -> None:
-    """Writes a folder for transformers: in GPT-2's format if it can express the model, else with our own class."""
+def export_model(checkpoint: Path, output: Path) -> None:
+    """Writes a folder for transformers: in GPT-2's format if it can express the model, else with our own class.
+
+    Args:
+        checkpoint: run folder, whose best checkpoint is read, or checkpoint file
+        output: folder to write; it must not exist yet, or be empty
+    """
     from model.exchange.huggingface import OUR_CLASS, to_huggingface
     from model.glass import open_run
 
-    glass, output = open_run(options.checkpoint), options.output
+    glass = open_run(checkpoint)
     class_name = to_huggingface(glass.gpt, output, glass.tokenizer, document_masking=glass.document_masking)
     say(f"{output}: {class_name}, {glass.gpt.num_parameters():,} parameters")
     if class_name == OUR_CLASS:

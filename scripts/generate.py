@@ -7,93 +7,34 @@ In Python: `model.open_run(...).write(...)`.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Mistake, check_range, is_out_of_memory
 from model.runs.terminal import exit_status, say
-from scripts.parser import Parser, add_model_options, choose_device, prompt_text
+from scripts.parser import call, choose_device, prompt_text
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
 
-# The options of `model.generation.sample`, except temperature. A new option there needs one more line here.
-SAMPLING = {
-    "top_k": (int, "N", "draw only from the N likeliest tokens (default: from all)"),
-    "top_p": (float, "P", "draw only from the likeliest tokens that together reach probability P (default: 1)"),
-    "min_p": (float, "P", "draw only from tokens at least P times as likely as the likeliest, 0 to 1 (default: 0)"),
-}
-
 
 @exit_status("generate.py")
 def main(argv: list[str] | None = None) -> None:
-    options = build_parser().parse_args(argv)
-    check_range("--seed", options.seed, 0)
-    check_range("--num_samples", options.num_samples, 1)
-    if "" in options.stop:
-        raise Mistake("--stop is empty: write the text before which to stop")
     try:
-        generate(options, prompt_text(options.prompt))
+        call(generate, argv, __doc__)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         raise Mistake(
             "there is not enough memory: lower --max_new_tokens or --num_samples, or choose another --device"
         ) from error
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="generate.py", description=__doc__)
-    add_model_options(parser)
-    add = parser.add_argument
-    add(
-        "--prompt",
-        default="\n",
-        metavar="TEXT",
-        help="text to continue; - reads standard input; an empty text starts a new document (default: a line break)",
-    )
-    add("--max_new_tokens", type=int, default=200, metavar="N", help="most tokens to write in a text (default: 200)")
-    add(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="stop before this text; may be repeated. A text also ends where the model ends its document",
-    )
-    add(
-        "--temperature",
-        type=float,
-        default=0.8,
-        metavar="X",
-        help="divides the logits: a larger X makes the text more random, 0 always takes the likeliest token "
-        "(default: 0.8)",
-    )
-    for name, (kind, letter, help) in SAMPLING.items():
-        add(f"--{name}", type=kind, metavar=letter, help=help)
-    add("--num_samples", type=int, default=1, metavar="N", help="number of texts to write (default: 1)")
-    add(
-        "--seed",
-        type=int,
-        default=random.getrandbits(32),
-        metavar="N",
-        help="seed of the first text; the next text has the seed N + 1, and so on. The same seed repeats the same text "
-        "(default: a new seed each time)",
-    )
-    add(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="type of the weights and the cache; bfloat16 takes half the memory (default: float32)",
-    )
-    return parser
 
 
 class Continuation:
@@ -134,23 +75,59 @@ class Continuation:
         return text[: len(text) - max(sizes, default=0)]
 
 
-def generate(options: argparse.Namespace, prompt: str) -> None:
-    """Generates all texts at once. Prints the first while it is generated, the others afterwards."""
+def generate(
+    *,
+    checkpoint: Path | None = None,
+    device: str = "auto",
+    prompt: str = "\n",
+    max_new_tokens: int = 200,
+    stop: list[str] | None = None,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    num_samples: int = 1,
+    seed: int | None = None,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+) -> None:
+    """Writes all texts at once. Prints the first while it is written, the others afterwards.
+
+    Args:
+        checkpoint: checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/)
+        device: cpu, cuda, cuda:1, mps, ...; auto: a GPU if there is one
+        prompt: text to continue; - reads standard input; an empty text starts a new document
+        max_new_tokens: most tokens to write in a text
+        stop: stop before this text; may be repeated. A text also ends where the model ends its document
+        temperature: divides the logits: a larger one makes the text more random, 0 always takes the likeliest token
+        top_k: draw only from so many likeliest tokens (default: from all)
+        top_p: draw only from the likeliest tokens that together reach this probability (default: 1)
+        min_p: draw only from tokens at least so many times as likely as the likeliest, 0 to 1 (default: 0)
+        num_samples: number of texts to write
+        seed: seed of the first text; the next text has the seed after it, and so on. The same seed repeats the same
+            text (default: a new seed each time)
+        dtype: type of the weights and the cache; bfloat16 takes half the memory
+    """
     import torch
 
     from model.glass import open_run
 
-    glass = open_run(options.checkpoint, device=choose_device(options.device))
-    glass.gpt.to(getattr(torch, options.dtype))
-    num_texts = options.num_samples
-    sampling = {name: getattr(options, name) for name in ("temperature", "seed", *SAMPLING)}
+    check_range("--seed", seed, 0)
+    check_range("--num_samples", num_samples, 1)
+    stops = stop or []
+    if "" in stops:
+        raise Mistake("--stop is empty: write the text before which to stop")
+    prompt = prompt_text(prompt)
+    glass = open_run(checkpoint, device=choose_device(device))
+    glass.gpt.to(getattr(torch, dtype))
+    seed = random.getrandbits(32) if seed is None else seed
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     started = time.perf_counter()
-    steps = glass.stream(prompt, options.max_new_tokens, num_texts=num_texts, **sampling)
+    steps = glass.stream(prompt, max_new_tokens, num_texts=num_samples, **sampling)
     first_step = next(steps)  # allocates the cache of all texts, so that a lack of memory is reported first
     say(str(glass), sys.stderr)
 
-    texts = [Continuation(glass.tokenizer, options.stop) for _ in range(num_texts)]
-    heading = "--- sample {} ---\n" if num_texts > 1 else ""
+    texts = [Continuation(glass.tokenizer, stops) for _ in range(num_samples)]
+    heading = "--- sample {} ---\n" if num_samples > 1 else ""
     write_text(heading.format(1) + prompt)
     num_printed = 0  # characters of the first text, without the prompt
     for new_tokens in chain([first_step], steps):

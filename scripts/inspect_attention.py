@@ -12,8 +12,8 @@ Without --run, the newest run under runs/ is shown.
 
 from __future__ import annotations
 
-import argparse
 import functools
+import re
 import sys
 import webbrowser
 from collections.abc import Callable
@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
-from model.mistakes import Mistake
+from model.files import write_atomically
+from model.mistakes import Mistake, check
 from model.runs.run import ATTENTION, HEAD_SCORES, REPORT, Run
 from model.runs.terminal import exit_status, say
-from scripts.parser import Parser, prompt_text
+from scripts.parser import call, prompt_text
 
 if TYPE_CHECKING:
     from model.inspection.recording import Recording
@@ -39,99 +40,84 @@ TITLE_CHARS = 60  # of the prompt, in the title of the page
 
 @exit_status("inspect_attention.py")
 def main(argv: list[str] | None = None) -> None:
-    options = build_parser().parse_args(argv)
-    kind = PAGE if options.output is None else options.output.suffix.lower()  # some systems write .SVG
-    check(options, kind)
-    if options.experiments:
-        say(experiments_table(options.run))
+    call(inspect, argv, __doc__)
+
+
+def inspect(
+    *,
+    run: Path | None = None,
+    checkpoint: Path | None = None,
+    prompt: str | None = None,
+    output: Path | None = None,
+    steps: str | None = None,
+    head: list[str] | None = None,
+    film: Path | None = None,
+    open: bool = False,
+    experiments: bool = False,
+) -> None:
+    """Writes a page, a film, a picture or a table, as the ending of its name says, or prints experiments.
+
+    Args:
+        run: run folder or checkpoint: shows the maps that the run recorded, or how the model reads --prompt (default:
+            newest run under runs/)
+        checkpoint: the same as --run
+        prompt: text that the model reads; only its end, if it is longer than the context; - reads standard input
+        output: file to write; its ending says what: .html, .png, .svg, .pdf, .csv (default: report.html in the run's
+            folder; with --prompt, attention.html in the current folder)
+        steps: training steps to show. With --prompt: steps of which the run has a checkpoint, such as 0,500,1500
+            (default: the best checkpoint). For a picture or a table of recorded maps: one step (default: the last)
+        head: heads in a picture or a table, as LAYER.HEAD counted from 0, such as 0.1 1.0 (default: all)
+        film: writes the film of a run as an animated picture, .gif: how the model learned to continue a made-up word
+            that begins again, and which heads do it
+        open: open the file in the browser after writing it
+        experiments: instead of writing a file, try experiments on the model: change a text, or switch a head off, and
+            print the prediction and what was measured, or why an experiment does not work
+    """
+    others = [prompt, output, steps, head, open or None]
+    if (film or experiments) and (others.count(None) < len(others) or (film and experiments)):
+        raise Mistake("--film and --experiments are about a whole run: leave out all other options but --run")
+    path = run or checkpoint
+    if experiments:
+        say(experiments_table(path))
         return
-    recording, page, default_output = of_run(options.run) if options.prompt is None else of_prompt(options)
-    output = options.film or options.output or default_output
-    write(recording, output, options, page)
-    for problem in recording.problems.values():
-        say(f"warning: {recording.name}: {problem[0].lower()}{problem[1:]}", sys.stderr)
-    message = f"wrote {output}"
-    if options.open and not webbrowser.open(output.resolve().as_uri()):
-        message += "; there is no browser here to open it in"
-    say(message)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="inspect_attention.py", description=__doc__)
-    add = parser.add_argument
-    add(
-        "--run",
-        "--checkpoint",
-        type=Path,
-        metavar="PATH",
-        help="run folder or checkpoint: shows the maps that the run recorded, or how the model reads --prompt "
-        "(default: newest run under runs/)",
-    )
-    add(
-        "--prompt",
-        metavar="TEXT",
-        help="text that the model reads; only its end, if it is longer than the context; - reads standard input",
-    )
-    add(
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help=f"file to write; its ending says what: {', '.join([PAGE, *PICTURES_AND_TABLE])} (default: report.html in "
-        "the run's folder; with --prompt, attention.html in the current folder)",
-    )
-    add(
-        "--steps",
-        type=step_list,
-        metavar="N,N,...",
-        help="training steps to show. With --prompt: steps of which the run has a checkpoint, such as 0,500,1500 "
-        "(default: the best checkpoint). For a picture or a table of recorded maps: one step (default: the last)",
-    )
-    add(
-        "--head",
-        nargs="+",
-        metavar="LAYER.HEAD",
-        help="heads in a picture or a table, counted from 0, such as 0.1 1.0 (default: all)",
-    )
-    add(
-        "--film",
-        type=Path,
-        metavar="PATH",
-        help="writes the film of a run as an animated picture, .gif: how the model learned to continue a made-up word "
-        "that begins again, and which heads do it",
-    )
-    add("--open", action="store_true", help="open the file in the browser after writing it")
-    add(
-        "--experiments",
-        action="store_true",
-        help="instead of writing a file, try experiments on the model: change a text, or switch a head off, and print "
-        "the prediction and what was measured, or why an experiment does not work",
-    )
-    return parser
-
-
-def step_list(text: str) -> list[int]:
-    """Parses --steps. Returns the distinct steps in ascending order."""
-    return sorted({int(step) for step in text.split(",")})
-
-
-def check(options: argparse.Namespace, kind: str) -> None:
-    """Raises Mistake for options that exclude each other, before anything is loaded. kind: the ending of the output."""
-    is_page = kind == PAGE
-    given = {name for name, value in vars(options).items() if value not in (None, False)}
-    for alone in ("experiments", "film"):
-        if alone in given and given - {alone, "run"}:
-            raise Mistake(f"--{alone} is about a whole run: leave out all other options but --run")
-    if options.film and options.film.suffix.lower() != FILM:
-        raise Mistake(f"--film {options.film} must end in {FILM}")
-    if not is_page and kind not in PICTURES_AND_TABLE:
-        raise Mistake(f"--output {options.output} must end in {' or '.join([PAGE, *PICTURES_AND_TABLE])}")
-    if is_page and (options.head or (options.steps and options.prompt is None)):
+    if film and film.suffix.lower() != FILM:
+        raise Mistake(f"--film {film} must end in {FILM}")
+    kind = PAGE if output is None else output.suffix.lower()  # some systems write .SVG
+    if kind != PAGE and kind not in PICTURES_AND_TABLE:
+        raise Mistake(f"--output {output} must end in {' or '.join([PAGE, *PICTURES_AND_TABLE])}")
+    if kind == PAGE and (head or (steps and prompt is None)):
         raise Mistake(
             "a page shows all heads, and the page of a run all recorded steps: use --head and --steps with an "
             f"--output that ends in {', '.join(PICTURES_AND_TABLE)}, or --steps with --prompt"
         )
-    if not is_page and len(options.steps or ()) > 1:
+    numbers = step_list(steps)
+    if kind != PAGE and len(numbers) > 1:
         raise Mistake("--steps: a picture or a table shows one step: write one number")
+
+    recording, page, default_output = of_run(path) if prompt is None else of_prompt(path, prompt, numbers)
+    output = film or output or default_output
+    if film:
+        from model.pages.animation import draw_film  # imports matplotlib, which is slow
+
+        draw_film(recording, output)
+    elif kind == PAGE:
+        write_atomically(output, page().encode())
+    else:
+        write_maps(recording, output, numbers, head)
+    for problem in recording.problems.values():
+        say(f"warning: {recording.name}: {problem[0].lower()}{problem[1:]}", sys.stderr)
+    message = f"wrote {output}"
+    if open and not webbrowser.open(output.resolve().as_uri()):
+        message += "; there is no browser here to open it in"
+    say(message)
+
+
+def step_list(steps: str | None) -> list[int]:
+    """Parses --steps. Returns the distinct steps in ascending order."""
+    if steps is None:
+        return []
+    check(bool(re.fullmatch(r"\d+(,\d+)*", steps)), "--steps", "numbers such as 0,500", steps)
+    return sorted({int(step) for step in steps.split(",")})
 
 
 def experiments_table(path: Path | None) -> str:
@@ -170,50 +156,33 @@ def of_run(path: Path | None) -> Shown:
     return recording, functools.partial(report_html, run, recording=recording), run / REPORT
 
 
-def of_prompt(options: argparse.Namespace) -> Shown:
-    """Lets the model at each of --steps read the prompt and a text of repeated random tokens."""
+def of_prompt(path: Path | None, prompt: str, steps: list[int]) -> Shown:
+    """Lets the model, at each of these steps, read the prompt and a text of repeated random tokens."""
     from model.glass import open_run, recording_of
     from model.pages.describe import shortened
     from model.pages.page import run_page
 
-    glass = open_run(options.run)
-    tokenizer, tokens = glass.tokenizer, glass.encode(prompt_text(options.prompt), at_least=2)
-    opened = [glass.at(step) for step in options.steps] if options.steps else [glass]
+    glass = open_run(path)
+    tokenizer, tokens = glass.tokenizer, glass.encode(prompt_text(prompt), at_least=2)
+    opened = [glass.at(step) for step in steps] or [glass]
     recording = recording_of([(glass, glass.read(tokens)) for glass in opened])
     models = [(glass.step or 0, glass.gpt) for glass in opened]
     text = shortened(" ".join(tokenizer.decode(tokens.tolist()).split()), TITLE_CHARS)
-    steps = " to ".join(str(step) for step in dict.fromkeys([recording.steps[0], recording.steps[-1]]))
-    title = f"“{text}” read by {recording.name} at step {steps}"
+    title = f"“{text}” read by {recording.name} at step {', '.join(map(str, recording.steps))}"
     page = functools.partial(run_page, title, recording, models=models, tokenizer=tokenizer)
     return recording, page, Path("attention.html")
 
 
-def write(
-    recording: Recording,
-    output: Path,
-    options: argparse.Namespace,
-    page: Callable[[], str],
-) -> None:
-    """Writes a page, a film, a picture or a table to `output`, as its ending says."""
-    kind = output.suffix.lower()
-    if kind == PAGE:
-        from model.files import write_atomically
-
-        write_atomically(output, page().encode())
-        return
-    if kind == FILM:
-        from model.pages.animation import draw_film  # imports matplotlib, which is slow
-
-        draw_film(recording, output)
-        return
+def write_maps(recording: Recording, output: Path, steps: list[int], heads: list[str] | None) -> None:
+    """Writes a picture or a table of the maps at one step, by default the last."""
     from model.pages import export
 
-    step = export.choose_step(recording, options.steps[0] if options.steps else None)
-    rows = export.choose_heads(recording, options.head)
-    if kind == TABLE:
+    step = export.choose_step(recording, *steps)
+    rows = export.choose_heads(recording, heads)
+    if output.suffix.lower() == TABLE:
         export.write_csv(recording, output, step, rows)
     else:
-        from model.pages.images import draw_maps
+        from model.pages.images import draw_maps  # imports matplotlib, which is slow
 
         draw_maps(recording, output, step, rows)
 

@@ -1,12 +1,20 @@
-"""What the command lines of the scripts share: the parser, options to choose a model, and functions that read them."""
+"""What the command lines of the scripts share: options from a function's signature, and functions that read values.
+
+jsonargparse, which train.py and evaluate.py use, also takes options from signatures, but importing it makes --help take
+three times as long.
+"""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from model.mistakes import Mistake
 from model.runs.terminal import with_hint
@@ -28,7 +36,50 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**DEFAULTS | options)
 
     def error(self, message: str) -> None:
-        raise Mistake(f"{with_hint(message)}; --help lists the options")
+        one_argument = message.replace("at least one argument", "one argument")
+        raise Mistake(f"{with_hint(one_argument)}; --help lists the options")
+
+
+def add_parameters(parser: argparse.ArgumentParser, function: Callable) -> None:
+    """Adds each parameter of `function`: a keyword-only one as an --option, any other as an argument.
+
+    Type and default are those of the signature, and the help is that of the docstring, under Args. A list takes several
+    values, and as an option may be repeated; an option that is a bool takes none.
+    """
+    _, _, explained = inspect.getdoc(function).partition("\nArgs:\n")
+    helps = dict(re.findall(r"^    (\w+): (.+?)(?=\n    \w|\n\n|\Z)", explained, re.MULTILINE | re.DOTALL))
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        kind, default, text = parameter.annotation, parameter.default, helps[name]
+        is_option = parameter.kind is parameter.KEYWORD_ONLY
+        if isinstance(kind, UnionType):  # such as int | None
+            kind = get_args(kind)[0]
+        settings: dict[str, Any] = {"type": kind}
+        if kind is bool:
+            settings = {"action": "store_true"}
+        elif kind == list[str]:
+            settings = {"nargs": "+" if is_option else "*", "action": "extend"}
+        elif get_origin(kind) is Literal:
+            settings = {"choices": get_args(kind)}
+        if is_option and kind is not bool and default is not None:
+            text += f" (default: {default!r})"
+        parser.add_argument(f"--{name}" if is_option else name, default=default, help=text, **settings)
+
+
+def call(function: Callable, argv: list[str] | None, description: str) -> None:
+    """Calls a function with the options of a command line, which are its parameters."""
+    parser = Parser(description=description)
+    add_parameters(parser, function)
+    function(**vars(parser.parse_args(argv)))
+
+
+def read_command(functions: dict[str, Callable], argv: list[str] | None, description: str) -> dict[str, Any]:
+    """Returns the options of a command line that begins with a "command", the name of one of `functions`."""
+    parser = Parser(description=description)
+    commands = parser.add_subparsers(dest="command", required=True, metavar=" | ".join(functions))
+    for name, function in functions.items():
+        text, _, _ = inspect.getdoc(function).partition("\nArgs:\n")
+        add_parameters(commands.add_parser(name, help=text.splitlines()[0], description=text), function)
+    return vars(parser.parse_args(argv))
 
 
 def add_model_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:

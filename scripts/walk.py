@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python 
 
 from model.mistakes import Missing, check_range
 from model.runs.terminal import exit_status, say
-from scripts.parser import Parser, prompt_text
+from scripts.parser import call, prompt_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,28 +161,7 @@ class Stop(NamedTuple):
 
 @exit_status("walk.py")
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser(prog="walk.py", description=__doc__)
-    add = parser.add_argument
-    add(
-        "--checkpoint",
-        type=Path,
-        metavar="PATH",
-        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/; if there "
-        "is none, a small untrained model that reads bytes)",
-    )
-    add(
-        "--prompt",
-        default="for i in range(10):",
-        metavar="TEXT",
-        help="text to follow, two tokens or more; - reads standard input (default: %(default)s)",
-    )
-    add("--layer", type=int, default=0, metavar="N", help="block to show in detail, counted from 0 (default: 0)")
-    add("--head", type=int, default=0, metavar="N", help="head whose values to show, counted from 0 (default: 0)")
-    options = parser.parse_args(argv)
-    prompt = prompt_text(options.prompt)
-    glass = open_model(options.checkpoint)
-    lines = walk(glass, prompt, options.layer, options.head)
-    say("\n".join([str(glass), *lines]))
+    call(walk, argv, __doc__)
 
 
 def open_model(checkpoint: Path | None) -> Glass:
@@ -205,9 +184,25 @@ def open_model(checkpoint: Path | None) -> Glass:
     return Glass(GPT(GPTConfig(vocab_size=tokenizer.vocab_size)).eval(), tokenizer, words)
 
 
-def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
-    """Returns the walk as lines of text. Raises Mistake for a prompt, layer or head that the model does not accept."""
-    config, reading = glass.gpt.config, glass.read(glass.encode(prompt, at_least=2))
+def walk(
+    *,
+    checkpoint: Path | None = None,
+    prompt: str = "for i in range(10):",
+    layer: int = 0,
+    head: int = 0,
+) -> None:
+    """Prints the walk.
+
+    Args:
+        checkpoint: checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/; if
+            there is none, a small untrained model that reads bytes)
+        prompt: text to follow, two tokens or more; - reads standard input
+        layer: block to show in detail, counted from 0
+        head: head whose values to show, counted from 0
+    """
+    text = prompt_text(prompt)
+    glass = open_model(checkpoint)
+    config, reading = glass.gpt.config, glass.read(glass.encode(text, at_least=2))
     T, H, H_kv = len(reading.ids), config.num_heads, config.num_kv_heads
     check_range("--layer", layer, 0, config.num_layers - 1)
     check_range("--head", head, 0, H - 1)
@@ -219,12 +214,12 @@ def walk(glass: Glass, prompt: str, layer: int, head: int) -> list[str]:
         f"vocabulary. The values shown belong to token {token}, {quoted(reading.tokens[token])}, counted from 0, and "
         f"to head {head} wherever each head has values of its own."
     )
-    lines = textwrap.wrap(introduction, WIDTH)
+    lines = [str(glass), *textwrap.wrap(introduction, WIDTH)]
     indices = {"B": 0, "T": token, "H": head, "H_kv": head * H_kv // H}
     number = itertools.count(1)
     for stop in lesson(glass, reading, layer, token):
         lines += ["", stop.upper()] if isinstance(stop, str) else ["", *show(next(number), stop, indices)]
-    return [line.replace(KEPT_SPACE, " ") for line in lines]
+    say("\n".join(lines).replace(KEPT_SPACE, " "))
 
 
 def show(number: int, stop: Stop, indices: dict[str, int]) -> list[str]:
