@@ -55,6 +55,15 @@ def test_weights_that_are_no_numbers_are_not_blamed_on_the_code(tmp_path):
     assert difference(path, model, read_checkpoint(path)["proof"])
 
 
+def test_the_rounding_of_large_logits_is_not_told(tmp_path):
+    model = random_gpt(replace(MODERN, vocab_size=257, logit_soft_cap=None), std=0.1)
+    model.lm_head.weight.data *= 100_000
+    proof = prove(model, torch.arange(100))
+    exact = prove(model.double(), torch.arange(100))
+    assert (exact["nats"] - proof["nats"]).abs().max() > 1e-2
+    assert difference(tmp_path, model, proof) == ""
+
+
 def losses(model, text):
     logprobs = model(text[None, :-1])[0].log_softmax(-1).detach()
     return -logprobs[range(len(text) - 1), text[1:]]
