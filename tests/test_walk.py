@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from data.tokenizers import byte_level
 from model.glass import Glass
@@ -52,7 +53,7 @@ def test_values_are_those_of_the_forward_pass_by_hand_in_its_order(name, layer):
     values = {stop.name: stop.value for stop in stops_of(gpt, layer)}
     assert values.keys() == expected.keys() and [stop for stop in values if stop in ORDER] == ORDER
     for stop, value in values.items():
-        torch.testing.assert_close(value.double(), expected[stop].double(), rtol=1e-4, atol=1e-4, msg=f"at {stop}")
+        assert_close(value.double(), expected[stop].double(), rtol=1e-4, atol=1e-4, msg=f"at {stop}")
     assert torch.equal(values["logits"], gpt(torch.tensor([ids])))  # the walk leaves the model as it was
 
 
@@ -60,7 +61,7 @@ def test_a_model_trained_within_documents_is_walked_within_documents():
     glass = Glass(model("gpt2"), byte_level(), "a model", document_masking=True)
     walked = lesson(glass, glass.read([5, 256, *PROMPT.encode()]), 0, token=2)
     values = {stop.name: stop.value for stop in walked if isinstance(stop, Stop)}
-    torch.testing.assert_close(glass.gpt.unembed(values["final norm"]), values["logits"])
+    assert_close(glass.gpt.unembed(values["final norm"]), values["logits"])
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_a_replaced_attention_is_shown_by_its_own_weights_and_their_difference_t
     assert {"scores", "mask"} & stops.keys() == set()  # our formula does not hold
     assert ("future" in stops["mixed values"].why) == (attend is LEAK)
     weights = stops["weights"].value
-    torch.testing.assert_close(weights @ stops["values"].value, stops["mixed values"].value)
+    assert_close(weights @ stops["values"].value, stops["mixed values"].value)
     assert f"{(weights - ours).abs().max().item():.2g}" in stops["weights"].why
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 from model.attention import CausalSelfAttention
 from model.cache import KVCache
@@ -39,7 +40,7 @@ def test_under_autocast_the_cache_may_have_another_type():
     cache = new_cache(gpt, 2, 16)
     with torch.autocast("cpu", torch.bfloat16):
         pieces = [gpt(piece, cache=cache) for piece in tokens.split([5, 1, 3], dim=1)]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), gpt(tokens), atol=0.1, rtol=0.1)
+    assert_close(torch.cat(pieces, dim=1), gpt(tokens), atol=0.1, rtol=0.1)
 
 
 @given(
@@ -53,4 +54,4 @@ def test_a_text_read_in_any_chunks_has_the_logits_of_the_text_at_once(config, wi
     gpt = random_gpt(replace(config, context_length=30, window=config.window or window)).double()
     tokens, cache = torch.randint(50, (2, sum(chunks))), new_cache(gpt, 2, 30)
     pieces = [gpt(piece, cache=cache) for piece in tokens.split(chunks, dim=1)]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), gpt(tokens), atol=1e-5, rtol=1e-5)
+    assert_close(torch.cat(pieces, dim=1), gpt(tokens), atol=1e-5, rtol=1e-5)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 from model import attention
 from model.attention import CausalSelfAttention
@@ -43,7 +44,7 @@ def test_each_token_influences_exactly_the_queries_that_may_see_it(seed, T, head
     layer = CausalSelfAttention(width, heads[0], num_kv_heads=heads[1], window=window, qk_norm=dressed)
     rotary = rotary_angles(torch.arange(T), 4) if dressed else None
     moved = influence(lambda x: layer(x[None], rotary=rotary)[0], torch.randn(T, width))
-    torch.testing.assert_close(moved > 0, sliding_window_mask(T, window))
+    assert_close(moved > 0, sliding_window_mask(T, window))
 
 
 def one_ahead(make_mask):
@@ -114,6 +115,6 @@ def test_torch_compile_captures_the_gpt_in_one_graph(packed):
     compiled = torch.compile(gpt, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16, enabled=not packed):
         expected, actual = gpt(tokens, document_ids=ids), compiled(tokens, document_ids=ids)
-    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     gradients, exact = (torch.autograd.grad(x.square().mean(), list(gpt.parameters())) for x in (actual, expected))
-    torch.testing.assert_close(gradients, exact, atol=1e-4, rtol=1e-4)
+    assert_close(gradients, exact, atol=1e-4, rtol=1e-4)

@@ -7,6 +7,7 @@ from threading import Event
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from model import generation, kernels
 from model.generation import generate, new_cache, sample, stream
@@ -39,12 +40,12 @@ def without_cache(gpt, tokens, max_new_tokens, choose):
 def test_generation_with_a_cache_equals_generation_without_within_and_past_the_context(config, prompt_length):
     gpt, tokens = random_gpt(config), torch.randint(50, (3, prompt_length))
     greedy = generate(gpt, tokens, 25, temperature=0)
-    torch.testing.assert_close(greedy, without_cache(gpt, tokens, 25, lambda logits: logits.argmax(-1)))
+    assert_close(greedy, without_cache(gpt, tokens, 25, lambda logits: logits.argmax(-1)))
     options = {"temperature": 0.8, "top_k": 9, "top_p": 0.9}
     drawn = generate(gpt, tokens, 25, **options, generator=seeded(1))
     generator = seeded(1)
     expected = without_cache(gpt, tokens, 25, lambda logits: sample(logits, **options, generator=generator))
-    torch.testing.assert_close(drawn, expected)
+    assert_close(drawn, expected)
     assert not drawn.equal(greedy)
 
 
@@ -67,8 +68,8 @@ def test_stream_yields_the_tokens_of_generate_one_by_one_and_only_the_generator_
         assert token.shape == (2,)
         streamed.append(token)
         assert len(passes) == 12 + len(streamed)
-    torch.testing.assert_close(torch.stack(streamed, dim=1), whole[:, 7:])
-    torch.testing.assert_close(whole[:, :7], tokens)
+    assert_close(torch.stack(streamed, dim=1), whole[:, 7:])
+    assert_close(whole[:, :7], tokens)
 
 
 def test_a_stop_token_ends_each_text_and_generation_ends_with_the_last():

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from model.gpt import ACTIVATIONS, GPT, GPTConfig
@@ -19,11 +20,11 @@ def test_logits_loss_and_gradients_are_those_of_the_formulas(config):
     """A new activation needs its formula in tests/by_hand.py."""
     gpt = random_gpt(config)
     expected = ByHand(gpt, TOKENS.tolist()).stops
-    torch.testing.assert_close(gpt(TOKENS[None])[0].double(), expected["logits"], atol=1e-4, rtol=1e-4)
+    assert_close(gpt(TOKENS[None])[0].double(), expected["logits"], atol=1e-4, rtol=1e-4)
     loss = loss_of(gpt, TOKENS[None, :-1], TOKENS[None, 1:])
-    torch.testing.assert_close(loss.double(), expected["loss"], atol=1e-4, rtol=1e-4)
+    assert_close(loss.double(), expected["loss"], atol=1e-4, rtol=1e-4)
     gradients, exact = (torch.autograd.grad(one, list(gpt.parameters())) for one in (loss, expected["loss"]))
-    torch.testing.assert_close(gradients, exact, atol=1e-4, rtol=1e-3)
+    assert_close(gradients, exact, atol=1e-4, rtol=1e-3)
 
 
 def test_ngrams_spread_evenly_over_the_rows_of_their_table():

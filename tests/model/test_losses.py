@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from data.windows import IGNORED
 from model import losses
@@ -51,7 +52,7 @@ def test_a_loss_in_pieces_and_its_gradients_are_those_of_all_logits_at_once(name
     found, nats = loss_of(gpt, tokens, targets), next_token_loss(gpt, gpt.features(tokens), targets, "none")
     logits = gpt(tokens).double()
     expected = F.cross_entropy(logits.mT, targets)
-    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(nats.sum().double() / 13, expected, atol=1e-6, rtol=1e-6)
+    assert_close(found.double(), expected, atol=1e-6, rtol=1e-6)
+    assert_close(nats.sum().double() / 13, expected, atol=1e-6, rtol=1e-6)
     gradients, exact = (torch.autograd.grad(3 * one, list(gpt.parameters())) for one in (found, expected))
-    torch.testing.assert_close(gradients, exact, atol=1e-6, rtol=1e-5)
+    assert_close(gradients, exact, atol=1e-6, rtol=1e-5)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 from model.masks import causal_mask, document_mask, padding_mask, sliding_window_mask
 
@@ -18,7 +19,7 @@ def test_a_query_sees_itself_and_the_keys_before_it_within_the_window(T, S, wind
     for t, row in enumerate(mask.tolist()):
         position = t + S - T
         assert row == [position - (window or 99) < s <= position for s in range(S)]
-    torch.testing.assert_close(causal_mask(T, S), sliding_window_mask(T, max(T, S, 1), S))
+    assert_close(causal_mask(T, S), sliding_window_mask(T, max(T, S, 1), S))
 
 
 @given(st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3), min_size=1, max_size=5))
@@ -28,14 +29,14 @@ def test_padding_may_be_given_for_each_sequence_or_each_query(valid_lens):
     for (rows,), lengths in zip(mask, valid_lens, strict=True):
         assert rows.tolist() == [[True] * length + [False] * (6 - length) for length in lengths]
     of_sequences = [lengths[0] for lengths in valid_lens]  # a list is accepted
-    torch.testing.assert_close(padding_mask(of_sequences, 6), mask[:, :, :1])
+    assert_close(padding_mask(of_sequences, 6), mask[:, :, :1])
 
 
 def test_documents_do_not_see_each_other():
     ids = [[7, 7, 2, 7], [0, 1, 1, 1]]
     mask = document_mask(torch.tensor(ids))
     assert mask.tolist() == [[[[one == other for other in row] for one in row]] for row in ids]
-    torch.testing.assert_close(document_mask(ids), mask)
+    assert_close(document_mask(ids), mask)
 
 
 @pytest.mark.parametrize(

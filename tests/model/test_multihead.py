@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.testing import assert_close
 
 from model.masks import causal_mask, padding_mask
 from model.multihead import MultiHeadAttention, scaled_dot_product_attention
@@ -26,7 +27,7 @@ def test_six_words_as_published():
     expected = torch.tensor(
         [[0.3190, 0.4858], [0.2943, 0.3897], [0.2856, 0.3593], [0.2693, 0.3873], [0.2639, 0.3928], [0.2575, 0.4028]]
     )
-    torch.testing.assert_close(output, expected.expand(2, 6, 2), atol=1e-4, rtol=0)
+    assert_close(output, expected.expand(2, 6, 2), atol=1e-4, rtol=0)
     assert weights is None
 
 
@@ -69,8 +70,8 @@ def test_formula_and_kernel_agree_with_pytorch(seed, leading, T, S, K, Kv, data)
         return values * allowed.any(-1, keepdim=True)
 
     expected = values_and_gradients(pytorch, inputs)
-    torch.testing.assert_close(ours(need_weights=True), expected, atol=1e-10, rtol=1e-10)
-    torch.testing.assert_close(ours(need_weights=False), expected, atol=1e-10, rtol=1e-10)
+    assert_close(ours(need_weights=True), expected, atol=1e-10, rtol=1e-10)
+    assert_close(ours(need_weights=False), expected, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -90,7 +91,7 @@ def test_multi_head_attention_of_padded_texts_equals_pytorchs(bias):
     for need_weights in (False, True):
         options = {"mask": mask, "is_causal": True, "need_weights": need_weights}
         actual = values_and_gradients(lambda *x, options=options: ours.eval()(*x, **options)[0], inputs)
-        torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+        assert_close(actual, expected, atol=1e-10, rtol=1e-10)
         assert not torch.allclose(ours.train()(*inputs, **options)[0], expected[0])  # dropout, in training only
 
 
@@ -102,9 +103,9 @@ def test_dropout_drops_and_rescales(need_weights):
     values, weights = scaled_dot_product_attention(q, q, v, dropout_p=0.25, need_weights=need_weights)
     dropped = values == 0
     assert dropped.float().mean().item() == pytest.approx(0.25, abs=0.02)
-    torch.testing.assert_close(values[~dropped], torch.full_like(values[~dropped], 1 / T / 0.75))
+    assert_close(values[~dropped], torch.full_like(values[~dropped], 1 / T / 0.75))
     if need_weights:
-        torch.testing.assert_close(weights, values)  # the weights that were used, not those before dropout
+        assert_close(weights, values)  # the weights that were used, not those before dropout
 
 
 q, layer = torch.zeros(2, 4, 8), MultiHeadAttention(8, 2)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from data.tokenizers import byte_level
 from model import gpt
@@ -80,7 +81,7 @@ def test_the_losses_are_those_of_the_saved_weights_in_float32_without_dropout(na
     before, random_state = copy.deepcopy(trains.state_dict()), torch.get_rng_state()
     weights = {f"gpt.{name}": weight for name, weight in saved.state_dict().items()}
     proof = entries_of(trains, weights, byte_level(), text, document_masking=False)["proof"]
-    torch.testing.assert_close(proof["nats"], torch.cat(expected), atol=1e-5, rtol=0)
+    assert_close(proof["nats"], torch.cat(expected), atol=1e-5, rtol=0)
     assert torch.equal(torch.get_rng_state(), random_state) and trains.training
     assert_same(trains.state_dict(), before)
 
@@ -104,7 +105,7 @@ def test_a_model_that_attends_within_documents_is_proved_so():
     model, text = trained_gpt(), torch.tensor([256, *range(10), 256, *range(5)])
     masked, plain = (prove(model, text, begins)["nats"][11:] for begins in (256, None))
     alone = losses(model, text[11:])
-    torch.testing.assert_close(masked, alone, atol=1e-5, rtol=0)
+    assert_close(masked, alone, atol=1e-5, rtol=0)
     assert (plain - alone).abs().max() > 1e-3
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from data.tokenizers import Tokenizer, byte_level, train_bpe
 from model.exchange.huggingface import config_of, from_huggingface, to_huggingface
@@ -89,9 +90,9 @@ def test_an_exported_model_has_equal_logits_and_comes_back_bit_for_bit(class_nam
     assert type(peer).__name__ == class_name
     tokens = torch.randint(260, (2, 40))
     with torch.no_grad():
-        torch.testing.assert_close(peer(tokens).logits, gpt(tokens), atol=1e-5, rtol=0)
+        assert_close(peer(tokens).logits, gpt(tokens), atol=1e-5, rtol=0)
         loss = peer(tokens, labels=tokens).loss
-    torch.testing.assert_close(loss, loss_of(gpt, tokens[:, :-1], tokens[:, 1:]), atol=1e-5, rtol=0)
+    assert_close(loss, loss_of(gpt, tokens[:, :-1], tokens[:, 1:]), atol=1e-5, rtol=0)
     written = peer.generate(tokens[:1, :10], max_new_tokens=50, do_sample=False)
     assert torch.equal(written, generate(gpt, tokens[:1, :10], 50, temperature=0))
     for _ in range(2):  # the second is not made of the first one's zeros
@@ -146,14 +147,14 @@ def test_padded_texts_have_the_logits_and_continuations_that_each_has_alone(expo
         losses = [loss_of(gpt, text[:, :-1], text[:, 1:]) * (text.shape[1] - 1) for text in texts]
         loss, logits = peer(tokens, attention_mask=attends, labels=tokens, return_dict=False)
         assert torch.equal(logits, padded)
-        torch.testing.assert_close(loss, sum(losses) / (sum(lengths) - 3), atol=1e-5, rtol=0)
+        assert_close(loss, sum(losses) / (sum(lengths) - 3), atol=1e-5, rtol=0)
     for refused in ({"position_ids": torch.arange(20)}, {"past_key_values": ()}, {"output_attentions": True}):
         with pytest.raises(ValueError, match=next(iter(refused))):
             peer(tokens, attention_mask=attends, **refused)
     options = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     written = peer.generate(tokens, attention_mask=attends, **options)
     for row, (length, alone) in enumerate(zip(lengths, texts, strict=True)):
-        torch.testing.assert_close(padded[row, -length:], gpt(alone)[0].detach(), atol=1e-5, rtol=0)
+        assert_close(padded[row, -length:], gpt(alone)[0].detach(), atol=1e-5, rtol=0)
         assert torch.equal(written[row, -length - 10 :], generate(gpt, alone, 10, temperature=0)[0])
 
 
@@ -178,7 +179,7 @@ def test_a_folder_with_our_network_needs_only_torch_and_transformers(transformer
     tokens, written, logits = torch.load(tmp_path / "result.pt", weights_only=True)
     assert tokens[0].tolist() == tokenizer.encode("def f(x):\n")
     assert torch.equal(written, generate(gpt, tokens, 50, temperature=0))
-    torch.testing.assert_close(logits, gpt(tokens), atol=1e-5, rtol=0)
+    assert_close(logits, gpt(tokens), atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from data.tokenizers import byte_level, train_bpe
 from model.inspection.film import BEGIN, SOURCE, WORD, WORDS, film_texts, take_frame, tell_film
@@ -41,8 +42,8 @@ def test_a_frame_holds_what_the_model_computes_of_each_word(name):
     for word, (*tokens, right) in enumerate(FILM.tokens.tolist()):
         reading = read(gpt, Texts.of(tokens, attention_window=config.window))
         exact = ByHand(gpt, tokens)
-        torch.testing.assert_close(frame.maps[word], reading.maps)
-        torch.testing.assert_close(frame.bits[word, :-1], reading.surprise)
+        assert_close(frame.maps[word], reading.maps)
+        assert_close(frame.bits[word, :-1], reading.surprise)
         assert frame.chance[word].item() == pytest.approx(reading.logits[-1].softmax(-1)[right].item(), rel=1e-4)
         assert frame.top[word, -1].tolist() == [text for text, _ in reading.top()]
         parts = reading.attribution(of=right)

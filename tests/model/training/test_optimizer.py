@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from model.gpt import GPT, GPTConfig
 from model.training.optimizer import MuonAdamW, OptimizerConfig, build_optimizer, orthogonalize
@@ -20,7 +21,7 @@ def test_orthogonalize_gives_the_polar_factor_of_any_scale(shape):
     values = torch.linspace(0.1, 1, shape[1], dtype=torch.float64)
     for scale in (1, 2**-20):
         result = orthogonalize(((u * values) @ vh).float() * scale)
-        torch.testing.assert_close(result, (u @ vh).float(), atol=0.03, rtol=0)
+        assert_close(result, (u @ vh).float(), atol=0.03, rtol=0)
     assert orthogonalize(torch.zeros(1, 4, 8)).abs().max() == 0
 
 
@@ -38,7 +39,7 @@ def test_the_first_muon_step_moves_all_directions_equally_after_decay(shape):
         MuonAdamW([{"params": [weight], "weight_decay": decay, **MUON}], **OPTIONS).step()
         moved = torch.linalg.svdvals(start * (1 - 0.1 * decay) - weight.detach())
         expected = 0.1 * max(1.0, shape[0] / shape[1]) ** 0.5
-        torch.testing.assert_close(moved, torch.full_like(moved, expected), rtol=0.03, atol=0)
+        assert_close(moved, torch.full_like(moved, expected), rtol=0.03, atol=0)
 
 
 def test_queries_keys_and_values_in_one_weight_move_as_separate_matrices():
@@ -73,7 +74,7 @@ def test_matrices_in_one_batch_move_as_each_does_alone():
     batches = (weights, *([twin] for twin in alone))
     optimizers = [MuonAdamW([{"params": members, **group}], **OPTIONS) for members in batches]
     take_steps(optimizers, weights, alone)
-    torch.testing.assert_close(weights, alone, atol=5e-3, rtol=0)  # bfloat16 products round by batch
+    assert_close(weights, alone, atol=5e-3, rtol=0)  # bfloat16 products round by batch
 
 
 def test_other_weights_move_as_with_torchs_adamw():
@@ -82,7 +83,7 @@ def test_other_weights_move_as_with_torchs_adamw():
     ours = MuonAdamW([{"params": weights, **group}], **OPTIONS)
     theirs = torch.optim.AdamW(twins, **group, **ADAMW)
     take_steps([ours, theirs], weights, twins)
-    torch.testing.assert_close(weights, twins)
+    assert_close(weights, twins)
     assert ours.state[weights[0]].keys() == theirs.state[twins[0]].keys()  # as checkpoints have them
 
 
@@ -100,7 +101,7 @@ def test_tables_move_by_adagrad_with_one_rate_a_row_and_unread_rows_do_not_move(
         expected -= 0.1 * gradient / (squares.sqrt() + 1e-8)[:, None]
         optimizer.step()
         optimizer.zero_grad()
-        torch.testing.assert_close(weight.detach().double(), expected, atol=1e-6, rtol=1e-5)
+        assert_close(weight.detach().double(), expected, atol=1e-6, rtol=1e-5)
     assert torch.equal(weight[[0, 3, 5, 6]], start[[0, 3, 5, 6]])
 
 
