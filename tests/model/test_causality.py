@@ -13,7 +13,7 @@ from model.attention import CausalSelfAttention
 from model.inspection.check_attention import influence
 from model.masks import causal_mask, sliding_window_mask
 from model.rotary import rotary_angles
-from tests.attentions import LEAK, with_scores
+from tests.attentions import with_scores
 from tests.gpts import CONFIGS, random_gpt
 
 GPT2, MODERN = CONFIGS["gpt2"], CONFIGS["tables"]
@@ -70,8 +70,6 @@ def of_one_key(scores):
 OWN_ATTEND = CausalSelfAttention.attend
 LEAKS = {  # what is replaced, by what, and the options of a GPT that uses it
     "the window's mask sees one ahead": ("sliding_window_mask", one_ahead(sliding_window_mask), {"window": 3}),
-    "the mask of attend sees one ahead": ("attend", with_scores(lambda scores: scores, seen_ahead=1), {}),
-    "attend sees all": ("attend", LEAK, {}),
     "attend sees one key in one head": ("attend", with_scores(of_one_key, seen_ahead=99), {}),
     "attend adds a ten-thousandth of all": ("attend", adds_a_trace_of_the_future, {}),
     "heads are merged without a transpose": ("merge_heads", merged_without_a_transpose, {}),
