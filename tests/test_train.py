@@ -47,7 +47,7 @@ def test_a_run_leaves_everything_in_its_folder_tells_of_itself_and_opens_no_conn
     assert sorted(path.name for path in run.iterdir()) == files.split() and not connections
     losses = column(run, "train/loss")
     assert [*column(run, "val/loss")] == [4, 8, 12] and losses[12] < losses[2] - 0.5
-    assert column(run, "tokens") == {2: 128, 4: 256, 6: 384, 8: 512, 10: 640, 12: 768}
+    assert column(run, "tokens")[12] == 12 * 4 * 16
     assert [sample["step"] for sample in read_samples(run / "samples.jsonl") if sample["text"]] == [4, 8, 12]
     assert Recording.open(run / "attention").steps == [0, 4, 8, 12]
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)  # it is plain data
@@ -170,16 +170,6 @@ def test_a_run_resumed_at_an_earlier_step_deletes_what_came_after_it(train, trai
     assert train("--resume=runs/run") == 0
     assert steps_of("runs/run") == steps_of(whole)
     assert_same_run(whole, "runs/run")
-
-
-@pytest.mark.usefixtures("no_pages")
-@pytest.mark.parametrize("kept, best", [(8, 8), (3, 4)])  # 3 has no validation
-def test_of_what_is_left_the_best_is_the_resumed_checkpoint_or_one_that_follows(train, trained, kept, best):
-    """However low the loss was later, of weights that are gone."""
-    shutil.copytree(trained(KEPT), "runs/run")
-    worse = ["--model.optimizer.rate_scale=0", "--trainer.max_steps=10"]  # not better than before
-    assert train(f"--resume=runs/run/checkpoints/step_{kept:08d}.ckpt", *worse) == 0
-    assert steps_of("runs/run")["best"] == best
 
 
 def test_the_initial_model_is_the_best_where_training_makes_it_worse(train, finished_run, capsys):
