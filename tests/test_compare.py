@@ -15,7 +15,7 @@ from tests.small_runs import REPOSITORY, column, csv_rows
 
 
 @pytest.fixture
-def runs(trained, here) -> list[Path]:
+def runs(trained, here):
     """Runs of two learning rates. They are copies of one run with another config."""
     runs = []
     for rate in ("0.01", "0.02"):

@@ -28,7 +28,7 @@ IN_TRAINING = {name: (error, CausalSelfAttention, "attend", bug) for name, (erro
 IN_TRAINING["in a corpus"] = KeyError, FileCorpus, "passages", lambda self, split: {}["text"]
 
 
-def codes_of(caught: pytest.ExceptionInfo) -> list:
+def codes_of(caught):
     """The code object of each line of a traceback."""
     return [entry.frame.code.raw for entry in caught.traceback]
 

@@ -20,7 +20,7 @@ CONTEXT = 16
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> str:
+def files(tmp_path_factory):
     """A pattern for eight texts, some shorter than a window, which are split by their names."""
     folder = tmp_path_factory.mktemp("tales")
     for number in range(8):
@@ -29,19 +29,19 @@ def files(tmp_path_factory) -> str:
 
 
 @pytest.fixture
-def masked(trained, files) -> Path:
+def masked(trained, files):
     """A run on these files that attends within documents only."""
     quiet = ("--recording.enabled=false", "--samples.max_new_tokens=0")
     return trained("--data.files", files, "--data.validation_fraction=0.5", "--data.document_masking=true", *quiet)
 
 
-def result(capsys, *arguments) -> dict:
+def result(capsys, *arguments):
     status, out, err = call(main, capsys, *arguments, "--json")
     assert status == 0, err
     return json.loads(out)
 
 
-def nats(run_dir: Path, text: str, stride: int) -> torch.Tensor:
+def nats(run_dir, text, stride):
     """The nats of each token of one document. tests/model/test_losses.py has the plain loop."""
     gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
     return -text_logprobs(gpt, torch.tensor([256, *text.encode(), 256]), stride=stride).double()

@@ -163,7 +163,7 @@ from lightning.pytorch.callbacks import Callback as Evil
 
 
 @pytest.fixture
-def run(finished_run, monkeypatch) -> Path:
+def run(finished_run, monkeypatch):
     """A finished run with a module that makes the folder "pwned" if it is imported."""
     monkeypatch.syspath_prepend(Path.cwd())
     (finished_run / "evil.py").write_text(EVIL)

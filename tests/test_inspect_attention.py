@@ -33,7 +33,7 @@ def here(workplace, monkeypatch):
     monkeypatch.chdir(workplace)
 
 
-def page_of(*arguments: str) -> Page:
+def page_of(*arguments):
     assert main([*arguments, "--output", "maps.html"]) == 0
     return Page(Path("maps.html"))
 

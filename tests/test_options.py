@@ -47,7 +47,7 @@ MODEL = {
 }
 
 
-def trained_losses(gpt=None, optimizer=None, schedule=None) -> list[float]:
+def trained_losses(gpt=None, optimizer=None, schedule=None):
     """The losses of a few training steps on the same random tokens."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**TINY | (gpt or {})))

@@ -126,7 +126,7 @@ def test_the_readme_names_files_that_exist():
     assert set(re.findall(r"\bconfigs/(\w+)\.yaml", readme)) >= configs
 
 
-def pinned(name: str) -> set[str]:
+def pinned(name):
     """The name==version of each line of a file, without extras and markers."""
     lines = (REPOSITORY / name).read_text(encoding="utf-8").splitlines()
     found = [re.match(r"([\w.-]+)(?:\[[^]]*\])?==([^\s;]+)", line) for line in lines]

@@ -17,15 +17,15 @@ from data.text import SPLITS, Corpus, Passage
 from tests.command_lines import mistake
 
 
-def build(name: str = "stdlib", **options) -> Corpus:
+def build(name="stdlib", **options):
     return corpora.build(name, CorpusOptions(**options))
 
 
-def texts(corpus: Corpus, *splits: str) -> list[str]:
+def texts(corpus, *splits):
     return [passage.text for split in splits for passage in corpus.passages(split)]
 
 
-def write_files(count: int) -> list[Path]:
+def write_files(count):
     paths = [Path(f"part{number:03d}.txt").absolute() for number in range(count)]
     for number, path in enumerate(paths):
         path.write_text(f"text number {number}\n")
@@ -126,7 +126,7 @@ def test_a_pipe_is_refused_before_it_is_waited_for(here):
 ROWS = [{"text": f"row {number}", "label": number} for number in range(300)]
 
 
-def save(folder: Path, kind: str, splits: dict[str, list[dict]]):
+def save(folder, kind, splits):
     """A data set as `datasets` finds or saves it."""
     import datasets
 

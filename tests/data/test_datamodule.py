@@ -19,7 +19,7 @@ TEXT = "".join(f"Line {number} of a small book, é.\n" + "\n" * (number % 5 == 0
 def module(tmp_path):
     (tmp_path / "book.txt").write_text(TEXT, encoding="utf-8")
 
-    def make(rank: int = 0, world_size: int = 1, **options) -> TextDataModule:
+    def make(rank=0, world_size=1, **options):
         places = {"files": str(tmp_path / "book.txt"), "cache_dir": str(tmp_path / "cache")}
         sizes = {"tokenizer": "bytes", "context_length": 32, "batch_size": 8, "seed": 5}
         data = TextDataModule(**places | sizes | options)

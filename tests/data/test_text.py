@@ -27,14 +27,14 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(data.text, "BLOCK", 16)
 
 
-def documents(passages) -> list[str]:
+def documents(passages):
     """Joins passages to documents. No text here has a zero byte."""
     *found, rest = "".join(passage.text + "\0" * passage.ends_document for passage in passages).split("\0")
     assert rest == ""
     return found
 
 
-def pieces_of(text: str, size: int) -> list[str]:
+def pieces_of(text, size):
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
@@ -48,7 +48,7 @@ def test_a_long_document_is_cut_without_changing_its_tokens(text, size):
 
 
 @cache
-def merging(pattern: str) -> tokenizers.Tokenizer:
+def merging(pattern):
     """A tokenizer that merges all that the pattern does not split, so that a wrong cut changes the tokens."""
     ranks = {bytes([value]): value for value in range(256)}
     for word in ["\n\n", "\n ", "\n    ", "  ", "    ", ")\n", "\n\t", " (", "wo", "rd", "word", "\r\n", "\n\r", "12"]:
@@ -98,7 +98,7 @@ def test_bytes_that_are_not_text_are_named_with_their_offset(here, content, offs
 ROWS = [{"text": f"document {i}\nof é", "author": "me", "year": i} for i in range(600)]
 
 
-def write_table(path: Path, rows: list[dict] = ROWS):
+def write_table(path, rows=ROWS):
     """Writes a table, compressed if its name ends so."""
     frame, ending = pandas.DataFrame(rows, columns=list(ROWS[0])), table_ending(path)
     if ending in SEPARATORS:

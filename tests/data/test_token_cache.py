@@ -17,7 +17,7 @@ from data import corpora, token_cache, tokenizers
 from data.corpora import CorpusOptions
 from data.corpora.files import FileCorpus
 from data.text import Passage
-from data.token_cache import CorpusCache, TokenizedCorpus, TokenStore, token_stream, write_split
+from data.token_cache import CorpusCache, token_stream, write_split
 from tests import programs
 from tests.command_lines import mistake
 from tests.watching import before_call
@@ -27,7 +27,7 @@ END = TOKENIZER.end_of_text
 DOCUMENTS = [f"document {number} é\n" * (1 + number % 7) for number in range(300)]
 
 
-def passages_of(documents: list[str]) -> list[Passage]:
+def passages_of(documents):
     """Cuts every third document into two passages."""
     passages = []
     for number, text in enumerate(documents):
@@ -43,15 +43,15 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(token_cache, "BATCH_CHARS", 500)
 
 
-def write(documents: list[str] = DOCUMENTS, **options) -> TokenStore:
+def write(documents=DOCUMENTS, **options):
     return write_split(Path("train.bin"), token_stream(TOKENIZER, passages_of(documents), **options), TOKENIZER)
 
 
-def stream(tokens: TokenStore) -> list[int]:
+def stream(tokens):
     return tokens.read(0, tokens.num_tokens).tolist()
 
 
-def cache_of(cache_dir: str | None = "cache", tokenizer="bpe", vocab_size: int = 300, **options) -> CorpusCache:
+def cache_of(cache_dir="cache", tokenizer="bpe", vocab_size=300, **options):
     corpus = corpora.build("files", CorpusOptions(files="*.txt", **options))
     return CorpusCache(corpus, tokenizer, vocab_size, {"train": None, "validation": None}, cache_dir)
 
@@ -78,7 +78,7 @@ def test_an_empty_split_is_named(here):
         write([])
 
 
-def content(tokenized: TokenizedCorpus) -> tuple:
+def content(tokenized):
     return tokenized.tokenizer.fingerprint, stream(tokenized.train), stream(tokenized.validation)
 
 
@@ -92,7 +92,7 @@ def texts(here):
 
 
 def test_an_error_while_the_corpus_is_read_is_passed_on_and_leaves_no_tokens(texts, monkeypatch):
-    def failing(self, split: str):
+    def failing(self, split):
         yield from passages_of(DOCUMENTS)[:200]
         raise OSError("none")
 
@@ -176,7 +176,7 @@ def tokenise():
     """A run that stops reading once there are tokens on the disk, until there is a file `go`."""
     read = FileCorpus.passages
 
-    def passages(self, split: str):
+    def passages(self, split):
         for passage in read(self, split):
             while not Path("go").exists() and any(path.stat().st_size for path in Path("cache").glob("*/train.bin")):
                 time.sleep(0.005)

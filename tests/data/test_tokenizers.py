@@ -21,7 +21,7 @@ CODE = "def area(width, height):\n    return width * height\n\n\nclass Box:\n   
 
 
 @pytest.fixture(scope="module")
-def bpe() -> Tokenizer:
+def bpe():
     return tokenizers.train_bpe([CODE], 280)
 
 

@@ -11,7 +11,7 @@ from data.windows import Repeats, TrainingWindows, WindowSampler, _mix, evenly_s
 from tests.command_lines import mistake
 
 
-def epoch_windows(sampler: WindowSampler, epoch: int) -> np.ndarray:
+def epoch_windows(sampler, epoch):
     """The first token of each window of an epoch."""
     first = epoch * sampler.windows_per_epoch
     return sampler.starts(np.arange(first, first + sampler.windows_per_epoch))
@@ -62,7 +62,7 @@ def test_the_periods_of_repeating_windows_are_log_uniform(fraction):
 TEXT = SimpleNamespace(gather=lambda starts, length: 1000 + starts[:, None] + np.arange(length))
 
 
-def training_windows(repeats: Repeats, first: int = 0, rows: range = range(8)) -> np.ndarray:
+def training_windows(repeats, first=0, rows=range(8)):
     """12 batches of 8 windows. Token n of the text is 1,000 + n, and random tokens are 1 to 300."""
     sampler = WindowSampler(50_000, 32, seed=5)
     return np.stack([*TrainingWindows(TEXT, sampler, first, repeats, 301, 0, 8, rows, range(12))])

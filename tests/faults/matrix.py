@@ -12,7 +12,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import threading
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,7 @@ TRAIN, RESUME = ["train.py", "--name=run"], ["train.py", "--resume=runs/run"]
 MAINS = {"train.py": main, "generate.py": generate.main, "inspect_attention.py": inspect_attention.main}
 
 
-def mistake_of(status: int, written: str) -> str:
+def mistake_of(status, written):
     """Returns the sentence of a program that ended with status 2, else "". Fails if it wrote a traceback."""
     assert "Traceback" not in written or status == -signal.SIGKILL, written[-2000:]
     assert status or not [path for path in Path().rglob(".*") if path.suffix in (".aside", ".new")]
@@ -54,7 +53,7 @@ def mistake_of(status: int, written: str) -> str:
 def run(here, capsys):
     """Calls a command's main function in this process; returns its sentence, if any, and all that it wrote."""
 
-    def run(command: list[str], *statuses: int) -> tuple[str, str]:
+    def run(command, *statuses):
         capsys.readouterr()  # drops what was written before this command
         status, written, error = call(MAINS[command[0]], capsys, *command[1:])
         assert status in (statuses or (0,)), error[-2000:]
@@ -70,7 +69,7 @@ def disturb(run, trained):
     Then continues as a user does, and asserts that the run ends in the bits of an undisturbed one.
     """
 
-    def disturb(options: list[str], prepare) -> tuple[str, str]:
+    def disturb(options, prepare):
         with pytest.MonkeyPatch.context() as patch:
             prepare(patch)
             told = run([*TRAIN, *options], 0, 2)
@@ -81,7 +80,7 @@ def disturb(run, trained):
     return disturb
 
 
-def go_on(run, options: list[str]) -> tuple[list[str], int]:
+def go_on(run, options):
     """Returns what a user types next, and the step from which it continues. Asserts that every file can be read."""
     checkpoints = {path.name: read_checkpoint(path) for path in RUN.glob("checkpoints/[!.]*")}
     for name, state in checkpoints.items():
@@ -99,7 +98,7 @@ def go_on(run, options: list[str]) -> tuple[list[str], int]:
     return options, -1
 
 
-def end(program: subprocess.Popen, *statuses: int) -> str:
+def end(program, *statuses):
     written = programs.end(program, *statuses)
     return mistake_of(program.returncode, written)
 
@@ -128,7 +127,7 @@ def test_killed_at_random_moments(small_options, trained, run, signum, seed):
     assert_same_run(trained(*eventful), RUN)
 
 
-def limited_files(patch: pytest.MonkeyPatch, number: int, room: int) -> None:
+def limited_files(patch, number, room):
     """From the n-th file that is opened in runs/ on, no file can grow beyond `room` bytes."""
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE)
     before, over = resource.getrlimit(resource.RLIMIT_FSIZE), []
@@ -166,7 +165,7 @@ READ_ONLY = [  # the folder, what is typed, and words of the sentence if it need
 
 @pytest.mark.parametrize("folder, typed, expected", READ_ONLY)
 def test_read_only_folder(finished_run, run, folder, typed, expected):
-    def refuse(path: str) -> None:
+    def refuse(path):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
     run(f"train.py {CONFIG} --name=other --data.cache_dir=full".split())
@@ -211,7 +210,7 @@ KILLS = {
 }
 
 
-def before(what: str) -> None:
+def before(what):
     before_call(setattr, *KILLS[what])
 
 
@@ -269,7 +268,7 @@ def test_hub_that_refuses(small_options, hub, monkeypatch, owner, options):
     assert OWNERS[owner] in end(program, 2) and not Path("runs").exists()
 
 
-def maps(_: Path = RUN) -> list:
+def maps(_=RUN):
     """The maps of every step that the run has recorded. Reads the figures too."""
     recording = Recording.open(RUN / "attention")
     found = [(recording.maps(step), recording.readings(step))[0] for step in recording.steps]

@@ -18,19 +18,19 @@ BYTES, REPEATED = byte_level(), "".join(LETTERS)
 CODE = Path(experiments.__file__).read_text(encoding="utf-8")
 
 
-def windows(text: str, tokenizer=BYTES, length: int = 64):
+def windows(text, tokenizer=BYTES, length=64):
     tokens = tokenizer.encode(text)
     length = min(length, len(tokens))
     rows = [tokens[start : start + length] for start in spread_starts(len(tokens), length)]
     return Texts.of(rows, tokenizer.label)
 
 
-def found_in(gpt: GPT, tokenizer=BYTES, text: str | None = None):
+def found_in(gpt, tokenizer=BYTES, text=None):
     recorded = windows(text or REPEATED, tokenizer, gpt.config.context_length)
     return try_all(gpt, tokenizer, recorded, part_means(gpt, recorded.pieces(1)[0]))
 
 
-def shares(gpt: GPT, trial, text: str) -> float:
+def shares(gpt, trial, text):
     """The probability of the right tokens, computed without batches, hooks or padding."""
     tokens = BYTES.encode(text) or [BYTES.end_of_text]
     with torch.no_grad():

@@ -87,7 +87,7 @@ CONFIG = GPTConfig(vocab_size=60, context_length=T, num_layers=2, num_heads=4, n
 LABELS = ["a", "\n", "b", "(", "c ", " d"]
 
 
-def label(token: int) -> str:
+def label(token):
     return LABELS[token % 6]
 
 

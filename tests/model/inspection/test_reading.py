@@ -166,7 +166,7 @@ def test_reading_a_compiled_model_neither_uses_nor_causes_compilation():
 # ---- what changes a reading
 
 
-def told_by(reading_) -> dict:
+def told_by(reading_):
     """All that a reading tells besides its tensors."""
     told = {name: getattr(reading_, name) for name in ("surprise", "loss", "lens", "figures")}
     told |= {"top": reading_.top(), "attribution": reading_.attribution(3), "other": reading_.attribution(-1, of=7)}

@@ -16,11 +16,11 @@ LABELS = ["def", " f", "(", "x", "):", "\n    ", "return", " x", " of", " y", "\
 PROBES = probes_of(LABELS, period=12)
 
 
-def noise_maps(temperature: float) -> dict[str, torch.Tensor]:
+def noise_maps(temperature):
     return {name: causal_softmax(temperature * scores) for name, scores in noise(PROBES).items()}
 
 
-def following(pattern: str, strength: float = 6.0, head=(1, 2), others=None) -> dict[str, torch.Tensor]:
+def following(pattern, strength=6.0, head=(1, 2), others=None):
     """Maps of noise, or other maps, except that a head follows a pattern on the probe that shows it."""
     maps = others or noise_maps(0.5)
     score = heads.SCORES[pattern]
@@ -37,7 +37,7 @@ def opening_view(maps):
     return describe.opening_view(Recording(PROBES, snapshots=[snapshot_of(maps, PROBES)]))
 
 
-def patterns(described) -> list[list[str]]:
+def patterns(described):
     return [head["patterns"] for head in described]
 
 

@@ -16,10 +16,10 @@ from numpy.testing import assert_allclose
 
 from data.tokenizers import END_OF_TEXT, Tokenizer, byte_level, published, train_bpe
 from model.generation import generate
-from model.gpt import ACTIVATIONS, GPT
+from model.gpt import ACTIVATIONS
 from model.inspection import reading
 from model.inspection.parts import part_means, replaced
-from model.inspection.reading import Reading, read
+from model.inspection.reading import read
 from model.inspection.texts import Texts
 from model.pages import template, weights
 from tests.by_hand import ByHand
@@ -56,12 +56,12 @@ SQUARE = {"layer": -1, "head": -1, "query": 9, "key": 7}
 OFF = [["head 0.0"], ["feed-forward 0", "head 0.0", "token embedding"]]
 
 
-def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER, probe: Texts = PROBE) -> weights.Packed:
+def pack(*gpts, tokenizer=TOKENIZER, probe=PROBE):
     """The page's data for these GPTs at steps 0, 50 and so on. The page compares itself with PyTorch on the probe."""
     return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer, probe, PROBE)
 
 
-def questions(packed: weights.Packed) -> dict:
+def questions(packed):
     """The questions that every model is asked."""
     tokens, other = TOKENS.tolist(), OTHER.tolist()
     layers, heads = (packed.manifest["config"][name] for name in ("num_layers", "num_heads"))
@@ -78,13 +78,13 @@ def questions(packed: weights.Packed) -> dict:
     return {"manifest": packed.manifest, "texts": packed.blocks, "asks": asks}
 
 
-def in_node(asked: list) -> list:
+def in_node(asked):
     """The answers of engine.mjs."""
     return json.loads(run_node(Path(__file__).with_name("engine.mjs"), content=json.dumps(asked)))
 
 
 @pytest.fixture(scope="module")
-def packed() -> dict[str, weights.Packed]:
+def packed():
     """Each architecture in bfloat16, one also in int8, and some with a probe of several documents."""
     packed = {name: pack(random_gpt(config, std=0.15)) for name, config in ARCHITECTURES.items()}
     for name in ("tables", "gpt2"):
@@ -107,7 +107,7 @@ def test_node_computes_what_pytorch_computes(packed, monkeypatch, subtests):
 
 
 @torch.no_grad()
-def check(answers: list, gpt: GPT):
+def check(answers, gpt):
     """Asserts that the answers to `questions` are those of PyTorch."""
     logits, taken = gpt(TOKENS[None])[0], read(gpt, Texts.of(TOKENS))
     changed = [without(gpt, off) for off in OFF]
@@ -138,7 +138,7 @@ def check(answers: list, gpt: GPT):
         assert_allclose([patches[0]["plain"], *rows], expected, atol=1e-4)
 
 
-def check_details(answered: dict, expected: Reading):
+def check_details(answered, expected):
     """Asserts that maps and details are those of a reading."""
     rows, columns = np.tril_indices(len(TOKENS))
     maps = expected.maps.numpy()[:, :, rows, columns]
@@ -152,7 +152,7 @@ def check_details(answered: dict, expected: Reading):
     assert found["attribution_error"] < 1e-3
 
 
-def check_square(square: dict, exact: ByHand):
+def check_square(square, exact):
     """Asserts that scores, their sources, weights and what the value adds are those of the formula."""
     query, key, head, seen = SQUARE["query"], SQUARE["key"], exact.config.num_heads - 1, exact.layers[-1]
     visible = seen["mask"][query]
@@ -173,7 +173,7 @@ def check_square(square: dict, exact: ByHand):
     assert_allclose([change for _, change in square["pushes"]], largest.values, atol=1e-4)
 
 
-def without(gpt: GPT, off: list[str]) -> torch.Tensor:
+def without(gpt, off):
     """The logits (T, V) when the parts in `off` give their mean."""
     means = part_means(gpt, PROBE)
     with replaced(gpt, {name: means[name] for name in off}):
@@ -187,7 +187,7 @@ PIECES += ["\u212a", "İ", "ß", "ﬀ", "Ü", "e\u0301", "漢字かな", "हि
 PIECES += ["\U0001f1e9\U0001f1ea", "\ud800", "\udc00", "\ud83d\ude42"]  # a flag; halves of a surrogate pair, and both
 
 
-def tokenizers() -> list[Tokenizer]:
+def tokenizers():
     text = Path(template.__file__).read_text() + "ſtop " * 100
     # A merge that needs a pair with a higher id than its own, which byte-pair training never makes.
     ranks = {bytes([value]): value for value in range(256)} | {b"aba": 256, b"ab": 257}

@@ -2,7 +2,6 @@
 
 import tracemalloc
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,13 +17,13 @@ SIZE = len(TOKENS)
 
 
 @pytest.fixture
-def run(tmp_path) -> Recording:
+def run(tmp_path):
     """A recording that was written and read back."""
     learned_recording(LAYERS, HEADS, TOKENS, (0, 1, 4), folder=tmp_path)
     return Recording.open(tmp_path, "first")
 
 
-def rows_of(run: Recording, folder: Path, step: int, names=None) -> list[dict[str, str]]:
+def rows_of(run, folder, step, names=None):
     export.write_csv(run, folder / "maps.csv", step, export.choose_heads(run, names))
     return csv_rows(folder / "maps.csv")
 
@@ -53,7 +52,7 @@ def test_a_table_has_only_the_chosen_heads_and_empty_cells_for_nan(run, tmp_path
 def test_a_table_of_many_heads_needs_no_more_memory_than_one_of_a_single_head(tmp_path):
     recording = learned_recording(5, 4, TOKENS * 8, [0])
 
-    def peak(names=None) -> int:
+    def peak(names=None):
         tracemalloc.start()
         export.write_csv(recording, tmp_path / "maps.csv", 0, export.choose_heads(recording, names))
         size = tracemalloc.get_traced_memory()[1]

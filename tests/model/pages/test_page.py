@@ -22,7 +22,7 @@ from tests.model.pages.model_pages import LETTERS, TOKENIZER, recording_of
 HISTORY = learned_recording()
 
 
-def read(recording: Recording = HISTORY, title: str = "a title", **options) -> Page:
+def read(recording=HISTORY, title="a title", **options):
     return Page(run_page(title, recording, **options))
 
 

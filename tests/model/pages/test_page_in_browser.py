@@ -44,13 +44,13 @@ snapshot_steps = partial(learned_recording, labels=LABELS, steps=STEPS)
 HISTORY = snapshot_steps()
 
 
-def shades(page) -> np.ndarray:
+def shades(page):
     """The background of each token of the text, white if it has none, (T, 3)."""
     found = colours(page.locator("#tokens span"))
     return np.array([[1, 1, 1] if colour[3:] == [0] else np.array(colour[:3]) / 255 for colour in found])
 
 
-def inks(shown: np.ndarray) -> np.ndarray:
+def inks(shown):
     """The colours that pictures have for these values between 0 and 1, (T, 3)."""
     return LinearSegmentedColormap.from_list("ink", COLOURS)(shown)[:, :3]
 
@@ -151,7 +151,7 @@ def test_steps_heads_probes_squares_and_tokens_can_be_chosen_with_the_keyboard(o
     assert address(page)["token"] == "18" and address(page)["step"] == "16"
 
 
-def boxes(page, selector: str) -> np.ndarray:
+def boxes(page, selector):
     """Left, top, right and bottom of each element, (N, 4)."""
     corners = "all => all.map((e) => e.getBoundingClientRect()).map((b) => [b.x, b.y, b.right, b.bottom])"
     return np.array(page.locator(selector).evaluate_all(corners))
@@ -221,7 +221,7 @@ def test_the_tab_key_moves_from_left_to_right_and_top_to_bottom(open_page, width
             assert other[4] > one[4] + 6 or (abs(other[4] - one[4]) <= 6 and other[3] > one[3]), (one, other)
 
 
-def luminance(colour: str) -> float:
+def luminance(colour):
     """Relative luminance, as WCAG 2 defines it."""
     rgb = np.array([float(x) / 255 for x in re.findall(r"[\d.]+", colour)[:3]])
     return float(np.where(rgb <= 0.03928, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
@@ -231,11 +231,11 @@ def luminance(colour: str) -> float:
 def test_the_theme_follows_the_system_until_it_is_switched_and_both_themes_have_contrast(open_page, theme):
     page = open_page(HISTORY, theme=theme, hash_="#probe=text&head=0.0&token=9")
 
-    def contrast(one: str, other: str) -> float:
+    def contrast(one, other):
         low, high = sorted(map(luminance, (one, other)))
         return (high + 0.05) / (low + 0.05)
 
-    def style(selector: str, name: str) -> str:
+    def style(selector, name):
         return page.locator(selector).first.evaluate("(e, name) => getComputedStyle(e)[name]", name)
 
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "light")
@@ -257,7 +257,7 @@ HASTY = f"{NO_TOUR}; const interval = setInterval; window.setInterval = (act, ev
 def test_the_page_of_a_running_run_reloads_keeps_the_view_and_says_how_the_run_ended(open_file, tmp_path):
     path = tmp_path / "report.html"
 
-    def write(steps: int, state: str):
+    def write(steps, state):
         history = replace(HISTORY, snapshots=HISTORY.snapshots[:steps])
         write_atomically(path, run_page("a run", history, state=state).encode())
 

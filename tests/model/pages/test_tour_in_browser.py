@@ -30,7 +30,7 @@ def first_visit(open_page):
     return open_
 
 
-def told(page) -> tuple[str, str, str]:
+def told(page):
     """Returns the place of the tour, its sentence, and the id of what it highlights."""
     settle(page)
     (toured,) = page.locator(".toured").evaluate_all("all => all.map(({ id }) => id)")

@@ -57,19 +57,19 @@ def page(open_page):
 
 
 @pytest.fixture(scope="module")
-def slow_page() -> str:
+def slow_page():
     """A page whose model takes long enough to be interrupted."""
     config = replace(CONFIG, num_layers=4, num_heads=4, embed_dim=256, context_length=256)
     return page_of(*(plain_gpt(seed, config) for seed in (0, 1)))
 
 
-def type_text(page, text: str):
+def type_text(page, text):
     page.fill("#box", text)
     settle(page)
 
 
 @torch.no_grad()
-def logits_of(gpt: GPT, text: str) -> torch.Tensor:
+def logits_of(gpt, text):
     """The logits (T, V) of the last 32 tokens of a text, or of end-of-text if it is empty."""
     return gpt(torch.tensor([(TOKENIZER.encode(text) or [TOKENIZER.end_of_text])[-32:]]))[0]
 
@@ -80,7 +80,7 @@ NEXT = """[...document.querySelectorAll("#next button")].map((row) => [
   ...[...row.querySelectorAll("i")].map((bar) => parseFloat(bar.style.width) / 100)])"""
 
 
-def assert_next(page, text: str, gpt: GPT = GPTS[-1]):
+def assert_next(page, text, gpt=GPTS[-1]):
     """Asserts that the listed tokens are those that the model gives after a text."""
     top, ids = logits_of(gpt, text)[-1].softmax(-1).topk(8)
     shown = page.evaluate(NEXT)
@@ -207,7 +207,7 @@ def test_switching_parts_off_changes_the_loss_as_in_pytorch(page, open_page):
     assert again.is_hidden("#damage b")
 
 
-def damage(page) -> float:
+def damage(page):
     """The change of the loss that the page tells."""
     return number_in(page.inner_text("#damage b"))
 

@@ -11,7 +11,7 @@ NODE = shutil.which("node")
 OLDEST = (20, 6)  # the first version in which modules.mjs can resolve module names
 
 
-def run_node(*arguments: str | Path, content: str = "") -> str:
+def run_node(*arguments, content=""):
     """Runs node with `content` on standard input; returns its standard output. Skips if node is missing or too old."""
     if NODE is None:
         pytest.skip("node is not installed, so the page's modules are tested in the browser only")

@@ -28,14 +28,14 @@ def test_only_what_python_runs_changes_the_hash_of_code():
         assert code_hash(other) != code_hash(SOURCE)
 
 
-def commit() -> None:
+def commit():
     names = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init"], ["add", "."], [*names, "commit", "-m", "some"]):
         subprocess.run(["git", *command], cwd=code.ROOT, check=True, capture_output=True)
 
 
 @pytest.fixture
-def checkout(tmp_path, monkeypatch) -> Path:
+def checkout(tmp_path, monkeypatch):
     """A checkout of two files and one commit, in place of ours."""
     root = tmp_path / "a checkout"
     for name in ("train.py", "model/gpt.py"):

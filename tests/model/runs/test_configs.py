@@ -11,7 +11,7 @@ from tests.command_lines import mistake
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def stranger(trainer: str, more: str = "") -> Path:
+def stranger(trainer, more=""):
     """Writes the config of a run, with these options of the Trainer."""
     path = Path("runs/run/config.yaml")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,13 +17,13 @@ from tests.command_lines import mistake
 from tests.small_runs import csv_rows, metrics
 
 
-def csv_logger(folder: Path) -> CSVLogger:
+def csv_logger(folder):
     logger = CSVLogger(folder)
     logger.trainer = SimpleNamespace(global_step=0)
     return logger
 
 
-def log(logger: CSVLogger, step: int, **figures: float):
+def log(logger, step, **figures):
     logger.trainer.global_step = step
     logger.log_metrics(figures, step=-1)  # Lightning's own step, which does not count
 

@@ -32,7 +32,7 @@ def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
     assert recording.readings(4)["text"].figures["tokens"][str(ord("e"))] == "e"
 
 
-def started(folder: Path, text: list[int], length: int, context: int = 512, masking: bool = False, **options):
+def started(folder, text, length, context=512, masking=False, **options):
     """The recording of a run that validates on these tokens, where token 0 is the end of a text."""
     tokens = np.array(text)
     split = SimpleNamespace(read=lambda start, length: tokens[start : start + length], num_tokens=len(text))

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ METRICS = """step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_sec
 
 
 @pytest.fixture
-def run(tmp_path) -> Path:
+def run(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "metrics.csv").write_text(METRICS)
@@ -30,7 +29,7 @@ def run(tmp_path) -> Path:
     return run
 
 
-def data_of(run: Path) -> dict:
+def data_of(run):
     write_report(run, "running")
     return Page(run / "report.html").data
 

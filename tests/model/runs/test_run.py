@@ -14,7 +14,7 @@ from tests.gpts import random_gpt, save_checkpoint
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def write(path: str, age: int = 0) -> Path:
+def write(path, age=0):
     """Writes a file that is `age` seconds old: a checkpoint by torch.save, or a small config."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def test_a_run_is_found_by_any_path_in_it_or_as_the_newest_and_nowhere_else(monk
     assert Run.open(Path("probe.json"), METRICS).folder == Path.cwd().parent
 
 
-def resume_point(path: Path) -> tuple[Path, Path]:
+def resume_point(path):
     run = Run.open(path, CONFIG)
     return run.folder, run.resumed
 

@@ -12,11 +12,11 @@ COMPUTE = np.array([1e12, 3e12, 1e13, 3e13, 1e14, 3e14])
 MIDDLE = np.exp(np.log(COMPUTE).mean())
 
 
-def law(a=2.0, b=0.5, c=0.3) -> np.ndarray:
+def law(a=2.0, b=0.5, c=0.3):
     return a + b * (COMPUTE / MIDDLE) ** -c
 
 
-def fitted(loss: np.ndarray) -> np.ndarray:
+def fitted(loss):
     """a, b, c, each with its error."""
     return np.array(re.findall(r"\((\S+) ± (\S+)\)", power_law(COMPUTE, loss, "val/loss")), dtype=float)
 

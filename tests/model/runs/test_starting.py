@@ -19,7 +19,7 @@ from tests.watching import before_call
 def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_existing_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda _: "now")
 
-    def created(name: str | None = None) -> str:
+    def created(name=None):
         """The name of the new folder."""
         trainer, files = Namespace(default_root_dir=str(tmp_path)), ["other.yaml", "configs/own.yaml"]
         folder = new_run_dir(Namespace(config=files, trainer=trainer, resume_or_start=False, name=name))

@@ -14,7 +14,7 @@ from tests.command_lines import tells
 
 
 @exit_status("tool.py")
-def tool(error: BaseException | None):
+def tool(error):
     """A program that raises `error`, if any."""
     if error:
         raise error

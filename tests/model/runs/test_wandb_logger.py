@@ -38,7 +38,7 @@ def service(monkeypatch):
     return asked
 
 
-def wandb_logger(run_dir: Path, mode: str = "offline") -> WandbLogger:
+def wandb_logger(run_dir, mode="offline"):
     logger = WandbLogger(run_dir, mode)
     logger.trainer = SimpleNamespace(global_step=0)
     return logger
