@@ -25,12 +25,11 @@ from model.mistakes import Mistake
 from model.runs.command_line import Options, explanation, quiet, read_options
 from model.runs.end_of_step import EndOfStep
 from model.runs.metrics import CSVLogger
-from model.runs.progress import Progress, nothing_trained, remarks, say_above_bar
+from model.runs.progress import Progress, last_lines, tell
 from model.runs.recorder import Recorder, Samples
-from model.runs.results import finish
 from model.runs.run import RUNS, Run
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
-from model.runs.starting import RunFolder, lock, new_run_dir, remove_unused, unlock
+from model.runs.starting import new_run_dir, training_in
 from model.runs.stop_signals import TrainingInterrupted
 from model.runs.terminal import exit_status, gets_sentence, say
 from model.runs.trainer_options import OTHERS, as_list, trainer_arguments, working_callbacks
@@ -94,8 +93,8 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
     built: the options, with an object in place of each option or group that describes one.
     """
     loggers = [CSVLogger(run_dir), WandbLogger(run_dir, options.config.wandb)]
-    # The user's callbacks run after RunFolder and before EndOfStep: Lightning runs Checkpoint callbacks last.
-    callbacks = [RunFolder(options), end_of_step, *working_callbacks(built.trainer.callbacks)]
+    # The user's callbacks run before EndOfStep: Lightning runs Checkpoint callbacks last.
+    callbacks = [end_of_step, *working_callbacks(built.trainer.callbacks)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     if built.trainer.enable_progress_bar is not False and not has_bar:
         callbacks.append(Progress())
@@ -140,21 +139,9 @@ def main(args: list[str] | None = None) -> int:
         say(options.saved.rstrip())
         return 0
     run = options.run or Run(new_run_dir(config))
-    locked = lock(run.folder)
     try:
-        seed_everything(config.seed_everything, workers=True)
-        built = parser.instantiate(config)
-        module, end_of_step = built.model, EndOfStep(built.recording, built.samples, built.checkpoints)
-        module.trained = options.trained
-        data = TextDataModule(
-            **config.data.as_dict() | {"tokenizer": options.tokenizer},
-            context_length=config.model.gpt.context_length,
-            seed=config.seed_everything,
-        )
-        trainer = build_trainer(options, run.folder, built, end_of_step)
-        trainer.fit(module, data, ckpt_path=options.run and options.run.resumed)
-        if trainer.is_global_zero:
-            say_above_bar(nothing_trained(trainer) or "\n".join([finish(run.folder), *remarks(trainer)]))
+        with training_in(run.folder):
+            train(parser, options, run)
     except TrainingInterrupted as stop:
         say(f"{stop}, and saved; {run.how_to_resume}", sys.stderr)
         return 128 + stop.signum
@@ -166,10 +153,24 @@ def main(args: list[str] | None = None) -> int:
         if not gets_sentence(error):
             say(f"train.py: an error in the code, with this traceback; {run.how_to_resume}", sys.stderr)
         raise
-    finally:
-        unlock(locked)
-        remove_unused(run.folder)
     return 0
+
+
+def train(parser: ArgumentParser, options: Options, run: Run) -> None:
+    """Builds model, data and Trainer, and trains."""
+    config = options.config
+    seed_everything(config.seed_everything, workers=True)
+    built = parser.instantiate(config)
+    module, end_of_step = built.model, EndOfStep(options, built.recording, built.samples, built.checkpoints)
+    module.trained = options.trained
+    data = TextDataModule(
+        **config.data.as_dict() | {"tokenizer": options.tokenizer},
+        context_length=config.model.gpt.context_length,
+        seed=config.seed_everything,
+    )
+    trainer = build_trainer(options, run.folder, built, end_of_step)
+    trainer.fit(module, data, ckpt_path=options.run and options.run.resumed)
+    tell(trainer, last_lines(trainer))
 
 
 if __name__ == "__main__":

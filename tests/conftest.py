@@ -132,15 +132,15 @@ def train(small_options, here, monkeypatch, parser):
 
 @pytest.fixture
 def no_pages(monkeypatch) -> None:
-    """Writes no page at the end of a run, for tests that look at weights and figures only."""
-    monkeypatch.setattr("train.finish", lambda _: "")
+    """Writes no pages, for tests that look at weights and figures only."""
+    monkeypatch.setattr("model.runs.end_of_step.write_report", lambda *_: None)
 
 
 @pytest.fixture(scope="session")
 def trained(small_options, tmp_path_factory, parser):
     """Trains with `small_options` and the given options, once a session for equal options; returns the run's folder.
 
-    No test may change this folder; `finished_run` is a copy. Its page is that of a running run.
+    No test may change this folder; `finished_run` is a copy. It has no page.
     """
     from train import main
 
@@ -150,7 +150,7 @@ def trained(small_options, tmp_path_factory, parser):
         with pytest.MonkeyPatch.context() as here:
             here.chdir(folder)
             here.setattr("train.build_parser", lambda: parser)
-            here.setattr("train.finish", lambda _: "")
+            here.setattr("model.runs.end_of_step.write_report", lambda *_: None)
             assert main([*small_options, "--name=run", *options]) == 0
         return folder / "runs" / "run"
 

@@ -60,7 +60,6 @@ def test_a_run_leaves_everything_in_its_folder_tells_of_itself_and_opens_no_conn
     assert tells(corpus, "words bytes 257")
     validated = [line for line in lines if tells(line, "train/loss val/bits_per_byte")]  # without a terminal one each
     assert [line.split(":")[0] for line in validated] == [f"step {step} of 12" for step in (4, 8, 12)]
-    assert f"{column(run, 'val/bits_per_byte')[12]:.4f} bits per byte" in output
     assert "--resume runs/first" in output and output.count("runs/first/report.html") >= 2  # before and after
 
 
@@ -172,11 +171,11 @@ def test_a_run_resumed_at_an_earlier_step_deletes_what_came_after_it(train, trai
     assert_same_run(whole, "runs/run")
 
 
-def test_the_initial_model_is_the_best_where_training_makes_it_worse(train, finished_run, capsys):
+def test_the_initial_model_is_the_best_where_training_makes_it_worse(train, finished_run):
     """Its options may be null where this is the default, whatever the model has."""
     worse = ["--model.optimizer.rate_scale=500", "--model.gpt.window=null", "--model.gpt.num_kv_heads=null"]
     assert train("--model.init_from=runs/run", "--name=new", *worse, "--trainer.max_steps=4") == 0
-    assert steps_of("runs/new")["best"] == 0 and ", best " in capsys.readouterr().out
+    assert steps_of("runs/new")["best"] == 0
     assert column("runs/new", "val/loss")[0] == column(finished_run, "val/loss")[12]
 
 
@@ -213,8 +212,9 @@ def test_every_shipped_config_trains(train, config):
 TWICE = """
 import sys
 import train
+from model.runs import end_of_step
 
-train.finish = lambda _: ""  # writes no page
+end_of_step.write_report = lambda *_: None  # writes no page
 options = ["--recording.enabled=false", "--checkpoints.keep_steps=[10]"]
 options += ["--trainer.devices=2", "--trainer.strategy=ddp"]
 assert train.main([*sys.argv[1:], *options, "--name=new", "--trainer.max_steps=1"]) == 0

@@ -30,12 +30,15 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from model.checkpoint import entries_of
 from model.files import write_atomically
+from model.mistakes import Mistake
 from model.proof import NUM_TOKENS
+from model.runs.code import record_code
+from model.runs.command_line import Options
 from model.runs.metrics import Diverged, TrainingMetrics, check_finite, log_metrics
 from model.runs.progress import first_lines, stopped_early, tell, validation_line
 from model.runs.recorder import Recorder, Samples
 from model.runs.results import write_report
-from model.runs.run import STATE
+from model.runs.run import CONFIG, STATE
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 from model.runs.stop_signals import StopSignals, TrainingInterrupted
 from model.runs.wandb_logger import WandbLogger
@@ -48,21 +51,11 @@ def is_due(step: int, every: int | None) -> bool:
     return every is not None and step > 0 and step % every == 0
 
 
-def note_state(trainer: Trainer, state: str) -> None:
-    """Writes the run's state.json, on the first rank.
-
-    state: "running", also if the process was killed; "stopped" by a signal, trainer.max_time or a callback;
-        "finished"; "diverged"; or "failed", by any other error.
-    """
-    if trainer.is_global_zero:
-        content = {"state": state, "step": trainer.global_step}
-        write_atomically(Path(trainer.default_root_dir, STATE), json.dumps(content).encode())
-
-
 class EndOfStep(Checkpoint):
     """The callback that ends each step. It is a `Checkpoint` because Lightning runs those after all other callbacks."""
 
-    def __init__(self, recorder: Recorder, samples: Samples, checkpoints: Checkpoints):
+    def __init__(self, options: Options, recorder: Recorder, samples: Samples, checkpoints: Checkpoints):
+        self.options = options
         self.recorder = recorder
         self.samples = samples
         self.checkpoints = checkpoints
@@ -71,21 +64,22 @@ class EndOfStep(Checkpoint):
         self.validation: dict[str, float] | None = None  # the metrics of this step's validation
         self.best_loss = math.inf
         self.best_of: list[Any] = []  # what best_loss was measured on
-        self.step_before = 0  # trainer.global_step before the current batch
         self.resumed_random_state: dict[str, Any] | None = None
         self.is_running = False
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
-        self.step_before = trainer.global_step
         self.metrics.start_clock()
 
     def on_train_batch_end(
-        self, trainer: Trainer, module: LightningModule, outputs: dict, batch: dict, *_: Any
+        self, trainer: Trainer, module: LightningModule, outputs: dict, batch: dict, batch_idx: int
     ) -> None:
+        run_dir = Path(trainer.default_root_dir)
+        if trainer.is_global_zero and not (run_dir / CONFIG).exists():  # a new folder would have no config and no past
+            raise Mistake(f"{run_dir} has been moved or deleted, so the run ends: to resume it, name its new place")
         loss = outputs["loss"] * trainer.accumulate_grad_batches  # Lightning has divided it
         self.metrics.add(loss, batch["tokens"].numel() * trainer.world_size)
         step = trainer.global_step
-        if step == self.step_before:
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
             # Gradients are still being accumulated, and a checkpoint in the middle of a step cannot be resumed.
             # So nothing stops here; trainer.max_time, if it has asked to stop, asks again after the next batch.
             trainer.should_stop = False
@@ -130,7 +124,7 @@ class EndOfStep(Checkpoint):
             for logger in trainer.loggers:
                 if isinstance(logger, WandbLogger):
                     logger.log_records(self.recorder.recording if is_recorded else None)
-            self.show(trainer, "running")
+            self.show(trainer, "running", "running")
         # All ranks must stop together, so each asks the others whether they received a signal. Not at every step, where
         # each would wait for the slowest.
         asks_ranks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
@@ -160,15 +154,20 @@ class EndOfStep(Checkpoint):
         self.best_loss = min(loss, self.best_loss)
         return is_best
 
-    def show(self, trainer: Trainer, state: str) -> None:
-        """Writes the run's page and state. A browser that shows the previous page loads the new one by itself."""
-        if not Path(trainer.default_root_dir).exists():  # moved or deleted, see RunFolder
-            return
-        note_state(trainer, state)
-        if trainer.is_global_zero:
+    def show(self, trainer: Trainer, state: str, on_page: str) -> None:
+        """Writes the run's state.json and page. A browser that shows the previous page loads the new one by itself.
+
+        Args:
+            state: "running", also if the process was killed; "stopped" by a signal, trainer.max_time or a callback;
+                "finished"; "diverged"; or "failed", by any other error.
+            on_page: see `write_report`.
+        """
+        run_dir = Path(trainer.default_root_dir)
+        if trainer.is_global_zero and run_dir.exists():  # it may have been moved or deleted
+            content = {"state": state, "step": trainer.global_step}
+            write_atomically(run_dir / STATE, json.dumps(content).encode())
             trainer.logger.finalize("running")  # writes metrics.csv, so that the page has the metrics of this step too
-            on_page = "running" if state == "running" else "interrupted"
-            write_report(Path(trainer.default_root_dir), on_page, self.recorder.recording)
+            write_report(run_dir, on_page, self.recorder.recording)
 
     # How training begins and ends.
 
@@ -177,14 +176,20 @@ class EndOfStep(Checkpoint):
         self.recorder.start(trainer, module)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Writes config.yaml and code.json: a new run gets its first files here, once no mistake can be found any more.
+
+        All hooks of this name but those of the user's Checkpoint callbacks have run before.
+        """
         is_new = trainer.ckpt_path is None
-        if not is_new and trainer.is_global_zero:
-            has_best = rewind(Path(trainer.default_root_dir), Path(trainer.ckpt_path), trainer.global_step)
-            if not has_best:  # the weights of the best loss are gone
-                self.best_loss = math.inf
-        tell(trainer, first_lines(trainer))
+        if trainer.is_global_zero:
+            run_dir = Path(trainer.default_root_dir)
+            if not is_new and not rewind(run_dir, Path(trainer.ckpt_path), trainer.global_step):
+                self.best_loss = math.inf  # its weights are gone
+            write_atomically(run_dir / CONFIG, self.options.saved.encode())
+            changes = record_code(trainer, self.options.command, self.options.config.code_difference)
+            tell(trainer, f"{changes}\n{first_lines(trainer)}".lstrip())
         self.is_running = True
-        self.show(trainer, "running")
+        self.show(trainer, "running", "running")
         # Not earlier: Lightning creates the loaders' iterators before this hook, and that draws random numbers too.
         if self.resumed_random_state is not None:
             set_random_state(self.resumed_random_state, module.device)
@@ -195,19 +200,19 @@ class EndOfStep(Checkpoint):
         self.signals.install()
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:
+        self.is_running = False
+        self.signals.remove()  # a signal ends the writing of the page
         has_ended = trainer.global_step == trainer.max_steps or stopped_early(trainer)
-        note_state(trainer, "finished" if has_ended else "stopped")
+        self.show(trainer, "finished" if has_ended else "stopped", "ended")
 
     def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         self.signals.remove()
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
         """Ends the run's page after an error: Lightning calls this in place of `teardown`."""
-        if self.is_running and isinstance(exception, Exception):
-            state = "stopped" if isinstance(exception, TrainingInterrupted) else "failed"
-            self.show(trainer, "diverged" if isinstance(exception, Diverged) else state)
-        elif self.is_running:  # a second Ctrl-C, which must not wait for the page
-            note_state(trainer, "stopped")
+        state = "failed" if isinstance(exception, Exception) else "stopped"
+        if self.is_running:
+            self.show(trainer, "diverged" if isinstance(exception, Diverged) else state, "interrupted")
         self.teardown(trainer, module, "fit")
 
     # What this callback saves in a checkpoint, and restores from it.

@@ -1,6 +1,7 @@
-"""What the terminal shows of a run: its first lines, Lightning's bar, and a line for each validation."""
+"""What the terminal shows of a run: its first lines, Lightning's bar, a line for each validation, and its last lines."""
 
 import math
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from tqdm import tqdm
 
-from model.runs.run import REPORT
+from model.runs.run import REPORT, Run
 from model.runs.terminal import output_is_closed, say
 from model.training.hardware import device_name
 
@@ -41,9 +42,16 @@ class Progress(TQDMProgressBar):
 
 
 def tell(trainer: Trainer, text: str) -> None:
-    """Prints a line above the bar, on the first rank, unless trainer.enable_progress_bar is false."""
-    if trainer.is_global_zero and trainer.progress_bar_callback is not None:
-        say_above_bar(text)
+    """Prints above the bar, on the first rank.
+
+    Discards all output once the reader of standard output, such as `head`, has closed it.
+    """
+    if trainer.is_global_zero:
+        try:
+            with tqdm.external_write_mode(sys.stdout):
+                say(text)
+        except BrokenPipeError:
+            output_is_closed()
 
 
 def first_lines(trainer: Trainer) -> str:
@@ -71,44 +79,38 @@ def validation_line(trainer: Trainer) -> str:
     return f"step {steps}: {', '.join(metrics)}"
 
 
-def nothing_trained(trainer: Trainer) -> str:
-    """Returns why no batch was read: the run has reached its end already, or that lies before; "" if any was."""
-    if trainer.fit_loop.total_batch_idx >= 0:
-        return ""
-    limits = f"trainer.max_steps {trainer.max_steps} or trainer.max_time"
-    return f"nothing was trained: the run is at step {trainer.global_step}, and {limits} leaves no step"
+def last_lines(trainer: Trainer) -> str:
+    """Returns what a run prints last: where its files are, what to type next, and what a user should know.
 
-
-def remarks(trainer: Trainer) -> list[str]:
-    """Returns what a user should know of a run that has ended, in sentences.
-
-    These are what more steps do to a learning rate that has decayed, why the run ended before trainer.max_steps, and
-    that its last validation loss is that of guessing, ln V.
+    That is what more steps do to a learning rate that has decayed, why the run ended before trainer.max_steps, and that
+    its last validation loss is that of guessing, ln V. Or only that nothing was trained, because the run has reached
+    its end already, or that lies before.
     """
-    module = trainer.lightning_module
-    said = []
+    step, module = trainer.global_step, trainer.lightning_module
+    if trainer.fit_loop.total_batch_idx < 0:
+        limits = f"trainer.max_steps {trainer.max_steps} or trainer.max_time"
+        return f"nothing was trained: the run is at step {step}, and {limits} leaves no step"
+    run = Run(Path(trainer.default_root_dir))
+    folder = shlex.quote(str(run.folder))
+    lines = [
+        f"\neverything is in {run.folder}/\n",
+        f"  python scripts/generate.py --checkpoint {folder}           generate text",
+        f"  {run.resume_command} --trainer.max_steps N    train it further\n",
+        f"to see what it learned, and to type to it, open {run.folder / REPORT} in a browser",
+    ]
     if module.schedule_config.decay != "none":
-        said.append("if you train it further, its learning rate rises again, because the schedule then ends later")
-    if trainer.global_step != trainer.max_steps:
+        lines.append("if you train it further, its learning rate rises again, because the schedule then ends later")
+    if step != trainer.max_steps:
         reason = stopped_early(trainer) or "trainer.max_time is over, or a callback stopped it"
-        said.append(f"ended after step {trainer.global_step}: {reason}")
+        lines.append(f"ended after step {step}: {reason}")
     loss = module.validation_metrics.get("val/loss", -math.inf)
     guessing = math.log(module.gpt.config.vocab_size)
     if loss >= guessing - LEARNED:
-        said.append(f"it has learned nothing: its validation loss is {loss:.3f}, and that of guessing {guessing:.3f}")
-    return said
+        lines.append(f"it has learned nothing: its validation loss is {loss:.3f}, and that of guessing {guessing:.3f}")
+    return "\n".join(lines)
 
 
 def stopped_early(trainer: Trainer) -> str:
     """Returns why EarlyStopping has ended the run, "" if it has not."""
     reasons = [callback.stopping_reason_message for callback in trainer.early_stopping_callbacks]
     return " ".join(filter(None, reasons))
-
-
-def say_above_bar(text: str) -> None:
-    """Prints above the bar. Discards all output once the reader of standard output, such as `head`, has closed it."""
-    try:
-        with tqdm.external_write_mode(sys.stdout):
-            say(text)
-    except BrokenPipeError:
-        output_is_closed()

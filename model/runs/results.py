@@ -1,13 +1,10 @@
-"""What people read of a run: samples.jsonl, report.html and the summary at its end."""
+"""What people read of a run: samples.jsonl and report.html."""
 
 import json
 import logging
-import shlex
 import time
-from contextlib import suppress
 from pathlib import Path
 
-from model.checkpoint import read_checkpoint
 from model.files import content_of, whole_lines, write_atomically
 from model.inspection.recording import Models, Recording
 from model.mistakes import Mistake, parsing
@@ -16,7 +13,7 @@ from model.pages.page import run_page
 from model.runs.code import read_code
 from model.runs.configs import read_config
 from model.runs.metrics_file import read_metrics
-from model.runs.run import ATTENTION, BEST, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, Run
+from model.runs.run import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, Run
 
 log = logging.getLogger(__name__)
 
@@ -86,29 +83,3 @@ def read_samples(path: Path) -> list[dict]:
     with parsing(path):
         samples = map(json.loads, text.split("\n")[:-1])
         return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]
-
-
-def finish(run_dir: Path) -> str:
-    """Writes a run's last page, and returns the summary: what it reached, where its files are, what to type next."""
-    write_report(run_dir, "ended")
-    return f"""
-{_reached(run_dir)}
-everything is in {run_dir}/
-
-  python scripts/generate.py --checkpoint {shlex.quote(str(run_dir))}           generate text
-  {Run(run_dir).resume_command} --trainer.max_steps N    train it further
-
-to see what it learned, and to type to it, open {run_dir / REPORT} in a browser"""
-
-
-def _reached(run_dir: Path) -> str:
-    """Returns such as "validation: 1.742 bits per byte after 960 steps, best 1.731 after 900"."""
-    column = "val/bits_per_byte"
-    bits = {row["step"]: row[column] for row in read_metrics(run_dir / METRICS) if column in row}
-    if not bits:
-        return "not validated"
-    last = best = max(bits)
-    with suppress(Mistake):  # best.ckpt is missing or damaged
-        best = read_checkpoint(run_dir / BEST, on_disk=True)["global_step"]
-    line = f"validation: {bits[last]:.4f} bits per byte after {last} steps"
-    return line if best == last or best not in bits else f"{line}, best {bits[best]:.4f} after {best}"

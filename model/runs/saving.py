@@ -5,9 +5,8 @@ What --resume does, in this order:
 1. `read_options` picks the checkpoint (see `Run.resumed`) and lays the typed options over the run's config.yaml.
 2. `AtomicCheckpointIO.load_checkpoint` reads the checkpoint and refuses one that cannot be resumed. The model, the
    data module and `EndOfStep.on_load_checkpoint` restore what they saved in it; `start_loops_at` sets the step.
-3. `EndOfStep.on_train_start` calls `rewind`, which deletes what the run recorded after that step, and restores the
-   random states.
-4. `RunFolder.on_train_epoch_start` replaces config.yaml.
+3. `EndOfStep.on_train_start` calls `rewind`, which deletes what the run recorded after that step, replaces config.yaml
+   and restores the random states.
 
 Nothing in the run's folder changes before 3. It is locked after 1.
 """

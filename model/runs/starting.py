@@ -1,22 +1,17 @@
-"""How a run begins: its folder gets a name, is created and locked, and gets its config."""
+"""How a run begins: its folder gets a name, is created and locked."""
 
 import itertools
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import Namespace
-from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.utilities import rank_zero_only
 
-from model.files import write_atomically
 from model.mistakes import Mistake, file_errors
-from model.runs.code import record_code
-from model.runs.command_line import Options
-from model.runs.progress import tell
-from model.runs.run import ATTENTION, CHECKPOINTS, CONFIG, Run
+from model.runs.run import ATTENTION, CHECKPOINTS, Run
 
 if os.name == "posix":
     import fcntl
@@ -31,7 +26,7 @@ def is_first_process() -> bool:
 
 
 def new_run_dir(options: Namespace) -> Path:
-    """Creates the folder of a new run at once, so that no other process takes its name; see `remove_unused`.
+    """Creates the folder of a new run at once, so that no other process takes its name; see `training_in`.
 
     Its name is --name, or by default the name of the last --config and the time, with -2, -3, ... if that is taken.
     Only the first process creates it. A process that Lightning starts for another device gets the name from the first.
@@ -66,8 +61,7 @@ def new_run_dir(options: Namespace) -> Path:
 
 def set_aside(run_dir: Path) -> None:
     """Renames the folder of a run that ended before its first checkpoint. Raises a `Mistake` if it is training."""
-    unlock(lock(run_dir))
-    with file_errors(run_dir):
+    with training_in(run_dir), file_errors(run_dir):
         run_dir.rename(f"{run_dir}-without-checkpoint-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
@@ -83,51 +77,28 @@ def _create(folder: Path) -> bool:
     return True
 
 
-def remove_unused(run_dir: Path) -> None:
-    """Removes the folder of a run that has not begun, and runs/ if it was the only one."""
-    for folder in (run_dir, run_dir.parent):
-        with suppress(OSError):
-            folder.rmdir()  # refuses a folder that holds something
+@contextmanager
+def training_in(folder: Path) -> Iterator[None]:
+    """Keeps other processes from training in a run's folder. Removes it at the end, and runs/, if they are empty then.
 
-
-class RunFolder(callbacks.Callback):
-    """The callback that writes config.yaml and code.json, and ends a run whose folder is gone.
-
-    A new run gets these files when training begins, so that a mistake found earlier leaves nothing behind; a resumed
-    run once all on_train_start hooks have accepted the options.
+    Raises a `Mistake` if another process trains in it.
     """
-
-    def __init__(self, options: Options) -> None:
-        self.options = options
-
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if self.options.run is None and trainer.is_global_zero:
-            self.write(trainer)
-
-    def on_train_epoch_start(self, trainer: Trainer, module: LightningModule) -> None:
-        if self.options.run and trainer.is_global_zero and trainer.fit_loop.total_batch_idx < 0:  # the first epoch
-            self.write(trainer)
-
-    def write(self, trainer: Trainer) -> None:
-        """Writes config.yaml and code.json, and tells what has changed in the code."""
-        write_atomically(Path(trainer.default_root_dir, CONFIG), self.options.saved.encode())
-        if changes := record_code(trainer, self.options.command, self.options.config.code_difference):
-            tell(trainer, changes)
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        """Raises a `Mistake` if the folder has been moved or deleted: a new one would have neither config nor past."""
-        folder = Path(trainer.default_root_dir)
-        if trainer.is_global_zero and not (folder / CONFIG).exists():
-            raise Mistake(f"{folder} has been moved or deleted, so the run ends: to resume it, name its new place")
+    descriptor = lock(folder)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+        for unused in (folder, folder.parent):
+            with suppress(OSError):
+                unused.rmdir()  # refuses a folder that holds something
 
 
 def lock(folder: Path) -> int | None:
-    """Keeps other runs from training in a folder, and returns what `unlock` takes.
+    """Locks a folder until the descriptor that this returns is closed, or the process ends. Leaves no file.
 
-    The lock ends with the process, however that ends, and leaves no file. There is none on Windows, on file systems
-    that cannot lock a folder, and for the processes of a run after the first.
-
-    Raises a `Mistake` if another process has locked the folder.
+    There is no lock on Windows, on file systems that cannot lock a folder, and for the processes of a run after the
+    first.
     """
     if os.name != "posix" or not is_first_process():
         return None
@@ -141,9 +112,3 @@ def lock(folder: Path) -> int | None:
     except OSError:  # a file system that cannot lock a folder
         pass
     return descriptor
-
-
-def unlock(locked: int | None) -> None:
-    """Ends a `lock`."""
-    if locked is not None:
-        os.close(locked)

@@ -10,8 +10,11 @@ if hasattr(signal, "SIGUSR1"):  # Windows has none. Slurm sends it before a job'
     STOP_SIGNALS.append(signal.SIGUSR1)
 
 
-class TrainingInterrupted(Exception):
-    """Raised at the end of a step, after the checkpoint is saved, to stop training because of a signal."""
+class TrainingInterrupted(BaseException):
+    """Raised at the end of a step, after the checkpoint is saved, to stop training because of a signal.
+
+    It is no error, so no `Exception`, as KeyboardInterrupt is none.
+    """
 
     def __init__(self, signum: int):
         super().__init__(f"stopped by {signal.Signals(signum).name}")

@@ -2,13 +2,15 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.command_lines import last_error, tells
+from tests.html_pages import Page
 
 
-def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_validation_and_without_progress_nothing(
+def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_validation_and_without_the_bar_the_lines(
     train, finished_run, monkeypatch, capsys
 ):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -18,7 +20,14 @@ def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_validation_and_without
     assert "| 13/16 [" in shown and "| 16/16 [" in shown  # steps, of two batches each
     assert any(line.startswith("step 16 of 16") for line in re.split("[\r\n]", shown))
     assert train("--resume=runs/run", "--trainer.max_steps=18", "--trainer.enable_progress_bar=false") == 0
-    assert not re.search("words: |step 18", capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    assert re.search("words: (.*\n)*step 18", shown) and "18/18" not in shown
+
+
+def test_the_command_in_the_last_lines_quotes_the_path_and_the_last_page_says_that_the_run_has_ended(train, capsys):
+    assert train("--name=my run", "--trainer.max_steps=1", "--recording.enabled=false") == 0
+    assert "--resume 'runs/my run' --trainer.max_steps" in capsys.readouterr().out
+    assert Page(Path("runs/my run/report.html")).data["status"]["state"] == "ended"
 
 
 @pytest.mark.parametrize("max_steps", [5, 12])

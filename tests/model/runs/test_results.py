@@ -1,15 +1,13 @@
-"""Reading the files of a run, even unfinished or damaged ones, and writing its page and summary."""
+"""Reading the files of a run, even unfinished or damaged ones, and writing its page."""
 
 import json
 import re
 
 import pytest
 
-from model.runs.results import finish, write_report
-from tests.command_lines import tells
+from model.runs.results import write_report
 from tests.html_pages import Page
 from tests.measurements import learned_recording
-from tests.small_runs import column
 
 METRICS = """step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_second,mfu,attention/first_token/layer_0
 0,,,,,,,,0.25
@@ -63,27 +61,9 @@ def test_the_page_leaves_out_diverged_losses_unfinished_lines_and_missing_files(
         assert not data_of(run)["learning"][field]
 
 
-def test_the_command_in_the_summary_quotes_the_path_and_needs_a_checkpoint(tmp_path):
-    run = tmp_path / "my runs" / "a"
-    (run / "checkpoints").mkdir(parents=True)
-    summary = finish(run)
-    assert f"--resume '{run}' --trainer.max_steps" in summary and f"{run}/\n" in summary
-
-
-def test_the_summary_has_the_last_loss_and_that_of_the_best_checkpoint(kept):
-    """Not the lowest loss of all rows, which may be of another validation text."""
-    bits = column(kept, "val/bits_per_byte")
-    said = finish(kept)
-    assert tells(said, f"{bits[12]:.4f} 12") and ", best " not in said
-    (kept / "checkpoints/step_00000008.ckpt").replace(kept / "checkpoints/best.ckpt")
-    said = finish(kept)
-    assert tells(said, f"{bits[12]:.4f} 12 {bits[8]:.4f} 8")
-    assert Page(kept / "report.html").data["status"]["state"] == "ended"
-
-
 def test_the_last_page_holds_the_weights_of_the_best_and_all_kept_steps(kept):
     (kept / "checkpoints/step_00000004.ckpt").replace(kept / "checkpoints/best.ckpt")
-    finish(kept)
+    write_report(kept, "ended")
     page = Page(kept / "report.html")
     assert [one["step"] for one in page.data["run"]["snapshots"] if "weights" in one] == [0, 3, 4, 8, 12]
     assert "text" not in data_of(kept)  # the page of a running run has no weights
@@ -92,5 +72,5 @@ def test_the_last_page_holds_the_weights_of_the_best_and_all_kept_steps(kept):
 @pytest.mark.parametrize("file", ["samples.jsonl", "checkpoints/best.ckpt"])
 def test_a_page_that_fails_does_not_fail_the_run(file, kept, caplog):
     (kept / file).write_text("damaged\n")
-    finish(kept)
+    write_report(kept, "ended")
     assert re.search(rf"page.*{file}\b", caplog.text)

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_only
 
 from data.datamodule import TextDataModule
-from model.runs.starting import lock, new_run_dir, remove_unused, unlock
+from model.runs.starting import new_run_dir, training_in
 from model.training.module import GPTModule
 from tests.command_lines import last_error, mistake, tells
 from tests.watching import before_call
@@ -27,7 +27,8 @@ def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_exis
         return folder.name
 
     assert [created() for _ in range(3)] == ["own-now", "own-now-2", "own-now-3"]
-    remove_unused(tmp_path / "own-now-2")
+    with training_in(tmp_path / "own-now-2"):  # it is empty in the end
+        pass
     assert created() == "own-now-2"
     with monkeypatch.context() as other_device:  # its process starts later, when the folder may exist
         other_device.setattr(rank_zero_only, "rank", 1)
@@ -39,8 +40,7 @@ def test_a_new_run_is_named_after_its_config_and_the_time_and_never_uses_an_exis
     for name in ("own-now", "checkpoints", "attention", "../x", "..", "", "/tmp/x", "a/b"):
         with mistake("--name"):
             created(name)
-    remove_unused(tmp_path / "a")
-    assert {path.name for path in tmp_path.iterdir()} == {"own-now", "own-now-2", "own-now-3"}
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "own-now", "own-now-2", "own-now-3"}
 
 
 class Away(Callback):
@@ -82,17 +82,17 @@ def test_what_a_config_names_outside_its_run_is_told_before_it_is_read_or_writte
 def test_a_run_that_is_trained_is_locked_and_cannot_be_resumed(train, finished_run, monkeypatch, capsys):
     """As another process sees it."""
     resume = "--resume=runs/run", "--trainer.max_steps=13"
-    locked = lock(finished_run)
-    assert train(*resume) == 2 and tells(last_error(capsys), "runs/run")
-    unlock(locked)
+    with training_in(finished_run):
+        assert train(*resume) == 2 and tells(last_error(capsys), "runs/run")
 
     def refused(*_):
-        with mistake("runs/run"):
-            lock(finished_run)
+        with mistake("runs/run"), training_in(finished_run):
+            pass
 
     before_call(monkeypatch.setattr, GPTModule, "training_step", refused)
     assert train(*resume) == 0
-    unlock(lock(finished_run))
+    with training_in(finished_run):
+        pass
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
