@@ -15,9 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
-import sysconfig
 import zlib
-from collections.abc import Collection
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -37,9 +35,6 @@ RELEASE = "0.1.0"  # of the package too, see pyproject.toml
 ROOT = Path(__file__).parents[2]
 # The files that a training computes with. What only records, measures or shows is left out.
 TRAINING = ("train.py", "model/*.py", "model/training/*.py", "data/**/*.py")
-PROJECT = ("train.py", "model", "data", "scripts", "tests")
-STDLIB = Path(sysconfig.get_path("stdlib"))
-INSTALLED = {"site-packages", "dist-packages"}
 PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
 GIT_SECONDS = 10
 # What is removed from a recorded command line: the folders of absolute paths, and what looks like a password.
@@ -49,28 +44,16 @@ HIDDEN = re.compile(
 )
 
 
-def own_sources(names: Collection[str] | None) -> dict[str, str]:
+def sources() -> dict[str, str]:
     """Returns the text of the files that a training runs, by their names as seen from the checkout.
 
-    The user's own modules, which lie in the current folder, belong to them: those in `names`, by default those loaded.
+    The user's own modules belong to them: those that have been loaded from the current folder.
     """
     here = Path.cwd()
-    if names is None:
-        files = [getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]]
-        paths = [Path(file) for file in files if file.startswith(str(here))]  # before all else: a run loads thousands
-    else:
-        paths = [here / name for name in names]
-    sources = {path.relative_to(here).as_posix(): path for path in paths if is_own(path, here)}
-    sources |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
-    return {name: path.read_text("utf-8", "replace") for name, path in sorted(sources.items())}
-
-
-def is_own(path: Path, folder: Path) -> bool:
-    """Whether a file is Python code in a user's folder, and neither of this project nor installed, as Python itself."""
-    is_inside = path.suffix == ".py" and folder in path.parents and ".." not in path.parts
-    is_of_project = ROOT in path.parents and path.relative_to(ROOT).parts[0] in PROJECT
-    is_installed = STDLIB in path.parents or not INSTALLED.isdisjoint(path.parts)
-    return is_inside and not is_of_project and not is_installed and path.is_file()
+    loaded = [Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]]
+    paths = {path.name: path for path in loaded if path.parent == here}
+    paths |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
+    return {name: path.read_text("utf-8", "replace") for name, path in sorted(paths.items())}
 
 
 def code_hash(source: str) -> str:
@@ -78,12 +61,6 @@ def code_hash(source: str) -> str:
     with suppress(SyntaxError):
         source = ast.unparse(ast.parse(source))
     return hashlib.sha256(source.encode()).hexdigest()[:16]
-
-
-def blob_hash(source: str) -> str:
-    """Returns the name that git gives to a file of this text."""
-    content = source.encode()
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 def git(*arguments: str) -> str:
@@ -94,21 +71,18 @@ def git(*arguments: str) -> str:
     return ""
 
 
-def current_code(names: Collection[str] | None = None) -> dict[str, Any]:
-    """Returns the part of an entry of code.json that describes the code, see `own_sources`.
+def current_code() -> dict[str, Any]:
+    """Returns the part of an entry of code.json that describes the code, see `sources`.
 
     That is the "commit", None without one; by file "changed", such as "changed: +9 -2" since the commit, and the
     "hashes"; and the "difference" from the commit, as `diff -U0` writes it.
     """
-    sources = own_sources(names)
+    texts = sources()
     commit, _, _ = git("rev-parse", "HEAD", "HEAD:./train.py").partition("\n")  # none if train.py is not in it
-    files = git("ls-tree", "-r", commit)
     changed, difference = {}, []
-    for name, source in sources.items() if commit else ():
-        if f"{blob_hash(source)}\t{name}\n" in files:  # as in the commit: asked here, not in a process for each file
-            continue
-        committed = git("cat-file", "blob", f"{commit}:./{name}").splitlines()
-        lines = [*difflib.unified_diff(committed, source.splitlines(), name, name, lineterm="", n=0)]
+    for name, text in texts.items() if commit else ():
+        committed = git("cat-file", "blob", f"{commit}:./{name}")
+        lines = [*difflib.unified_diff(committed.splitlines(), text.splitlines(), name, name, lineterm="", n=0)]
         if lines:
             signs = [line[0] for line in lines[2:]]  # two lines name the file
             changed[name] = f"changed: +{signs.count('+')} -{signs.count('-')}"
@@ -116,7 +90,7 @@ def current_code(names: Collection[str] | None = None) -> dict[str, Any]:
     return {
         "commit": commit or None,
         "changed": changed,
-        "hashes": {name: code_hash(source) for name, source in sources.items()},
+        "hashes": {name: code_hash(text) for name, text in texts.items()},
         "difference": "\n".join(difference),
     }
 
@@ -125,10 +99,13 @@ def changed_files(entries: list[dict[str, Any]], code: dict[str, Any]) -> str:
     """Returns what has changed from the last entry to `code`, such as "model/attention.py changed: +9 -2".
 
     The lines are those since the commit of `code`. If there is no entry, this returns what has changed since then.
+    A file that only one of the two has is not named: it changes nothing without a change in the file that needs it, and
+    a user's own modules may not be loaded yet.
     """
     names = {*code["changed"]}
     if entries:
-        names = {name for name, _ in entries[-1]["hashes"].items() ^ code["hashes"].items()}
+        before = entries[-1]["hashes"]
+        names = {name for name, digits in code["hashes"].items() if before.get(name, digits) != digits}
     return ", ".join(f"{name} {code['changed'].get(name, 'changed')}" for name in sorted(names))
 
 
@@ -152,13 +129,8 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     gpt = trainer.lightning_module.gpt
     data = trainer.datamodule
     validation = data.tokenized.validation
-    checksum = validation.checksum
-    num_bytes = validation.num_bytes
     num_targets = sum(trainer.num_val_batches) * data.validation_batch_size * data.context_length
-    if num_targets < validation.num_tokens - 1:  # trainer.limit_val_batches leaves some out
-        read = validation.read(0, num_targets + 1)
-        checksum = zlib.crc32(read)
-        num_bytes = data.tokenizer.num_bytes(read)
+    read = validation.read(0, num_targets + 1)  # all of it, unless trainer.limit_val_batches leaves some out
     options = sorted(compared(dict(flat(read_config(run_dir / CONFIG)))).items())
     earlier = [entry for entry in read_code(run_dir) if entry["step"] < step]
     code = current_code()
@@ -176,8 +148,8 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
         "threads": torch.get_num_threads(),
         "parameters": gpt.num_parameters(),
         "flops_per_token": gpt.flops_per_token(),
-        "validation_tokens": checksum,  # of those that are read
-        "validation_bytes": num_bytes,
+        "validation_tokens": zlib.crc32(read),
+        "validation_bytes": data.tokenizer.num_bytes(read),
     }
     write_atomically(run_dir / CODE, json.dumps([*earlier, entry], indent=1, ensure_ascii=False).encode())
     return entry["since"]
@@ -187,12 +159,10 @@ def read_code(run_dir: Path) -> list[dict[str, Any]]:
     """Returns the entries of a run's code.json, [] if there is none. Raises a `Mistake` if it is damaged."""
     with parsing(run_dir / CODE):
         entries = json.loads(content_of(run_dir / CODE) or "[]")
-        for entry in entries:
-            words = [f"{entry['step']:d}", entry["since"], *entry["changed"].values()]
-            words += [*entry["hashes"], *entry["hashes"].values()]
-            if not "".join(words).isprintable():
-                raise Mistake("it is not about code")
-    return entries
+        return [
+            entry | {"step": int(entry["step"]), "since": str(entry["since"]), "hashes": dict(entry["hashes"])}
+            for entry in entries
+        ]
 
 
 def check_code(path: Path, gpt: GPT, checkpoint: dict[str, Any], *, refuse: bool) -> None:
@@ -207,8 +177,7 @@ def check_code(path: Path, gpt: GPT, checkpoint: dict[str, Any], *, refuse: bool
         return
     step = max(1, checkpoint["global_step"])
     entries = [entry for entry in read_code(Run.open(path).folder) if entry["step"] < step]
-    known = entries[-1]["hashes"].keys() if entries else ()
-    reason = changed_files(entries, current_code(known)) or (
+    reason = changed_files(entries, current_code()) or (
         "no file is known to have changed, so a function was replaced, or a package computes something else"
     )
     if refuse:
