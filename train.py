@@ -24,7 +24,7 @@ from model.kernels import keep_freed_memory
 from model.mistakes import Mistake
 from model.runs.command_line import Options, explanation, quiet, read_options
 from model.runs.end_of_step import EndOfStep
-from model.runs.metrics import CSVLogger
+from model.runs.metrics import RunLogger
 from model.runs.progress import Progress, last_lines, tell
 from model.runs.recorder import Recorder, Samples
 from model.runs.run import RUNS, Run
@@ -33,7 +33,7 @@ from model.runs.starting import new_run_dir, training_in
 from model.runs.stop_signals import TrainingInterrupted
 from model.runs.terminal import exit_status, gets_sentence, say
 from model.runs.trainer_options import OTHERS, as_list, trainer_arguments, working_callbacks
-from model.runs.wandb_logger import WandbLogger, WandbMode
+from model.runs.weights_and_biases import WandbMode, WeightsAndBiases
 from model.training.module import GPTModule
 
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
@@ -88,11 +88,11 @@ def build_parser() -> ArgumentParser:
 
 
 def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step: EndOfStep) -> Trainer:
-    """Builds Lightning's Trainer with this project's callbacks, loggers and plugins, and with the user's.
+    """Builds Lightning's Trainer with this project's callbacks, logger and plugins, and with the user's.
 
     built: the options, with an object in place of each option or group that describes one.
     """
-    loggers = [CSVLogger(run_dir), WandbLogger(run_dir, options.config.wandb)]
+    logger = RunLogger(run_dir, WeightsAndBiases(run_dir, options.config.wandb))
     # The user's callbacks run before EndOfStep: Lightning runs Checkpoint callbacks last.
     callbacks = [end_of_step, *working_callbacks(built.trainer.callbacks)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
@@ -101,7 +101,7 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
     overrides = {
         "default_root_dir": run_dir,
         "callbacks": callbacks,
-        "logger": [*loggers, *as_list(built.trainer.logger)],
+        "logger": [logger, *as_list(built.trainer.logger)],
         "plugins": [AtomicCheckpointIO(options.config.other_code)],
     }
     if SLURMEnvironment.detect():
@@ -115,8 +115,7 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
         if "lightning" not in Path(extract_tb(error.__traceback__)[-1].filename).parts:
             raise
         raise Mistake(str(error)) from error  # no such device, strategy or accelerator; two callbacks of a kind
-    for logger in loggers:
-        logger.trainer = trainer
+    logger.trainer = trainer
     if isinstance(built.trainer.profiler, str):
         trainer.profiler.filename = "profile"  # its table goes into the run's folder, not to the terminal
     return trainer

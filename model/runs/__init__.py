@@ -9,9 +9,8 @@ Read the main files in this order:
     stop_signals.py   how a signal stops a run
     code.py           the code of a run, and what has changed since
     saving.py         checkpoints, and what --resume does
-    metrics.py        training metrics, and metrics.csv
+    metrics.py        training metrics, and the logger of metrics.csv and of Weights & Biases
     recorder.py       attention maps and samples recorded while the model trains
-    wandb_logger.py   the same metrics, maps and samples for Weights & Biases
     progress.py       lines on the terminal
     results.py        reads what a run has recorded, and writes its page
 """

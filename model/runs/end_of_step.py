@@ -41,7 +41,6 @@ from model.runs.results import write_report
 from model.runs.run import CONFIG, STATE
 from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
 from model.runs.stop_signals import StopSignals, TrainingInterrupted
-from model.runs.wandb_logger import WandbLogger
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +120,6 @@ class EndOfStep(Checkpoint):
             self.samples.write(trainer, module)
             tell(trainer, validation_line(trainer))
         if is_recorded or is_validated:
-            for logger in trainer.loggers:
-                if isinstance(logger, WandbLogger):
-                    logger.log_records(self.recorder.recording if is_recorded else None)
             self.show(trainer, "running", "running")
         # All ranks must stop together, so each asks the others whether they received a signal. Not at every step, where
         # each would wait for the slowest.

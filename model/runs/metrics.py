@@ -1,4 +1,4 @@
-"""The training metrics, and the loggers that write all metrics of a step as one row."""
+"""The training metrics, and the logger that writes all metrics of a step as one row."""
 
 import math
 import time
@@ -14,6 +14,7 @@ from model.files import append
 from model.mistakes import Mistake
 from model.runs.metrics_file import Row, as_csv, read_metrics, write_metrics
 from model.runs.run import METRICS
+from model.runs.weights_and_biases import WeightsAndBiases
 from model.training.hardware import peak_flops
 
 
@@ -84,20 +85,25 @@ def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
         logger.log_metrics(metrics, step=trainer.global_step)
 
 
-class StepLogger(Logger):
-    """Collects all metrics of a step in one row. A step is the number of updates that the weights have had.
+class RunLogger(Logger):
+    """Writes metrics.csv, where all metrics of a step are one row, and passes them on to Weights & Biases.
 
-    The step that Lightning passes to a logger is not that number: `self.log` during an update passes the step before,
-    and callbacks at the start of a batch choose one themselves. So this takes the step from the trainer.
+    A step is the number of updates that the weights have had. The step that Lightning passes to a logger is not that
+    number: `self.log` during an update passes the step before, and callbacks at the start of a batch choose one
+    themselves. So this takes the step from the trainer.
     """
 
     name = version = ""  # so that ModelCheckpoint's save_dir/name/version/checkpoints is the run's checkpoints/
 
-    def __init__(self, run_dir: Path):
+    def __init__(self, run_dir: Path, wandb: WeightsAndBiases):
         super().__init__()
         self.run_dir = run_dir
+        self.path = run_dir / METRICS
+        self.wandb = wandb
         self.trainer: Trainer | None = None  # set before training begins
-        self.row: dict[str, Any] = {}
+        self.row: Row = {}
+        self.written: Row = {}  # the row that was written last
+        self.columns: list[str] = []
 
     @property
     def save_dir(self) -> str:
@@ -108,42 +114,29 @@ class StepLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        step = self.trainer.global_step
-        if self.row and self.row["step"] != step:
-            self.write(self.row)
+        """Takes tensors too. Raises an error at the caller's line for a value that would make the file unreadable."""
+        numbers = {name: value if type(value) in (int, float) else float(value) for name, value in metrics.items()}
+        numbers["step"] = self.trainer.global_step  # callbacks may log a step of their own
+        numbers.pop("epoch", None)  # Lightning adds it, a count of validations
+        if self.row.get("step") != numbers["step"]:
+            self.write()
             self.row = {}
-        self.row = {**self.row, **metrics, "step": step}  # last: callbacks may log a step of their own
-        self.row.pop("epoch", None)  # Lightning adds it, a count of validations
+        self.row = self.row | numbers
+        self.wandb.log(numbers)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        if self.row and self.run_dir.exists():
-            self.write(self.row)
+        self.write()
+        self.wandb.finish(status)
 
-    def write(self, row: dict[str, Any]) -> None:
-        """Writes a row. It is called again with the same step if the row has got more metrics since."""
-        raise NotImplementedError
+    def write(self) -> None:
+        """Writes the row, again if it has got more metrics since. The file is read only then, and need not exist.
 
-
-class CSVLogger(StepLogger):
-    """Writes metrics.csv. It is not read before the first row, and need not exist."""
-
-    def __init__(self, run_dir: Path):
-        super().__init__(run_dir)
-        self.path = run_dir / METRICS
-        self.columns: list[str] = []
-        self.written: Row = {}  # the row that was written last
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Takes tensors too. Raises an error at the caller's line for a value that would make the file unreadable."""
-        numbers = {name: value if type(value) in (int, float) else float(value) for name, value in metrics.items()}
-        super().log_metrics(numbers, step)
-
-    def write(self, row: Row) -> None:
-        """Appends the row where that is enough; writes the whole file if a column is new or the step has a row."""
-        if row == self.written:
+        Appends where that is enough; writes the whole file if a column is new or the step has a row.
+        """
+        row, step = self.row, self.row.get("step")
+        if row == self.written or not self.run_dir.exists():
             return
-        step = row["step"]
         if step != self.written.get("step") and row.keys() <= set(self.columns):
             append(self.path, as_csv(self.columns, [row]))
         else:

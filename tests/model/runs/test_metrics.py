@@ -10,15 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.runs.metrics import CSVLogger, TrainingMetrics
+from model.runs.metrics import RunLogger, TrainingMetrics
 from model.runs.metrics_file import COLUMNS, read_metrics
 from model.runs.saving import rewind
+from model.runs.weights_and_biases import WeightsAndBiases
 from tests.command_lines import mistake
 from tests.small_runs import csv_rows, metrics
 
 
-def csv_logger(folder):
-    logger = CSVLogger(folder)
+def run_logger(folder):
+    logger = RunLogger(folder, WeightsAndBiases(folder, "disabled"))
     logger.trainer = SimpleNamespace(global_step=0)
     return logger
 
@@ -30,7 +31,7 @@ def log(logger, step, **figures):
 
 def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_before_it(tmp_path):
     """Not the epoch, which Lightning adds, nor a callback's own step, nor what would make the file unreadable."""
-    logger, figures = csv_logger(tmp_path), {"train/loss": 2.5, "lr": 0.1, "epoch": 0}
+    logger, figures = run_logger(tmp_path), {"train/loss": 2.5, "lr": 0.1, "epoch": 0}
     logger.finalize("failed")
     assert not list(tmp_path.iterdir())  # before the first metric
     log(logger, 10, **figures)
@@ -38,7 +39,7 @@ def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_be
     log(logger, 10, **{"val/loss": 2.25})
     log(logger, 20, **{"train/loss": 1 / 3, "attention/first_token/layer_0": 0.5})
     logger.finalize("running")
-    logger = csv_logger(tmp_path)  # that of a resumed run
+    logger = run_logger(tmp_path)  # that of a resumed run
     log(logger, 20, lr=0.2)
     log(logger, 30, lr=3.0)
     logger.log_metrics({"step": 99, "norm": torch.tensor(0.5), "is_large": True, "count": np.int64(3)})
@@ -62,7 +63,7 @@ def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_fac
     path = run / "metrics.csv"
 
     def rows_after(steps):
-        logger = csv_logger(run)
+        logger = run_logger(run)
         for step in steps:
             log(logger, step, **{"train/loss": step / 7} | ({"extra": step} if has_extra[step] else {}))
         logger.finalize("success")
