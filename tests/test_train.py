@@ -22,7 +22,7 @@ from model.gpt import GPT, GPTConfig
 from model.inspection.recording import Recording
 from model.runs.code import read_code
 from model.runs.end_of_step import EndOfStep
-from model.runs.results import read_samples
+from model.runs.records import read_lines
 from model.runs.run import Run
 from model.training.module import GPTModule
 from tests import programs
@@ -48,7 +48,7 @@ def test_a_run_leaves_everything_in_its_folder_tells_of_itself_and_opens_no_conn
     losses = column(run, "train/loss")
     assert [*column(run, "val/loss")] == [4, 8, 12] and losses[12] < losses[2] - 0.5
     assert column(run, "tokens")[12] == 12 * 4 * 16
-    assert [sample["step"] for sample in read_samples(run / "samples.jsonl") if sample["text"]] == [4, 8, 12]
+    assert [sample["step"] for sample in read_lines(run / "samples.jsonl") if sample["text"]] == [4, 8, 12]
     assert Recording.open(run / "attention").steps == [0, 4, 8, 12]
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)  # it is plain data
     assert checkpoint["global_step"] == 12 and checkpoint["tokenizer"]["name"] == "bytes"
@@ -169,6 +169,15 @@ def test_a_run_resumed_at_an_earlier_step_deletes_what_came_after_it(train, trai
     assert train("--resume=runs/run") == 0
     assert steps_of("runs/run") == steps_of(whole)
     assert_same_run(whole, "runs/run")
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_the_best_of_a_run_whose_best_is_deleted_is_one_that_follows(train, trained):
+    """However low the loss of the deleted one was."""
+    shutil.copytree(trained(KEPT), "runs/run")
+    worse = ["--model.optimizer.rate_scale=0", "--trainer.max_steps=10"]  # not better than before
+    assert train("--resume=runs/run/checkpoints/step_00000008.ckpt", *worse) == 0
+    assert steps_of("runs/run")["best"] == 10
 
 
 def test_the_initial_model_is_the_best_where_training_makes_it_worse(train, finished_run):

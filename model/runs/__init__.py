@@ -11,6 +11,7 @@ Read the main files in this order:
     saving.py         checkpoints, and what --resume does
     metrics.py        training metrics, and the logger of metrics.csv and of Weights & Biases
     recorder.py       attention maps and samples recorded while the model trains
+    records.py        reads and writes the files that grow with the steps
     progress.py       lines on the terminal
-    results.py        reads what a run has recorded, and writes its page
+    results.py        writes the run's page
 """

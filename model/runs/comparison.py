@@ -5,8 +5,6 @@ from a stranger: they are data, and only shown.
 """
 
 import glob
-import json
-from collections import ChainMap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
@@ -17,13 +15,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from model.files import whole_lines
 from model.inspection.formation import formation
 from model.mistakes import Mistake, parsing
 from model.pages.learning import short, training_seconds
 from model.runs.code import read_code
 from model.runs.configs import compared, flat, read_config
-from model.runs.metrics_file import Row, read_metrics
+from model.runs.records import Row, read_lines, read_metrics
 from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, Run
 from model.runs.scaling import power_law
 from model.runs.terminal import sentence, shown
@@ -94,8 +91,8 @@ class Comparison:
         return pd.DataFrame({"x": points[axis].mean(), "y": measured.mean(), "error": measured.sem()})
 
     def fit(self) -> str:
-        """Fits a scaling law to the comparable variants, see `power_law`."""
-        rows = self.rows[self.rows["comparable"]]
+        """Fits a scaling law to the variants that can be compared with the first, see `power_law`."""
+        rows = self.rows[self.rows["pairs"] > 0]
         return power_law(rows["tokens"] * rows[FLOPS], rows[self.measure], self.measure)
 
 
@@ -106,9 +103,8 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
 
     Runs that cannot be read are left out and named. Raises a `Mistake` if none is left.
     """
-    runs = [runs] if isinstance(runs, (str, Path)) else runs
     folders: dict[Path, str] = {}  # each run once, even if it is given twice, or by a link
-    for run in runs:
+    for run in [runs] if isinstance(runs, (str, Path)) else runs:
         # The name of an existing folder is not a pattern, though it may look like one: lr[1].
         matches = [] if Path(run).exists() else sorted(glob.glob(str(run)))  # noqa: PTH207
         folders |= {Path(path).resolve(): path for path in matches or [str(run)]}
@@ -120,7 +116,7 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
             notes.append(f"left out: {sentence(error)}")
     if not outcomes:
         raise Mistake("; ".join(["there is no run to compare", *notes]))
-    all_traits, code, all_figures, histories = zip(*outcomes, strict=True)
+    all_traits, all_figures, histories = zip(*outcomes, strict=True)
     traits, figures = pd.DataFrame(all_traits).fillna("none"), pd.DataFrame(all_figures)
 
     measure = LOSS
@@ -130,33 +126,33 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
         figures = figures.drop(columns=figures.filter(like=LOSS))
         if goal is not None:
             notes.append("no steps and minutes to a loss, because nats per token do not compare across tokenizers")
-    validated = traits.filter([STATE, TOKENS, BYTES, "trainer.limit_val_batches"])
+    validated = traits.filter([STATE, TOKENS, BYTES])
     figures.insert(0, DIFFERENCE, figures[measure].where((validated == validated.iloc[0]).all(axis=1)))
-
-    words = ChainMap(*code)
-    variants = []
-    varying = traits.loc[:, traits.nunique() > 1].to_dict("records")
-    first = varying[0]
-    for own in varying:
-        differing = {name: value for name, value in own.items() if own == first or value != first[name]}
-        label = ", ".join(f"{name} {words.get(value, value)}" for name, value in differing.items())
-        variants.append(shown(label) or traits[STATE][0])
-    figures["variant"] = variants
+    figures.insert(0, "variant", variants(traits))
     return Comparison(
         over_seeds(figures),
-        pd.concat(histories, keys=zip(variants, figures["seed"], strict=True), names=["variant", "seed"]),
+        pd.concat(histories, keys=zip(figures["variant"], figures["seed"], strict=True), names=["variant", "seed"]),
         measure,
         [EXPLANATION, *notes],
     )
 
 
-def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[str, str], dict[str, Any], pd.DataFrame]:
+def variants(traits: pd.DataFrame) -> list[str]:
+    """Names the variant of each run by what differs from the first run; the first one by all that differs in others."""
+    first, *others = traits.loc[:, traits.nunique() > 1].to_dict("records")
+    names = []
+    for own in (first, *others):
+        differing = [f"{name} {value}" for name, value in own.items() if own == first or value != first[name]]
+        names.append(shown(", ".join(differing)) or traits[STATE][0])
+    return names
+
+
+def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[str, Any], pd.DataFrame]:
     """Reads what a run has reached so far, which may still be training.
 
     Returns:
         What the runs of a variant share: options, and since which step they are other ones; STATE, TOKENS, BYTES; and
-            the digits of each file of the code.
-        What the digits of changed files are called, such as "3f2a1b changed: +9 -2".
+            the first digits of each file's hash.
         The figures of the table: the run's name as "runs", its "seed", and numbers, see `figures_of`.
         The `history_of` the run.
 
@@ -167,11 +163,10 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
     options = dict(flat(read_config(folder / CONFIG)))
     starts = read_code(folder)
     rows = read_metrics(folder / METRICS)
-    scores = whole_lines(folder / HEAD_SCORES)
+    snapshots = read_lines(folder / HEAD_SCORES)
     with parsing(folder):
         last = starts[-1]
         history = history_of(rows, last["flops_per_token"])
-        snapshots = map(json.loads, scores.splitlines())
         formed = formation((each["step"], each["formed"]) for each in snapshots)
         figures = {
             "runs": shown(folder.resolve().name),
@@ -185,15 +180,13 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
             unended = "running or killed" if state == "running" else state
             state = f"{unended} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
         traits = {name: str(value) for name, value in compared(options).items()}
+        traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
         for before, start in pairwise(starts):
             if start["options"] != before["options"]:
                 traits[f"other options at step {start['step']}"] = "yes"
-        traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
         for file in last["hashes"]:
-            digits = dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts)
-            traits[file] = " then ".join(digits)
-        code = {traits[file]: f"{traits[file]} {changed}" for file, changed in last["changed"].items()}
-        return traits, code, figures, history
+            traits[file] = " then ".join(dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts))
+        return traits, figures, history
 
 
 def history_of(rows: list[Row], flops_per_token: float) -> pd.DataFrame:
@@ -222,12 +215,11 @@ def figures_of(history: pd.DataFrame, goal: float | None) -> dict[str, float]:
 def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:
     """Returns by variant the mean of each figure over "seeds" with its standard error, see ERROR, and its "runs".
 
-    figures: a row for each run. DIFFERENCE has what is compared with the first variant, seed by seed.
+    figures: a row for each run. DIFFERENCE has what is compared with the first variant, in "pairs" of the same seed.
 
     Runs with the same seed count as one. A figure that one seed lacks is NaN.
     """
     by_seed = figures.groupby(["variant", "seed"], sort=False).mean(numeric_only=True)
-    is_comparable = by_seed[DIFFERENCE].notna().groupby("variant", sort=False).all()
     first = by_seed.loc[figures["variant"][0], DIFFERENCE]
     by_seed[DIFFERENCE] = by_seed[DIFFERENCE].sub(first, level="seed")
     seeds = by_seed.groupby("variant", sort=False)
@@ -235,7 +227,6 @@ def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:
     is_known[DIFFERENCE] = True
     rows = seeds.mean().where(is_known)
     rows = rows.join(seeds.sem().where(is_known).add_suffix(ERROR))
-    rows["comparable"] = is_comparable
     rows["seeds"] = seeds.size()
     rows["pairs"] = seeds[DIFFERENCE].count()
     rows["runs"] = figures.groupby("variant")["runs"].agg(", ".join)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model.files import append
 from model.mistakes import Mistake
-from model.runs.metrics_file import Row, as_csv, read_metrics, write_metrics
+from model.runs.records import Row, as_csv, read_metrics, write_metrics
 from model.runs.run import METRICS
 from model.runs.weights_and_biases import WeightsAndBiases
 from model.training.hardware import peak_flops

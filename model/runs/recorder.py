@@ -1,6 +1,5 @@
 """What a run records of its model while it trains: attention maps and measurements on fixed texts, and samples."""
 
-import json
 import logging
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +16,7 @@ from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import MAX_TOKENS, Texts, repeated_tokens, repeated_windows, spread_starts
 from model.mistakes import Mistake, check_range
 from model.runs.metrics import log_metrics
+from model.runs.records import as_line
 from model.runs.run import ATTENTION, SAMPLES
 
 log = logging.getLogger(__name__)
@@ -157,4 +157,4 @@ class Samples:
         )
         text = tokenizer.decode(tokens[0, len(prompt) :].tolist())
         sample = {"step": step, "prompt": self.prompt, "text": text}
-        append(Path(trainer.default_root_dir, SAMPLES), json.dumps(sample, ensure_ascii=False) + "\n")
+        append(Path(trainer.default_root_dir, SAMPLES), as_line(sample))

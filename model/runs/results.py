@@ -1,18 +1,17 @@
-"""What people read of a run: samples.jsonl and report.html."""
+"""The page of a run, report.html."""
 
-import json
 import logging
 import time
 from pathlib import Path
 
-from model.files import content_of, whole_lines, write_atomically
+from model.files import content_of, write_atomically
 from model.inspection.recording import Models, Recording
-from model.mistakes import Mistake, parsing
+from model.mistakes import Mistake
 from model.pages.learning import learning
 from model.pages.page import run_page
 from model.runs.code import read_code
 from model.runs.configs import read_config
-from model.runs.metrics_file import read_metrics
+from model.runs.records import read_lines, read_metrics
 from model.runs.run import ATTENTION, CONFIG, HEAD_SCORES, METRICS, REPORT, SAMPLES, Run
 
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
         recording = Recording.open(run_dir / ATTENTION, name)
     learning_data = learning(
         read_metrics(run_dir / METRICS),
-        read_samples(run_dir / SAMPLES),
+        read_lines(run_dir / SAMPLES),
         content_of(run_dir / CONFIG).decode(),
         read_config(run_dir / CONFIG),
     )
@@ -75,11 +74,3 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
         state=state,
         gap=gap,
     )
-
-
-def read_samples(path: Path) -> list[dict]:
-    """Reads step, prompt and text of every sample; [] if there is no file. Raises a `Mistake` for a damaged one."""
-    text = whole_lines(path)
-    with parsing(path):
-        samples = map(json.loads, text.split("\n")[:-1])
-        return [{"step": int(one["step"]), "prompt": str(one["prompt"]), "text": str(one["text"])} for one in samples]

@@ -11,7 +11,6 @@ What --resume does, in this order:
 Nothing in the run's folder changes before 3. It is locked after 1.
 """
 
-import json
 import logging
 import random
 import shutil
@@ -26,11 +25,11 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
 from model.checkpoint import open_checkpoint, read_checkpoint
-from model.files import atomic_file, whole_lines, write_atomically
+from model.files import atomic_file, write_atomically
 from model.inspection.recording import Recording
-from model.mistakes import Mistake, check_range, file_errors, listed, parsing
+from model.mistakes import Mistake, check_range, file_errors, listed
 from model.runs.code import check_code
-from model.runs.metrics_file import read_metrics, write_metrics
+from model.runs.records import as_line, read_lines, read_metrics, write_metrics
 from model.runs.run import ATTENTION, BEST, HEAD_SCORES, LAST, METRICS, SAMPLES, Run
 
 log = logging.getLogger(__name__)
@@ -113,17 +112,15 @@ def copy(source: Path, target: Path) -> None:
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     """Deletes what a run recorded after `step`, the step of the checkpoint `resumed`, which becomes last.ckpt.
 
-    It becomes best.ckpt too if its val/loss is the lowest yet and best.ckpt is gone. Returns whether there is one.
-
-    Raises a `Mistake` for a damaged metrics.csv, samples.jsonl or scores.jsonl, before it changes anything.
+    Returns whether there is a best.ckpt then. Raises a `Mistake` for a damaged metrics.csv, samples.jsonl or
+    scores.jsonl, before it changes anything.
     """
     run, metrics, scores = Run(run_dir), run_dir / METRICS, run_dir / HEAD_SCORES
     best, last = run_dir / BEST, run_dir / LAST
-    rows = [row for row in read_metrics(metrics) if row["step"] <= step]
-    losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row}
-    lines = {path: lines_by_step(path) for path in (run_dir / SAMPLES, scores)}
+    rows = read_metrics(metrics)
+    records = {path: read_lines(path) for path in (run_dir / SAMPLES, scores)}
     recording = Recording({}, folder=run_dir / ATTENTION)
-    maps = [recording.path(later_step) for later_step, _ in lines[scores] if later_step > step]
+    maps = [recording.path(record["step"]) for record in records[scores] if record["step"] > step]
     later = [run.kept(kept_step) for kept_step in run.kept_steps if kept_step > step]
     with suppress(Mistake):  # best.ckpt is missing, or damaged: then its step is unknown, and it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
@@ -136,21 +133,12 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     for path in later + maps:
         with file_errors(path):
             path.unlink(missing_ok=True)
-    if not best.exists() and step in losses and losses[step] == min(losses.values()):
-        copy(resumed, best)
     if metrics.exists():
-        write_metrics(metrics, rows)
-    for path, found in lines.items():
+        write_metrics(metrics, [row for row in rows if row["step"] <= step])
+    for path, found in records.items():
         if path.exists():
-            write_atomically(path, "".join(line for its_step, line in found if its_step <= step).encode())
+            write_atomically(path, "".join(as_line(record) for record in found if record["step"] <= step).encode())
     return best.exists()
-
-
-def lines_by_step(path: Path) -> list[tuple[int, str]]:
-    """Reads a file such as samples.jsonl: each line, after its step. Leaves out a last line that was cut short."""
-    content = whole_lines(path)
-    with parsing(path):
-        return [(int(json.loads(line)["step"]), f"{line}\n") for line in content.split("\n")[:-1]]
 
 
 def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -181,12 +169,8 @@ def gather(value: Any, trainer: Trainer) -> list[Any]:
 
 def random_state(device: torch.device) -> dict[str, Any]:
     """Returns the states of the random generators of torch (CPU and `device`), numpy and Python, as plain data."""
-    _, keys, *rest = np.random.get_state()
-    state = {
-        "torch": torch.get_rng_state(),
-        "numpy": (np.asarray(keys).tolist(), *rest),
-        "python": random.getstate(),
-    }
+    name, keys, *rest = np.random.get_state()
+    state = {"torch": torch.get_rng_state(), "numpy": (name, keys.tolist(), *rest), "python": random.getstate()}
     if device.type != "cpu":
         state[device.type] = torch.get_device_module(device).get_rng_state()
     return state
@@ -197,6 +181,5 @@ def set_random_state(state: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(state["torch"])
     if device.type != "cpu" and state.get(device.type) is not None:
         torch.get_device_module(device).set_rng_state(state[device.type])
-    keys, *rest = state["numpy"]
-    np.random.set_state(("MT19937", np.array(keys, dtype=np.uint32), *rest))
+    np.random.set_state(state["numpy"])
     random.setstate(state["python"])

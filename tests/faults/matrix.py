@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_leaves
 from data.datamodule import TextDataModule
 from model.checkpoint import read_checkpoint
 from model.inspection.recording import Recording
-from model.runs.metrics_file import read_metrics
-from model.runs.results import read_samples
+from model.runs.records import read_lines, read_metrics
 from model.runs.run import Run
 from model.training.module import GPTModule
 from scripts import generate, inspect_attention
@@ -87,7 +86,7 @@ def go_on(run, options):
         assert all(value.isfinite().all() for value in tree_leaves(state) if isinstance(value, torch.Tensor)), name
     steps = [row["step"] for row in read_metrics(RUN / "metrics.csv")]
     assert steps == sorted(set(steps)), steps
-    read_samples(RUN / "samples.jsonl")
+    read_lines(RUN / "samples.jsonl")
     if (RUN / "attention/scores.jsonl").exists():
         maps()
     if checkpoints:
@@ -280,7 +279,7 @@ EXACT = dict.fromkeys(["checkpoints/last.ckpt", "checkpoints/best.ckpt"], read_c
 EXACT |= {"attention/step_*.npz": maps}
 # Files in which a changed figure or letter may go unnoticed: no weight depends on them.
 SHOWN = dict.fromkeys(["attention/scores.jsonl", "attention/probe.json"], maps)
-SHOWN |= {"metrics.csv": read_metrics, "samples.jsonl": read_samples}
+SHOWN |= {"metrics.csv": read_metrics, "samples.jsonl": read_lines}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.runs.metrics import RunLogger, TrainingMetrics
-from model.runs.metrics_file import COLUMNS, read_metrics
+from model.runs.records import COLUMNS, read_metrics
 from model.runs.saving import rewind
 from model.runs.weights_and_biases import WeightsAndBiases
 from tests.command_lines import mistake

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from model.runs.metrics_file import read_metrics
+from model.runs.records import read_metrics
 from model.runs.weights_and_biases import WeightsAndBiases
 
 

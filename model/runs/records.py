@@ -1,9 +1,15 @@
-"""metrics.csv: one row for each step, in order of steps, whose columns are the metrics that were logged."""
+"""The files of a run that grow with its steps.
+
+metrics.csv has one row for each step, in order of steps, whose columns are the metrics that were logged. samples.jsonl
+and attention/scores.jsonl have lines of JSON, each with its step. The last row or line of a killed run may be cut short.
+"""
 
 import csv
 import io
+import json
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from model.files import whole_lines, write_atomically
 from model.mistakes import parsing
@@ -44,3 +50,16 @@ def as_csv(columns: list[str], rows: list) -> str:
     text = io.StringIO()
     csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
     return text.getvalue()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Reads a file such as samples.jsonl, [] if there is none. Raises a `Mistake` unless each line has a step."""
+    lines = whole_lines(path).split("\n")[:-1]
+    with parsing(path):
+        records = map(json.loads, lines)
+        return [record | {"step": int(record["step"])} for record in records]
+
+
+def as_line(record: dict[str, Any]) -> str:
+    """Returns the line of a record."""
+    return json.dumps(record, ensure_ascii=False) + "\n"
