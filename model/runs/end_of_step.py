@@ -34,7 +34,7 @@ from model.mistakes import Mistake
 from model.proof import NUM_TOKENS
 from model.runs.code import record_code
 from model.runs.command_line import Options
-from model.runs.metrics import Diverged, TrainingMetrics, check_finite, log_metrics
+from model.runs.metrics import Diverged, TrainingMetrics, log_metrics
 from model.runs.progress import first_lines, stopped_early, tell, validation_line
 from model.runs.recorder import Recorder, Samples
 from model.runs.results import write_report
@@ -97,7 +97,8 @@ class EndOfStep(Checkpoint):
         self.metrics.stop_clock()
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
-        check_finite(module.validation_metrics["val/loss"], "the validation loss")
+        if not math.isfinite(module.validation_metrics["val/loss"]):
+            raise Diverged("the validation loss")
         self.validation = module.validation_metrics
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
@@ -217,23 +218,21 @@ class EndOfStep(Checkpoint):
         trainer.logger.finalize("running")  # a run resumed from this checkpoint does not repeat the rows before it
         metrics, data = self.metrics, trainer.datamodule
         metrics.stop_clock()  # the next batch starts it again
-        # Infinite and NaN weights must not replace good ones.
-        largest = [weight.detach().abs().max() for weight in module.parameters()]
-        check_finite(torch.stack(largest).max().item(), "the largest weight")
+        if not module.gpt.is_finite():  # such weights must not replace good ones
+            raise Diverged("a weight")
+        loss_sum = trainer.strategy.reduce(metrics.loss_sum, reduce_op="mean")
         text = torch.from_numpy(data.tokenized.validation.read(0, NUM_TOKENS + 1))
         checkpoint |= entries_of(module.gpt, checkpoint["state_dict"], data.tokenizer, text, data.document_masking)
         checkpoint |= {
             "random_states": gather(random_state(trainer.strategy.root_device), trainer),  # one for each rank
-            "loss_sums": gather(float(metrics.loss_sum), trainer),  # one for each rank, over its own batches
-            "counted": (metrics.tokens, metrics.new_tokens, metrics.seconds),
+            "counted": (metrics.tokens, metrics.new_tokens, metrics.seconds, float(loss_sum)),
             "best": (self.best_loss, self.best_of),
         }
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         start_loops_at(checkpoint["global_step"], trainer, checkpoint)
-        self.metrics.tokens, self.metrics.new_tokens, self.metrics.seconds = checkpoint["counted"]
+        metrics = self.metrics
+        metrics.tokens, metrics.new_tokens, metrics.seconds, metrics.loss_sum = checkpoint["counted"]
         self.best_loss, self.best_of = checkpoint["best"]
-        sums, states, rank = checkpoint["loss_sums"], checkpoint["random_states"], trainer.global_rank
-        # Each rank continues its own loss sum. If their number has changed, each begins with the mean of the sums.
-        self.metrics.loss_sum = sums[rank] if len(sums) == trainer.world_size else sum(sums) / len(sums)
+        states, rank = checkpoint["random_states"], trainer.global_rank
         self.resumed_random_state = states[rank] if rank < len(states) else None

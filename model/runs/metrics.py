@@ -51,7 +51,8 @@ class TrainingMetrics:
     def take(self, trainer: Trainer) -> dict[str, float]:
         """Returns the metrics since the last call, and starts new sums. Raises a `Mistake` if the loss has diverged."""
         loss = trainer.strategy.reduce(self.loss_sum / self.new_tokens, reduce_op="mean").item()
-        check_finite(loss, "the training loss")
+        if not math.isfinite(loss):
+            raise Diverged("the training loss")
         metrics = {
             "tokens": self.tokens,
             "train/loss": loss,
@@ -67,14 +68,11 @@ class TrainingMetrics:
 
 
 class Diverged(Mistake):
-    """Raised when a loss or a weight has become infinite or NaN."""
+    """Raised when a loss or a weight has become infinite or NaN. what: the loss or weight."""
 
-
-def check_finite(figure: float, name: str) -> None:
-    """Raises `Diverged` if the figure is infinite or NaN."""
-    if not math.isfinite(figure):
-        raise Diverged(
-            f"{name} has become {figure}: lower the learning rates under model.optimizer, raise "
+    def __init__(self, what: str):
+        super().__init__(
+            f"{what} has become infinite or NaN: lower the learning rates under model.optimizer, raise "
             "model.schedule.warmup_steps or set trainer.gradient_clip_val; all checkpoints are from before that"
         )
 

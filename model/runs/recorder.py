@@ -59,7 +59,7 @@ class Recorder:
             return
         data, config = trainer.datamodule, module.gpt.config
         tokenizer, validation = data.tokenizer, data.tokenized.validation
-        end_of_text = tokenizer.end_of_text
+        first = tokenizer.end_of_text
         length = min(self.probe_tokens, config.context_length)
         if self.probe_text is None:
             tokens = validation.read(0, length)
@@ -71,32 +71,30 @@ class Recorder:
                 "recording.probe_tokens or model.gpt.context_length, lengthen recording.probe_text or the validation "
                 "split, or write --recording.enabled false"
             )
-        frequent = set(np.unique(validation.read(0, KNOWN_TOKENS)).tolist()) - {end_of_text}
-        candidates = frequent if len(frequent) > 1 else range(tokenizer.vocab_size)
+        known = validation.read(0, KNOWN_TOKENS)
+        candidates = np.unique(known).tolist()
         period = (len(tokens) - 1) // 2  # so that the repeated probe is no longer than the text, which fits the context
         context = min(config.context_length, MAX_TOKENS)
-        starts = spread_starts(validation.num_tokens, context)
-        rows = np.stack([validation.read(start, context) for start in starts])
+        rows = np.stack([validation.read(start, context) for start in spread_starts(validation.num_tokens, context)])
 
         texts = partial(
             Texts.of,
             label=tokenizer.label,
-            end_of_text=end_of_text if data.document_masking else None,
+            end_of_text=first if data.document_masking else None,
             attention_window=config.window,
         )
-        repeated = partial(texts, kind="repeated")
         probes = {
-            "text": texts(torch.from_numpy(tokens)),
-            "repeated": repeated(repeated_tokens(candidates, period, first=end_of_text)),
+            "text": texts(tokens),
+            "repeated": texts(repeated_tokens(candidates, period, first=first), kind="repeated"),
         }
         windows = {
-            "text": texts(torch.from_numpy(rows)),
-            "repeated": repeated(repeated_windows(candidates, context, first=end_of_text)),
+            "text": texts(rows),
+            "repeated": texts(repeated_windows(candidates, context, first=first), kind="repeated"),
         }
-        known_text = tokenizer.decode(validation.read(0, KNOWN_TOKENS))
-        words = film_texts(tokenizer, known_text, config.context_length, config.window)
-        folder, step = Path(trainer.default_root_dir, ATTENTION), trainer.global_step
-        self.recording = Recording(probes, windows, tokenizer.fingerprint, words, folder=folder).resumed(step)
+        words = film_texts(tokenizer, tokenizer.decode(known), config.context_length, config.window)
+        folder = Path(trainer.default_root_dir, ATTENTION)
+        recording = Recording(probes, windows, tokenizer.fingerprint, words, folder=folder)
+        self.recording = recording.resumed(trainer.global_step)
 
     def record(self, trainer: Trainer, module: LightningModule, *, with_losses: bool) -> None:
         """Records the current step and logs its scores.
@@ -106,9 +104,15 @@ class Recorder:
         """
         if self.recording is None:
             return
-        recording, step, label = self.recording, trainer.global_step, trainer.datamodule.tokenizer.label
-        autocast = AUTOCAST_TYPES.get(str(trainer.precision))
-        snapshot = take_snapshot(module.gpt, step, recording, label, with_losses=with_losses, autocast=autocast)
+        recording = self.recording
+        snapshot = take_snapshot(
+            module.gpt,
+            trainer.global_step,
+            recording,
+            trainer.datamodule.tokenizer.label,
+            with_losses=with_losses,
+            autocast=AUTOCAST_TYPES.get(str(trainer.precision)),
+        )
         warned = recording.problems
         recording.append(snapshot)
         log_metrics(trainer, snapshot.metrics)

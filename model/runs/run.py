@@ -53,7 +53,8 @@ class Run:
     def open(cls, path: Path | None = None, *needed: str) -> "Run":
         """Finds the run of a path: a run's folder or anything in it. None: the newest run under runs/.
 
-        Unless `needed` is given, `path` may also be a checkpoint that belongs to no run. Then nothing else is checked.
+        Unless `needed` is given, `path` may also be a checkpoint, a .ckpt file, that belongs to no run. Then nothing
+        else is checked.
 
         Args:
             needed: files such as METRICS. The run must have at least one of them; by default, one of RUN_CHECKPOINTS.
@@ -62,22 +63,18 @@ class Run:
         """
         if path is not None and not path.exists():
             raise Missing(f"{path} does not exist: give a run's folder such as runs/NAME, or a file in it")
-        named = path if path and path.is_file() else None
-        if named and named.suffix != ".ckpt" and cls(_folder_of(named)).first(CONFIG, *RUN_CHECKPOINTS):
-            named = None  # another file of a run stands for the run
+        named = path if path and path.suffix == ".ckpt" else None
+        runs = [cls(_folder_of(path), named)] if path else [*map(cls, RUNS.glob("*"))]
         if named and not needed:
-            return cls(_folder_of(named), named)
+            return runs[0]
         needed = needed or RUN_CHECKPOINTS
-        names = " or ".join(needed)
-        if path is None:
-            runs = [run for run in map(cls, RUNS.glob("*")) if run.first(*needed)]
-            if not runs:
-                raise Missing(f"no run under {RUNS}/ has {names} yet: train one with python train.py")
-            run = max(runs, key=lambda run: run.first(STATE, LAST, *needed).stat().st_mtime)
-        else:
-            run = cls(_folder_of(path), named)
-            if not run.first(*needed):
-                raise Missing(f"{path} is neither a run's folder with {names} nor inside one")
+        runs = [run for run in runs if run.first(*needed)]
+        if not runs:
+            raise Missing(
+                f"{path or RUNS} holds no run with {listed(needed, 'or')}: give a run's folder such as runs/NAME, or a "
+                "file in it, or train one with python train.py"
+            )
+        run = max(runs, key=lambda run: run.first(STATE, LAST, *needed).stat().st_mtime)
         run.refuse_links()
         return run
 
@@ -93,8 +90,7 @@ class Run:
         checkpoints = self.folder / CHECKPOINTS
         files = [*self.folder.iterdir(), *checkpoints.glob("*"), *(self.folder / ATTENTION).glob("*")]
         for file in files:
-            is_kept_elsewhere = file == checkpoints and file.is_dir()
-            if (file.is_symlink() and not is_kept_elsewhere) or not (file.is_file() or file.is_dir()):
+            if (file.is_symlink() and file != checkpoints) or not (file.is_file() or file.is_dir()):
                 raise Mistake(f"{file} is a link or a special file: replace it by a copy of what it points to")
 
     @property
@@ -129,29 +125,25 @@ class Run:
     @property
     def kept_steps(self) -> list[int]:
         """The steps whose checkpoints the run has kept, in ascending order."""
-        files = (self.folder / CHECKPOINTS).glob("step_*.ckpt") if self.is_run else ()
-        names = [path.stem.removeprefix("step_") for path in files]
+        names = [path.stem.removeprefix("step_") for path in (self.folder / CHECKPOINTS).glob("step_*.ckpt")]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def at(self, step: int) -> Path:
-        """Returns the checkpoint of a step: a kept one, else the named, best or last one if it is of that step.
+        """Returns the checkpoint of a step. Raises a `Mistake` if there is none.
 
-        Raises a `Mistake` if no checkpoint is of that step, or if a file that must be read to know its step is damaged.
+        Opens only the checkpoints that may be of this step, so that a damaged one of another step does no harm.
         """
         from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
 
-        by_step = {kept_step: self.kept(kept_step) for kept_step in self.kept_steps}
-        if step not in by_step:
-            for other in (self.named, *(self.folder / name for name in RUN_CHECKPOINTS if self.is_run)):
-                if other is not None and other.is_file():
-                    by_step.setdefault(read_checkpoint(other, on_disk=True)["global_step"], other)
-        if step not in by_step:
-            raise Missing(
-                f"{self.folder if self.is_run else self.named} has no checkpoint of step {step}, only of "
-                f"{listed([*map(str, sorted(by_step))])}: name the steps to keep with --checkpoints.keep_steps when "
-                "you train"
-            )
-        return by_step[step]
+        if self.is_run and step in self.kept_steps:
+            return self.kept(step)
+        for path in (self.named, *(self.first(file) for file in RUN_CHECKPOINTS if self.is_run)):
+            if path and read_checkpoint(path, on_disk=True)["global_step"] == step:
+                return path
+        raise Missing(
+            f"{self.folder if self.is_run else self.named} has no checkpoint of step {step}: name the steps to keep with "
+            "--checkpoints.keep_steps when you train"
+        )
 
     @property
     def resume_command(self) -> str:

@@ -34,7 +34,7 @@ from model.runs.run import ATTENTION, BEST, HEAD_SCORES, LAST, METRICS, SAMPLES,
 
 log = logging.getLogger(__name__)
 # What a checkpoint needs to be resumed, besides what every checkpoint has.
-RESUMED = ("best", "callbacks", "counted", "loops", "loss_sums", "lr_schedulers", "optimizer_states", "random_states")
+RESUMED = ("best", "callbacks", "counted", "loops", "lr_schedulers", "optimizer_states", "random_states")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

@@ -91,7 +91,7 @@ def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens():
     assert measured.take(trainer) == {"tokens": 500, "train/loss": 0.5, "lr": 0.1}
     for loss in (math.inf, math.nan):
         measured.add(torch.tensor(loss), 1)
-        with mistake(r"training loss .*(nan|inf)"):
+        with mistake("training loss"):
             measured.take(trainer)
 
 

@@ -15,7 +15,7 @@ from model.runs.saving import AtomicCheckpointIO, random_state, rewind, set_rand
 from tests.command_lines import mistake
 
 CPU = torch.device("cpu")
-OF_A_RUN = {"best": (), "callbacks": {}, "counted": (), "loops": {}, "loss_sums": [], "lr_schedulers": []}
+OF_A_RUN = {"best": (), "callbacks": {}, "counted": (), "loops": {}, "lr_schedulers": []}
 
 
 @pytest.fixture
