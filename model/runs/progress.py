@@ -1,4 +1,4 @@
-"""What the terminal shows of a run: its first lines, Lightning's bar, a line for each validation, and its last lines."""
+"""What the terminal shows of a run: its first and last lines, Lightning's bar, and a line for each validation."""
 
 import math
 import shlex

@@ -84,11 +84,11 @@ class Recorder:
             attention_window=config.window,
         )
         probes = {
-            "text": texts(tokens),
+            "text": texts(torch.from_numpy(tokens)),
             "repeated": texts(repeated_tokens(candidates, period, first=first), kind="repeated"),
         }
         windows = {
-            "text": texts(rows),
+            "text": texts(torch.from_numpy(rows)),
             "repeated": texts(repeated_windows(candidates, context, first=first), kind="repeated"),
         }
         words = film_texts(tokenizer, tokenizer.decode(known), config.context_length, config.window)

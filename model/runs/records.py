@@ -1,7 +1,7 @@
 """The files of a run that grow with its steps.
 
 metrics.csv has one row for each step, in order of steps, whose columns are the metrics that were logged. samples.jsonl
-and attention/scores.jsonl have lines of JSON, each with its step. The last row or line of a killed run may be cut short.
+and attention/scores.jsonl have lines of JSON, each with its step. A kill may cut the last row or line short.
 """
 
 import csv

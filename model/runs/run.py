@@ -141,8 +141,8 @@ class Run:
             if path and read_checkpoint(path, on_disk=True)["global_step"] == step:
                 return path
         raise Missing(
-            f"{self.folder if self.is_run else self.named} has no checkpoint of step {step}: name the steps to keep with "
-            "--checkpoints.keep_steps when you train"
+            f"{self.folder if self.is_run else self.named} has no checkpoint of step {step}: name the steps to keep "
+            "with --checkpoints.keep_steps when you train"
         )
 
     @property

@@ -170,7 +170,8 @@ def gather(value: Any, trainer: Trainer) -> list[Any]:
 def random_state(device: torch.device) -> dict[str, Any]:
     """Returns the states of the random generators of torch (CPU and `device`), numpy and Python, as plain data."""
     name, keys, *rest = np.random.get_state()
-    state = {"torch": torch.get_rng_state(), "numpy": (name, keys.tolist(), *rest), "python": random.getstate()}
+    numbers = np.asarray(keys).tolist()
+    state = {"torch": torch.get_rng_state(), "numpy": (name, numbers, *rest), "python": random.getstate()}
     if device.type != "cpu":
         state[device.type] = torch.get_device_module(device).get_rng_state()
     return state

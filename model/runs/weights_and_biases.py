@@ -24,7 +24,7 @@ class WeightsAndBiases:
     def __init__(self, run_dir: Path, mode: WandbMode = "auto"):
         self.run_dir = run_dir
         self.run: Any = None  # wandb's run, None until it is started
-        self.mode = os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
+        self.mode: Any = os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
 
     def log(self, metrics: dict[str, float]) -> None:
         """Logs metrics, the "step" among them."""
