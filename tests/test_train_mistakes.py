@@ -87,7 +87,6 @@ MISTAKES = {
     "--trainer.callbacks+='{class_path: Timer, init_args: {interval: x}}'": "interval",
     "--seed_everything=-1": "seed_everything -1",
     "--samples.top_k=0": "samples.top_k 0",
-    "--name=caf\udce9": "UTF-8",
     "--recording.probe_tokens=4": "recording.probe_tokens 4",
     "--recording.probe_text=abc": "recording.probe_text 3",
     "--trainer.devices=-1": "devices",

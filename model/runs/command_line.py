@@ -82,11 +82,10 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
     check_trainer(config.trainer)
     trained = None
     if config.model.init_from is not None and not run:
-        encoding = chosen.get("data.tokenizer")  # of a Hugging Face model that comes without a tokenizer
         trained = open_run(
             config.model.init_from,
             other_code="accept" if config.other_code else "refuse",
-            tokenizer=None if "/" in (encoding or "") else encoding,
+            tokenizer=chosen.get("data.tokenizer"),  # of a Hugging Face model that comes without one
         )
         check(trained.gpt.is_finite(), "model.init_from", "a model that has not diverged", config.model.init_from)
     found = Namespace() if trained is None else options_of_model(trained, chosen)
@@ -109,9 +108,6 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
 
 def chosen_options(parser: ArgumentParser, args: list[str]) -> Namespace:
     """Returns the options that the user sets, by typing them or in files of --config."""
-    for arg in args:
-        if arg.encode(errors="replace").decode() != arg:
-            raise Mistake(f"{arg!a} is not UTF-8, so config.yaml cannot hold it: rename the file, or type a pattern")
     typed, chosen = parse(parser, args), Namespace()
     for file in typed.get("config") or []:
         chosen.update(parse_file(parser, Path(file)))
@@ -155,7 +151,8 @@ def base_options(parser: ArgumentParser, chosen: Namespace, run: Run | None, def
     """Returns the options over which the `chosen` ones are laid: the run's, or `default_config` if none is chosen."""
     if run:
         path = run.folder / CONFIG
-        base = parse(parser, plain_config(path, chosen.keys()), f"{path}: ")
+        known = {*parser.get_defaults().keys()} - {*NOT_SAVED}
+        base = parse(parser, plain_config(path, chosen.keys(), known), f"{path}: ")
         for name in PATHS:
             outside = [file for file in as_list(base.get(name)) if OUTSIDE.match(file)]
             if outside and name not in chosen:

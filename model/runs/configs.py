@@ -16,8 +16,6 @@ from model.files import content_of
 from model.mistakes import Mistake, parsing
 from model.runs.terminal import with_hint
 
-SECTIONS = ["data", "model", "model.gpt", "model.optimizer", "model.schedule", "trainer"]  # groups of options
-SECTIONS += ["recording", "samples", "checkpoints"]
 # These options of the Trainer take classes, so a run's config may not set them to a string.
 CLASS_OPTIONS = ("trainer.callbacks", "trainer.logger")
 CODE_OPTIONS = ("model.optimizer.algorithm", "data.corpus")  # a value with a dot is imported
@@ -95,13 +93,13 @@ def read_config(path: Path) -> dict[str, Any]:
         return settings
 
 
-def plain_config(path: Path, typed: Iterable[str]) -> str:
+def plain_config(path: Path, typed: Iterable[str], known: Iterable[str]) -> str:
     """Returns a run's config as YAML, without options that may name code and are also `typed`: that value is used.
 
     The run may come from a stranger, and an option of the Trainer may name a class to import, or a file that names one.
-    So this raises a `Mistake` if a remaining option has a value that is not plain, see `is_plain`.
+    So this raises a `Mistake` for an option that is not `known`, or whose value is not plain, see `check_plain`.
     """
-    settings, typed = read_config(path), set(typed)
+    settings, typed, known = read_config(path), set(typed), set(known)
     if not all(isinstance(settings.get(group), dict) for group in ("model", "data", "trainer")):
         raise Mistake(f"{path} is damaged: restore the options that the run was started with")
     for name in typed:
@@ -109,6 +107,8 @@ def plain_config(path: Path, typed: Iterable[str]) -> str:
         if section == "trainer":
             settings["trainer"].pop(option.partition(".")[0], None)
     for name, value in flat(settings):
+        if name not in known:
+            raise Mistake(f"{path}: there is no option {name}")
         if name not in CODE_OPTIONS or name not in typed:
             check_plain(path, name, value)
     return yaml.safe_dump(settings)
@@ -129,7 +129,7 @@ def compared(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_plain(path: Path, name: str, value: Any) -> None:
-    """Raises a `Mistake` if the value of an option in a run's config is not plain, see `is_plain`."""
+    """Raises a `Mistake` if the parser may import or open something for this value of an option in a run's config."""
     if not is_plain(name, value):
         raise Mistake(
             f"{path}: {name} may name code, or a file that does: if you trust it, repeat the option --{name} with "
@@ -138,16 +138,12 @@ def check_plain(path: Path, name: str, value: Any) -> None:
 
 
 def is_plain(name: str, value: Any) -> bool:
-    """Whether the parser would neither import nor open anything for this option."""
-    section, _, option = name.rpartition(".")
-    if section not in ("", *SECTIONS) or name in (*SECTIONS, "config"):
-        return False
-    if option == "class_path" or not option.isidentifier():
-        return False
-    if name in CODE_OPTIONS:
-        return isinstance(value, str) and "." not in value
     if isinstance(value, list):
         return all(is_plain(name, item) for item in value)
-    if isinstance(value, str) and section == "trainer" and option != "default_root_dir":
+    if not isinstance(value, str):
+        return isinstance(value, bool | int | float | None)
+    if name in CODE_OPTIONS:
+        return "." not in value
+    if name.startswith("trainer.") and name != "trainer.default_root_dir":
         return name not in CLASS_OPTIONS and bool(PLAIN_TEXT.fullmatch(value)) and not Path(value).exists()
-    return isinstance(value, bool | int | float | str | None)
+    return True

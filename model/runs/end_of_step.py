@@ -114,7 +114,7 @@ class EndOfStep(Checkpoint):
         is_its_turn = step == 0 or is_due(step, self.recorder.every_n_steps)
         is_recorded = self.recorder.enabled and (is_validated or is_kept or is_its_turn)
         if is_recorded:
-            self.metrics.stop_clock()  # recording is not training; the next batch starts it again
+            self.metrics.stop_clock()
             self.recorder.record(trainer, module, with_losses=is_kept or trainer.should_stop)
         if is_validated:
             log_metrics(trainer, validation)
@@ -129,6 +129,7 @@ class EndOfStep(Checkpoint):
         is_end_of_epoch = trainer.is_last_batch or trainer.should_stop
         is_saved = is_validated or is_kept or is_due(step, self.checkpoints.every_n_steps)
         if is_saved or stop_now or is_end_of_epoch:
+            self.metrics.stop_clock()
             self.checkpoints.save(trainer, is_best)
         if stop_now:
             # If only another rank received a signal, this rank does not know which signal it was.
@@ -202,22 +203,17 @@ class EndOfStep(Checkpoint):
         has_ended = trainer.global_step == trainer.max_steps or stopped_early(trainer)
         self.show(trainer, "finished" if has_ended else "stopped", "ended")
 
-    def teardown(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        self.signals.remove()
-
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        """Ends the run's page after an error: Lightning calls this in place of `teardown`."""
+        """Ends the run's page after an error."""
         state = "failed" if isinstance(exception, Exception) else "stopped"
         if self.is_running:
             self.show(trainer, "diverged" if isinstance(exception, Diverged) else state, "interrupted")
-        self.teardown(trainer, module, "fit")
 
     # What this callback saves in a checkpoint, and restores from it.
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         trainer.logger.finalize("running")  # a run resumed from this checkpoint does not repeat the rows before it
         metrics, data = self.metrics, trainer.datamodule
-        metrics.stop_clock()  # the next batch starts it again
         if not module.gpt.is_finite():  # such weights must not replace good ones
             raise Diverged("a weight")
         loss_sum = trainer.strategy.reduce(metrics.loss_sum, reduce_op="mean")
@@ -225,14 +221,14 @@ class EndOfStep(Checkpoint):
         checkpoint |= entries_of(module.gpt, checkpoint["state_dict"], data.tokenizer, text, data.document_masking)
         checkpoint |= {
             "random_states": gather(random_state(trainer.strategy.root_device), trainer),  # one for each rank
-            "counted": (metrics.tokens, metrics.new_tokens, metrics.seconds, float(loss_sum)),
+            "counted": (metrics.tokens, metrics.new_tokens, float(loss_sum)),
             "best": (self.best_loss, self.best_of),
         }
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         start_loops_at(checkpoint["global_step"], trainer, checkpoint)
         metrics = self.metrics
-        metrics.tokens, metrics.new_tokens, metrics.seconds, metrics.loss_sum = checkpoint["counted"]
+        metrics.tokens, metrics.new_tokens, metrics.loss_sum = checkpoint["counted"]
         self.best_loss, self.best_of = checkpoint["best"]
         states, rank = checkpoint["random_states"], trainer.global_rank
         self.resumed_random_state = states[rank] if rank < len(states) else None

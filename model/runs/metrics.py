@@ -23,19 +23,18 @@ class TrainingMetrics:
 
     def __init__(self) -> None:
         self.tokens = 0  # since the beginning of the run, of all ranks
-        self.new_tokens = 0  # since the last `take`, in `seconds`
+        self.new_tokens = 0  # since the last `take`
         self.loss_sum: Tensor | float = 0.0  # over the new tokens, in nats
-        self.seconds = 0.0
-        self.clock_started: float | None = None
+        self.timed_tokens = 0  # since `started`
+        self.started: float | None = None
 
     def start_clock(self) -> None:
-        self.clock_started = self.clock_started or time.perf_counter()
+        if self.started is None:
+            self.timed_tokens, self.started = 0, time.perf_counter()
 
     def stop_clock(self) -> None:
-        if self.clock_started is not None:
-            float(self.loss_sum)  # waits for the device, which may be some steps behind
-            self.seconds += time.perf_counter() - self.clock_started
-            self.clock_started = None
+        """Leaves out what follows, until a batch begins. What was timed before is not used."""
+        self.started = None
 
     def add(self, loss: Tensor, num_tokens: int) -> None:
         """Counts a batch.
@@ -47,23 +46,27 @@ class TrainingMetrics:
         self.loss_sum = self.loss_sum + loss * num_tokens
         self.tokens += num_tokens
         self.new_tokens += num_tokens
+        self.timed_tokens += num_tokens
 
     def take(self, trainer: Trainer) -> dict[str, float]:
-        """Returns the metrics since the last call, and starts new sums. Raises a `Mistake` if the loss has diverged."""
-        loss = trainer.strategy.reduce(self.loss_sum / self.new_tokens, reduce_op="mean").item()
+        """Returns the metrics since the last call, and starts new sums. Raises `Diverged` for an infinite or NaN loss.
+
+        Speed is that since the clock was started, which may be later.
+        """
+        loss = trainer.strategy.reduce(self.loss_sum / self.new_tokens, reduce_op="mean").item()  # waits for the device
         if not math.isfinite(loss):
             raise Diverged("the training loss")
+        speed = self.timed_tokens / (time.perf_counter() - self.started)
         metrics = {
             "tokens": self.tokens,
             "train/loss": loss,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],  # of the first group, the embeddings
+            "tokens_per_second": speed,
         }
+        if peak := peak_flops(trainer):
+            metrics["mfu"] = speed * trainer.lightning_module.gpt.flops_per_token() / peak
+        self.loss_sum, self.new_tokens = 0.0, 0
         self.stop_clock()
-        if self.seconds:
-            speed = metrics["tokens_per_second"] = self.new_tokens / self.seconds
-            if peak := peak_flops(trainer):
-                metrics["mfu"] = speed * trainer.lightning_module.gpt.flops_per_token() / peak
-        self.loss_sum, self.new_tokens, self.seconds = 0.0, 0, 0.0
         return metrics
 
 

@@ -77,40 +77,36 @@ def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_fac
     assert rows_after(range(resumed + 1, len(has_extra))) == rows
 
 
-def test_a_row_has_the_mean_loss_since_the_last_one_and_all_tokens():
-    """tests/model/training/test_module.py checks the learning rates and tokens per second."""
+def test_a_row_has_the_mean_loss_since_the_last_one_all_tokens_and_the_speed_since_the_clock_was_started(monkeypatch):
+    """tests/model/training/test_module.py checks the learning rates."""
     trainer = SimpleNamespace(
-        strategy=SimpleNamespace(reduce=lambda loss, reduce_op: loss),
+        strategy=SimpleNamespace(reduce=lambda loss, reduce_op: loss, root_device=torch.device("cpu")),
         optimizers=[SimpleNamespace(param_groups=[{"lr": 0.1}, {"lr": 0.2}])],
+        precision="32-true",
     )
-    measured = TrainingMetrics()
-    for loss, tokens in ((4.0, 100), (2.0, 300)):
-        measured.add(torch.tensor(loss), tokens)
-    assert measured.take(trainer) == {"tokens": 400, "train/loss": 2.5, "lr": 0.1}
-    measured.add(torch.tensor(0.5), 100)
-    assert measured.take(trainer) == {"tokens": 500, "train/loss": 0.5, "lr": 0.1}
-    for loss in (math.inf, math.nan):
-        measured.add(torch.tensor(loss), 1)
-        with mistake("training loss"):
-            measured.take(trainer)
-
-
-def test_the_clock_waits_for_the_device(monkeypatch):
     clock = SimpleNamespace(perf_counter=lambda: clock.now, now=10)
-
-    class Queued:
-        """A loss that a GPU still has to compute, which takes two seconds."""
-
-        def __float__(self) -> float:
-            clock.now += 2
-            return 1.0
-
     monkeypatch.setattr("model.runs.metrics.time", clock)
     measured = TrainingMetrics()
-    measured.start_clock()
-    measured.loss_sum = Queued()
+
+    def add(loss, tokens, seconds):
+        measured.start_clock()
+        clock.now += seconds
+        measured.add(torch.tensor(loss), tokens)
+
+    add(4.0, 100, 7)
     measured.stop_clock()
-    assert measured.seconds == 2
+    clock.now += 99  # of a validation
+    add(2.0, 300, 2)
+    expected = {"tokens": 400, "train/loss": 2.5, "lr": 0.1, "tokens_per_second": 150}
+    assert measured.take(trainer) == expected
+    clock.now += 99
+    add(0.5, 100, 1)
+    add(0.5, 100, 1)
+    assert measured.take(trainer) == expected | {"tokens": 600, "train/loss": 0.5, "tokens_per_second": 100}
+    for loss in (math.inf, math.nan):
+        add(loss, 1, 1)
+        with mistake("training loss"):
+            measured.take(trainer)
 
 
 CALLBACKS = """
