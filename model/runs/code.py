@@ -12,6 +12,7 @@ import json
 import logging
 import platform
 import re
+import secrets
 import shlex
 import subprocess
 import sys
@@ -137,6 +138,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     if not with_difference:
         del code["difference"]
     entry = {
+        "id": earlier[0]["id"] if earlier else secrets.token_hex(4),  # of the run, for Weights & Biases
         "step": step,
         "command": command,
         "options": zlib.crc32(repr(options).encode()),

@@ -66,7 +66,7 @@ class EndOfStep(Checkpoint):
         self.resumed_random_state: dict[str, Any] | None = None
         self.is_running = False
 
-    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *_: Any) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         self.metrics.start_clock()
 
     def on_train_batch_end(
@@ -93,7 +93,7 @@ class EndOfStep(Checkpoint):
         if not (trainer.is_last_batch or trainer.should_stop):
             self.end_step(trainer, module)
 
-    def on_validation_start(self, trainer: Trainer, module: LightningModule) -> None:
+    def on_validation_start(self, *_: Any) -> None:
         self.metrics.stop_clock()
 
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
@@ -170,7 +170,7 @@ class EndOfStep(Checkpoint):
     # How training begins and ends.
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
-        # Before RunFolder writes its files in on_train_start: a probe that is too short must leave no folder.
+        # Before on_train_start writes files: a probe that is too short must leave none.
         self.recorder.start(trainer, module)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:

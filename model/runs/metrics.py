@@ -99,7 +99,6 @@ class RunLogger(Logger):
     def __init__(self, run_dir: Path, wandb: WeightsAndBiases):
         super().__init__()
         self.run_dir = run_dir
-        self.path = run_dir / METRICS
         self.wandb = wandb
         self.trainer: Trainer | None = None  # set before training begins
         self.row: Row = {}
@@ -135,13 +134,13 @@ class RunLogger(Logger):
 
         Appends where that is enough; writes the whole file if a column is new or the step has a row.
         """
-        row, step = self.row, self.row.get("step")
+        path, row, step = self.run_dir / METRICS, self.row, self.row.get("step")
         if row == self.written or not self.run_dir.exists():
             return
         if step != self.written.get("step") and row.keys() <= set(self.columns):
-            append(self.path, as_csv(self.columns, [row]))
+            append(path, as_csv(self.columns, [row]))
         else:
-            by_step = {earlier["step"]: earlier for earlier in read_metrics(self.path)}
+            by_step = {earlier["step"]: earlier for earlier in read_metrics(path)}
             by_step[step] = by_step.get(step, {}) | row
-            self.columns = write_metrics(self.path, list(by_step.values()))
+            self.columns = write_metrics(path, [*by_step.values()])
         self.written = row

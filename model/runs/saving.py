@@ -11,7 +11,6 @@ What --resume does, in this order:
 Nothing in the run's folder changes before 3. It is locked after 1.
 """
 
-import logging
 import random
 import shutil
 from contextlib import suppress
@@ -32,7 +31,6 @@ from model.runs.code import check_code
 from model.runs.records import as_line, read_lines, read_metrics, write_metrics
 from model.runs.run import ATTENTION, BEST, HEAD_SCORES, LAST, METRICS, SAMPLES, Run
 
-log = logging.getLogger(__name__)
 # What a checkpoint needs to be resumed, besides what every checkpoint has.
 RESUMED = ("best", "callbacks", "counted", "loops", "lr_schedulers", "optimizer_states", "random_states")
 
@@ -128,8 +126,6 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     # Checkpoints first: a run that is killed in between resumes from this step and deletes the rest then.
     if resumed.resolve() != last.resolve():
         copy(resumed, last)
-    for path in later:
-        log.warning("Removing %s, which is of a step after the resumed step %s.", path, step)
     for path in later + maps:
         with file_errors(path):
             path.unlink(missing_ok=True)

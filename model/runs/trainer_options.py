@@ -40,9 +40,7 @@ def check_trainer(options: Namespace) -> None:
     check_range("trainer.log_every_n_steps", options.log_every_n_steps, 1)
     check_range("trainer.accumulate_grad_batches", options.accumulate_grad_batches, 1)
     check_range("trainer.gradient_clip_val", options.gradient_clip_val, 0)
-    interval = options.val_check_interval
-    if interval is not None and not (isinstance(interval, int) and interval > 0):
-        raise Mistake(f"trainer.val_check_interval must be a number of steps, or null, not {interval}")
+    check_range("trainer.val_check_interval", options.val_check_interval, 1, whole=True)  # in steps
     if options.strategy not in STRATEGIES:
         raise Mistake(
             f"trainer.strategy must be {listed(STRATEGIES, 'or')}, not {options.strategy}: each device holds the whole "

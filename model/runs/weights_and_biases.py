@@ -60,17 +60,14 @@ class WeightsAndBiases:
             self.mode = "online" if wandb.login(prompt=False) else "offline"
         if self.mode == "offline":  # wandb sends reports of its own errors even when it is offline
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-        # A resumed run keeps the id in the names of its folders: run-TIME-ID, or run-TIME-ID-1 for a second folder of
-        # the same second.
-        ids = [folder.name.partition("run-")[2].split("-")[1] for folder in self.run_dir.glob("wandb/*run-*-*")]
-        entries = read_code(self.run_dir)
+        first, *_ = entries = read_code(self.run_dir)
         code = [{name: value for name, value in entry.items() if name != "difference"} for entry in entries]
         self.run = wandb.init(
             name=self.run_dir.name,
             config=read_config(self.run_dir / CONFIG) | {"code": code},
             project=os.environ.get("WANDB_PROJECT", "glassgpt"),
             dir=self.run_dir.resolve(),  # absolute: wandb's service may have another working folder
-            id=min(ids, default=None),
+            id=first["id"],
             resume="allow" if self.mode == "online" else None,
             mode=self.mode,
             settings={"console": "off", "silent": True, "init_timeout": 30},

@@ -12,8 +12,12 @@ from model.runs.records import read_metrics
 from model.runs.weights_and_biases import WeightsAndBiases
 
 
+ENTRY = {"id": "0a1b", "step": 0, "commit": None, "hashes": {}, "changed": {}, "since": ""}
+
+
 @pytest.fixture(autouse=True)
 def not_logged_in(monkeypatch, tmp_path):
+    (tmp_path / "code.json").write_text(json.dumps([ENTRY | {"difference": "+ secret"}]))
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_PROJECT", "WANDB_ERROR_REPORTING"):
         monkeypatch.setenv(name, "")  # so that the test's end restores it
         monkeypatch.delenv(name)
@@ -71,8 +75,6 @@ def test_it_is_online_if_logged_in_and_offline_without_reports_of_errors(
 
 def test_it_starts_with_the_first_metric_and_gets_the_config_and_the_code_without_the_difference(service, tmp_path):
     (tmp_path / "config.yaml").write_text("seed: 1")
-    entry = {"step": 0, "commit": None, "hashes": {"train.py": "0" * 16}, "changed": {}, "since": ""}
-    (tmp_path / "code.json").write_text(json.dumps([entry | {"difference": "+ secret"}]))
     logger = WeightsAndBiases(tmp_path, "offline")
     logger.finish("failed")
     assert not service
@@ -82,7 +84,7 @@ def test_it_starts_with_the_first_metric_and_gets_the_config_and_the_code_withou
     logger.finish("success")
     (_, options), *others = service
     assert others == [*(("log", {"trainer/global_step": step, "lr": 1.0}) for step in (1, 2)), ("finish", 0)]
-    assert options["config"] == {"seed": 1, "code": [entry]}
+    assert options["config"] == {"seed": 1, "code": [ENTRY]}
     assert (options["name"], options["project"], Path(options["dir"])) == (tmp_path.name, "glassgpt", tmp_path)
 
 
@@ -116,4 +118,4 @@ def test_a_resumed_run_continues_under_its_id(tmp_path):
         logger.log({"step": step, "train/loss": 1.0})
         logger.finish("success")
     folders = list((tmp_path / "wandb").glob("offline-run-*"))
-    assert len(folders) == 2 and len({path.name.split("-")[3] for path in folders}) == 1  # offline-run-TIME-ID
+    assert len(folders) == 2 and all(path.name.split("-")[3] == "0a1b" for path in folders)  # offline-run-TIME-ID
