@@ -95,11 +95,14 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
     # The user's callbacks run before EndOfStep: Lightning runs Checkpoint callbacks last.
     callbacks = [end_of_step, *working_callbacks(built.trainer.callbacks)]
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    if built.trainer.enable_progress_bar is not False and not has_bar:
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # in a file, a bar would be a line for every batch
+    if built.trainer.enable_progress_bar is not False and is_terminal and not has_bar:
         callbacks.append(Progress())
+        has_bar = True
     overrides = {
         "default_root_dir": run_dir,
         "callbacks": callbacks,
+        "enable_progress_bar": has_bar,
         "logger": [logger, *as_list(built.trainer.logger)],
         "plugins": [AtomicCheckpointIO(options.config.other_code)],
     }

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.files import content_of, write_atomically
 from model.mistakes import Mistake, parsing
-from model.runs.run import CODE, CONFIG, Run
+from model.runs.run import CODE, Run
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer  # open_run imports this file, and generate.py needs no lightning
@@ -123,7 +123,6 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     """
     import torch
 
-    from model.runs.configs import compared, flat, read_config
     from model.training.hardware import device_name
 
     run_dir, step = Path(trainer.default_root_dir), trainer.global_step
@@ -132,7 +131,6 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     validation = data.tokenized.validation
     num_targets = sum(trainer.num_val_batches) * data.validation_batch_size * data.context_length
     read = validation.read(0, num_targets + 1)  # all of it, unless trainer.limit_val_batches leaves some out
-    options = sorted(compared(dict(flat(read_config(run_dir / CONFIG)))).items())
     earlier = [entry for entry in read_code(run_dir) if entry["step"] < step]
     code = current_code()
     if not with_difference:
@@ -141,7 +139,6 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
         "id": earlier[0]["id"] if earlier else secrets.token_hex(4),  # of the run, for Weights & Biases
         "step": step,
         "command": command,
-        "options": zlib.crc32(repr(options).encode()),
         "release": RELEASE,
         "since": changed_files(earlier, code),
         **code,

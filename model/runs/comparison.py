@@ -8,7 +8,6 @@ import glob
 from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +150,7 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
     """Reads what a run has reached so far, which may still be training.
 
     Returns:
-        What the runs of a variant share: options, and since which step they are other ones; STATE, TOKENS, BYTES; and
-            the first digits of each file's hash.
+        What the runs of a variant share: options, STATE, TOKENS, BYTES, and the first digits of each file's hash.
         The figures of the table: the run's name as "runs", its "seed", and numbers, see `figures_of`.
         The `history_of` the run.
 
@@ -181,9 +179,6 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
             state = f"{unended} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
         traits = {name: str(value) for name, value in compared(options).items()}
         traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
-        for before, start in pairwise(starts):
-            if start["options"] != before["options"]:
-                traits[f"other options at step {start['step']}"] = "yes"
         for file in last["hashes"]:
             traits[file] = " then ".join(dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts))
         return traits, figures, history

@@ -19,12 +19,7 @@ LEARNED = 0.1  # nats below ln V; to know only which tokens are frequent gives m
 
 
 class Progress(TQDMProgressBar):
-    """Lightning's bar, over the steps of the run. Only on a terminal: in a file it would be a line for every batch."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if sys.stdout is None or not sys.stdout.isatty():
-            self.disable()
+    """Lightning's bar, over the steps of the run."""
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         super().on_train_start()
@@ -36,9 +31,6 @@ class Progress(TQDMProgressBar):
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, _: int) -> None:
         super().on_train_batch_end(trainer, module, outputs, batch, trainer.global_step - 1)
-
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        return trainer.progress_bar_metrics  # without the version of the first logger
 
 
 def tell(trainer: Trainer, text: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from lightning.pytorch import LightningModule, Trainer
 
 from model.files import append
@@ -14,7 +15,7 @@ from model.generation import generate
 from model.inspection.film import film_texts
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import MAX_TOKENS, Texts, repeated_tokens, repeated_windows, spread_starts
-from model.mistakes import Mistake, check_range
+from model.mistakes import Mistake
 from model.runs.metrics import log_metrics
 from model.runs.records import as_line
 from model.runs.run import ATTENTION, SAMPLES
@@ -41,14 +42,10 @@ class Recorder:
     """
 
     enabled: bool = True
-    probe_tokens: int = 64
+    probe_tokens: PositiveInt = 64
     probe_text: str | None = None
-    every_n_steps: int | None = None
+    every_n_steps: PositiveInt | None = None
     recording: Recording | None = field(default=None, init=False)  # set by `start`, on the first rank only
-
-    def __post_init__(self) -> None:
-        check_range("recording.probe_tokens", self.probe_tokens, MIN_PROBE_TOKENS)
-        check_range("recording.every_n_steps", self.every_n_steps, 1)
 
     def start(self, trainer: Trainer, module: LightningModule) -> None:
         """Opens the recording, with its probes, and with windows from the validation split (see `Texts`).
@@ -130,19 +127,12 @@ class Samples:
         max_new_tokens: length of a sample, in tokens; 0: no samples.
         temperature: the logits are divided by it; 0: always take the likeliest token.
         top_k: draw from this many likeliest tokens only.
-
-    Raises a `Mistake` for a value out of range.
     """
 
     prompt: str = ""
-    max_new_tokens: int = 100
-    temperature: float = 0.8
-    top_k: int = 50
-
-    def __post_init__(self) -> None:
-        check_range("samples.max_new_tokens", self.max_new_tokens, 0)
-        check_range("samples.temperature", self.temperature, 0)
-        check_range("samples.top_k", self.top_k, 1)
+    max_new_tokens: NonNegativeInt = 100
+    temperature: NonNegativeFloat = 0.8
+    top_k: PositiveInt = 50
 
     def write(self, trainer: Trainer, module: LightningModule) -> None:
         """Appends one sample of the model as it is now."""

@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
 from model.checkpoint import open_checkpoint, read_checkpoint
 from model.files import atomic_file, write_atomically
 from model.inspection.recording import Recording
-from model.mistakes import Mistake, check_range, file_errors, listed
+from model.mistakes import Mistake, file_errors, listed
 from model.runs.code import check_code
 from model.runs.records import as_line, read_lines, read_metrics, write_metrics
 from model.runs.run import ATTENTION, BEST, HEAD_SCORES, LAST, METRICS, SAMPLES, Run
@@ -78,13 +79,8 @@ class Checkpoints:
             changed. 0 is the model before training.
     """
 
-    every_n_steps: int | None = None
-    keep_steps: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        check_range("checkpoints.every_n_steps", self.every_n_steps, 1)
-        for step in self.keep_steps:
-            check_range("checkpoints.keep_steps", step, 0)
+    every_n_steps: PositiveInt | None = None
+    keep_steps: list[NonNegativeInt] = field(default_factory=list)
 
     def save(self, trainer: Trainer, is_best: bool = False) -> None:
         """Writes best.ckpt if `is_best`, the step's own file if it is one of keep_steps, and last.ckpt.

@@ -19,9 +19,7 @@ def stranger(trainer, more=""):
     return path
 
 
-KNOWN = """seed_everything data.corpus model.optimizer.algorithm trainer.accelerator trainer.callbacks trainer.devices
-    trainer.default_root_dir trainer.gradient_clip_val trainer.logger trainer.max_steps trainer.max_time trainer.precision
-    trainer.profiler trainer.strategy""".split()
+KNOWN = ["seed_everything", "data.corpus", "model.optimizer.algorithm", "trainer.accelerator", "trainer.callbacks", "trainer.devices", "trainer.default_root_dir", "trainer.gradient_clip_val", "trainer.logger", "trainer.max_steps", "trainer.max_time", "trainer.precision", "trainer.profiler", "trainer.strategy"]
 EVIL = [  # options of the Trainer that would import or open something
     "callbacks: [{class_path: subprocess.Popen}]",
     "strategy: my.Strategy",
@@ -64,7 +62,11 @@ def test_the_config_of_a_run_that_would_import_or_open_anything_is_refused(train
 @pytest.mark.parametrize("typed", ["trainer.callbacks", "trainer.callbacks.init_args.patience"])
 def test_an_option_that_the_user_types_replaces_the_one_in_the_config(typed):
     config = stranger("max_steps: 5, callbacks: [{class_path: subprocess.Popen}]")
-    assert yaml.safe_load(plain_config(config, {typed}, KNOWN)) == {"model": {}, "data": {}, "trainer": {"max_steps": 5}}
+    assert yaml.safe_load(plain_config(config, {typed}, KNOWN)) == {
+        "model": {},
+        "data": {},
+        "trainer": {"max_steps": 5},
+    }
     assert yaml.safe_load(plain_config(config, {typed, "trainer.max_steps"}, KNOWN))["trainer"] == {}
     with mistake(r"trainer\.logger .*code"):
         plain_config(stranger("callbacks: EarlyStopping, logger: CSVLogger"), {typed}, KNOWN)

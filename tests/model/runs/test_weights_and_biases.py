@@ -11,7 +11,6 @@ import pytest
 from model.runs.records import read_metrics
 from model.runs.weights_and_biases import WeightsAndBiases
 
-
 ENTRY = {"id": "0a1b", "step": 0, "commit": None, "hashes": {}, "changed": {}, "since": ""}
 
 
