@@ -116,13 +116,13 @@ class RunLogger(Logger):
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         """Takes tensors too. Raises an error at the caller's line for a value that would make the file unreadable."""
         numbers = {name: value if type(value) in (int, float) else float(value) for name, value in metrics.items()}
-        numbers["step"] = self.trainer.global_step  # callbacks may log a step of their own
         numbers.pop("epoch", None)  # Lightning adds it, a count of validations
-        if self.row.get("step") != numbers["step"]:
+        step = self.trainer.global_step
+        if self.row.get("step") != step:
             self.write()
             self.row = {}
-        self.row = self.row | numbers
-        self.wandb.log(numbers)
+        self.row = {**self.row, **numbers, "step": step}  # last: callbacks may log a step of their own
+        self.wandb.log(numbers, step)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

@@ -22,31 +22,29 @@ def write_report(run_dir: Path, state: str, recording: Recording | None = None) 
 
     state: "running", "interrupted" or "ended". A browser that shows the previous page loads the new one by itself.
     """
-    path = run_dir / REPORT
-    gap = time.time() - path.stat().st_mtime if path.exists() else 0.0
     try:
-        write_atomically(path, report_html(run_dir, state, gap, recording).encode())
+        write_atomically(run_dir / REPORT, report_html(run_dir, state, recording).encode())
     except Exception as error:
         is_in_code = not isinstance(error, (Mistake, MemoryError))
         log.warning("The page of this run could not be written: %s", error, exc_info=is_in_code)
 
 
-def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recording: Recording | None = None) -> str:
+def report_html(run_dir: Path, state: str | None = None, recording: Recording | None = None) -> str:
     """Returns the page of a run as HTML, made from the files that its folder has. The run may still be training.
 
     The page holds the weights of the best checkpoint and of all kept steps, if attention was recorded and the state is
     neither "running" nor "interrupted".
 
     Args:
-        state, gap: see `run_page`.
+        state: see `run_page`.
         recording: the folder's recording if it is open; then only the steps added since its last page are packed.
 
     Raises a `Mistake` if a file of the run is damaged.
     """
-    name = run_dir.resolve().name
+    name, previous = run_dir.resolve().name, run_dir / REPORT
     if recording is None and (run_dir / HEAD_SCORES).exists():
         recording = Recording.open(run_dir / ATTENTION, name)
-    learning_data = learning(
+    data = learning(
         read_metrics(run_dir / METRICS),
         read_lines(run_dir / SAMPLES),
         content_of(run_dir / CONFIG).decode(),
@@ -54,23 +52,22 @@ def report_html(run_dir: Path, state: str | None = None, gap: float = 0.0, recor
     )
     for entry in read_code(run_dir):
         if entry["since"]:
-            learning_data["story"] += f" Code at step {entry['step']}: {entry['since']}."
+            data["story"] += f" Code at step {entry['step']}: {entry['since']}."
     models: Models = ()
     tokenizer = None
     if recording and state in (None, "ended") and Run(run_dir).checkpoint:
         from model.glass import open_run  # here, because it imports what only these pages need
 
         glass = open_run(run_dir)
-        by_step = {step: glass.at(step).gpt for step in glass.steps if step != glass.step}
-        by_step[glass.step or 0] = glass.gpt
-        models = [(step, gpt) for step, gpt in sorted(by_step.items()) if gpt.config == glass.gpt.config]
+        opened = {step: glass.at(step) for step in glass.steps} | {glass.step: glass}
+        models = [(step, opened[step].gpt) for step in sorted(opened)]
         tokenizer = glass.tokenizer
     return run_page(
         name,
         recording,
-        learning=learning_data,
+        learning=data,
         models=models,
         tokenizer=tokenizer,
         state=state,
-        gap=gap,
+        gap=time.time() - previous.stat().st_mtime if previous.exists() else 0.0,
     )

@@ -18,25 +18,25 @@ from model.kernels import has_fast_bfloat16
 
 log = logging.getLogger(__name__)
 TENSOR_CORES = (7, 0)  # NVIDIA GPUs of this compute capability or higher have tensor cores, and Triton supports them
-# Peak 10^12 operations per second of one GPU, by its name without "NVIDIA": first in bfloat16 or float16 with sums in
-# float32, for products of dense matrices; then in float32 without tensor cores. From NVIDIA's data sheets, which often
-# print the figure for sparse matrices, twice as high; for GeForce from the Ampere and Ada whitepapers.
+# Peak 10^12 operations per second of one GPU, by its name without "NVIDIA", in bfloat16 or float16 with sums in
+# float32, for products of dense matrices. From NVIDIA's data sheets, which often print the figure for sparse matrices,
+# twice as high; for GeForce from the Ampere and Ada whitepapers.
 PEAK_TFLOPS = {
-    r"B200": (2250, 75),
-    r"H200": (989, 67),
-    r"H100 80GB HBM3": (989, 67),
-    r"H100 PCIe": (756, 51),
-    r"H100 NVL": (835, 60),
-    r"A100-SXM4-\d+GB|A100-PCIE-\d+GB|A100 80GB PCIe": (312, 19.5),
-    r"A40": (149.7, 37.4),
-    r"A10": (125, 31.2),
-    r"A10G": (70, 35),
-    r"L4": (121, 30.3),
-    r"L40": (181, 90.5),
-    r"L40S": (362, 91.6),
-    r"RTX A6000": (154.8, 38.7),
-    r"GeForce RTX 3090": (71, 35.6),
-    r"GeForce RTX 4090": (165.2, 82.6),
+    r"B200": 2250,
+    r"H200": 989,
+    r"H100 80GB HBM3": 989,
+    r"H100 PCIe": 756,
+    r"H100 NVL": 835,
+    r"A100-SXM4-\d+GB|A100-PCIE-\d+GB|A100 80GB PCIe": 312,
+    r"A40": 149.7,
+    r"A10": 125,
+    r"A10G": 70,
+    r"L4": 121,
+    r"L40": 181,
+    r"L40S": 362,
+    r"RTX A6000": 154.8,
+    r"GeForce RTX 3090": 71,
+    r"GeForce RTX 4090": 165.2,
 }
 
 CompileMode = bool | Literal["auto", "reduce-overhead"]
@@ -103,16 +103,13 @@ def fast_precision(accelerator: str) -> str:
 def peak_flops(trainer: Trainer) -> float | None:
     """Returns the peak operations per second of all devices together at the run's precision, by the data sheets.
 
-    None if it is unknown: for CPUs, for GPUs that are not in the table, and for float32 on tensor cores.
+    None if it is unknown: for CPUs, for GPUs that are not in the table, and for float32.
     """
     device = trainer.strategy.root_device
-    dtype = str(trainer.precision).partition("-")[0]
-    if device.type != "cuda" or dtype not in ("bf16", "16", "32"):
-        return None
-    if dtype == "32" and torch.get_float32_matmul_precision() != "highest":
+    if device.type != "cuda" or not str(trainer.precision).startswith(("bf16", "16")):
         return None
     name = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
-    for pattern, (in_16_bits, in_32_bits) in PEAK_TFLOPS.items():
+    for pattern, tflops in PEAK_TFLOPS.items():
         if re.fullmatch(pattern, name):
-            return 1e12 * (in_32_bits if dtype == "32" else in_16_bits) * trainer.world_size
+            return 1e12 * tflops * trainer.world_size
     return None

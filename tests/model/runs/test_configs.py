@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from model.runs.configs import plain_config
+from model.runs.configs import CODE_OPTIONS, plain_config
+from model.runs.trainer_options import OPTIONS
 from tests.command_lines import mistake
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -19,7 +20,7 @@ def stranger(trainer, more=""):
     return path
 
 
-KNOWN = ["seed_everything", "data.corpus", "model.optimizer.algorithm", "trainer.accelerator", "trainer.callbacks", "trainer.devices", "trainer.default_root_dir", "trainer.gradient_clip_val", "trainer.logger", "trainer.max_steps", "trainer.max_time", "trainer.precision", "trainer.profiler", "trainer.strategy"]
+KNOWN = {f"trainer.{name}" for name in OPTIONS.split()} | {"seed_everything", *CODE_OPTIONS}
 EVIL = [  # options of the Trainer that would import or open something
     "callbacks: [{class_path: subprocess.Popen}]",
     "strategy: my.Strategy",

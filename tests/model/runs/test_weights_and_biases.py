@@ -66,7 +66,7 @@ def test_it_is_online_if_logged_in_and_offline_without_reports_of_errors(
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("="))
     logger = WeightsAndBiases(tmp_path, mode)
-    logger.log({"step": 0, "lr": 1.0})
+    logger.log({"lr": 1.0}, 0)
     logger.finish("success")
     assert [options["mode"] for kind, options in service if kind == "init"] == ([expected] if expected else [])
     assert os.environ.get("WANDB_ERROR_REPORTING") == ("false" if expected == "offline" else None)
@@ -78,7 +78,7 @@ def test_it_starts_with_the_first_metric_and_gets_the_config_and_the_code_withou
     logger.finish("failed")
     assert not service
     for step in (1, 2):
-        logger.log({"step": step, "lr": 1.0})
+        logger.log({"lr": 1.0}, step)
         logger.finish("running")
     logger.finish("success")
     (_, options), *others = service
@@ -100,10 +100,10 @@ def test_an_error_in_weights_and_biases_is_one_warning(service, tmp_path, monkey
     elif where == "init":
         monkeypatch.setattr(wandb, "init", fail)
     else:
-        logger.start()
-        setattr(logger.run, where, fail)
+        logger.log({}, 1)
+        setattr(logger.logger.experiment, where, fail)
     for step in (2, 3):
-        logger.log({"step": step, "val/loss": 1.0})
+        logger.log({"val/loss": 1.0}, step)
     logger.finish("success")
     assert len(caplog.messages) == 1 and (where == "import" or "no answer" in caplog.text)
     assert logger.mode == "disabled"
@@ -114,7 +114,7 @@ def test_a_resumed_run_continues_under_its_id(tmp_path):
     pytest.importorskip("wandb")
     for step in (1, 2):
         logger = WeightsAndBiases(tmp_path, "offline")
-        logger.log({"step": step, "train/loss": 1.0})
+        logger.log({"train/loss": 1.0}, step)
         logger.finish("success")
     folders = list((tmp_path / "wandb").glob("offline-run-*"))
     assert len(folders) == 2 and all(path.name.split("-")[3] == "0a1b" for path in folders)  # offline-run-TIME-ID

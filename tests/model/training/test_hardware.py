@@ -9,17 +9,17 @@ import torch
 from model.training import hardware
 from model.training.hardware import fast_precision, missing_compiler, peak_flops
 
-# From the whitepapers: multiprocessors, multiplications a clock of tensor cores and of other cores, and boost clocks.
+# From the whitepapers: multiprocessors, multiplications of a tensor core a clock, and boost clocks.
 CHIPS = {
-    "NVIDIA GeForce RTX 4090": (128, 256, 128, 2.520e9),  # GeForce: half of 512 if sums are in float32
-    "NVIDIA RTX A6000": (84, 512, 128, 1.800e9),
-    "NVIDIA A100-SXM4-80GB": (108, 1024, 64, 1.410e9),
-    "NVIDIA H200": (132, 2048, 128, 1.830e9),
+    "NVIDIA GeForce RTX 4090": (128, 256, 2.520e9),  # GeForce: half of 512 if sums are in float32
+    "NVIDIA RTX A6000": (84, 512, 1.800e9),
+    "NVIDIA A100-SXM4-80GB": (108, 1024, 1.410e9),
+    "NVIDIA H200": (132, 2048, 1.830e9),
 }
 PEAKS = [
     (name, precision, 2 * processors * each * clock)  # a multiplication and an addition
-    for name, (processors, tensor, other, clock) in CHIPS.items()
-    for precision, each in (("bf16-mixed", tensor), ("16-true", tensor), ("32-true", other))
+    for name, (processors, each, clock) in CHIPS.items()
+    for precision in ("bf16-mixed", "16-true")
 ]
 
 
@@ -27,7 +27,7 @@ PEAKS = [
     "device, name, precision, peak",
     [
         *(("cuda", *one) for one in PEAKS),
-        ("cuda", "NVIDIA H200", "transformer-engine", None),
+        ("cuda", "NVIDIA H200", "32-true", None),
         # Other chips with a longer name, and unknown ones.
         ("cuda", "NVIDIA GeForce RTX 4090 Laptop GPU", "bf16-mixed", None),
         ("cuda", "NVIDIA A100-SXM4-80GB MIG 1g.10gb", "bf16-mixed", None),
