@@ -5,7 +5,6 @@ import math
 import os
 import random
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +51,7 @@ ARCHITECTURES = (
         ),
     }
 )
-SQUARE = {"layer": -1, "head": -1, "query": 9, "key": 7}
+SQUARE = {"query": 9, "key": 7}
 OFF = [["head 0.0"], ["feed-forward 0", "head 0.0", "token embedding"]]
 
 
@@ -63,18 +62,17 @@ def pack(*gpts, tokenizer=TOKENIZER, probe=PROBE):
 
 def questions(packed):
     """The questions that every model is asked."""
-    tokens, other = TOKENS.tolist(), OTHER.tolist()
     layers, heads = (packed.manifest["config"][name] for name in ("num_layers", "num_heads"))
+    whole = {"snapshot": 0, "tokens": TOKENS.tolist()}
     asks = [
-        ("parity", {}),
-        ("read", {"tokens": tokens[:5]}),  # then the whole text, as if the user typed on
-        ("read", {"tokens": tokens}),
-        *(("read", {"tokens": tokens, "off": off, "deep": False}) for off in OFF),
-        ("write", {"tokens": tokens, "temperature": 0, "count": 30}),
-        ("square", {"tokens": tokens, **SQUARE, "layer": layers - 1, "head": heads - 1}),
-        ("patchAll", {"tokens": tokens, "other": other, "target": TARGET}),
+        ("parity", whole),
+        ("read", whole | {"tokens": whole["tokens"][:5]}),  # then the whole text, as if the user typed on
+        ("read", whole),
+        *(("read", whole | {"off": off, "deep": False}) for off in OFF),
+        ("write", whole | {"temperature": 0, "count": 30}),
+        ("square", whole | SQUARE | {"layer": layers - 1, "head": heads - 1}),
+        ("patchAll", whole | {"other": OTHER.tolist(), "target": TARGET}),
     ]
-    asks = [(name, {"snapshot": 0} | request) for name, request in asks]
     return {"manifest": packed.manifest, "texts": packed.blocks, "asks": asks}
 
 
@@ -97,13 +95,13 @@ def packed():
 
 
 def test_node_computes_what_pytorch_computes(packed, monkeypatch, subtests):
-    """Two of the models also without WebAssembly's SIMD."""
+    """One of the models also without WebAssembly's SIMD."""
     monkeypatch.setattr(reading, "DIGITS", ".9g")
-    models = [questions(one) for one in packed.values()]
-    answered, plainly = in_node([("models", models), ("models", [one | {"simd": False} for one in models[:2]])])
-    for name, *answers in zip_longest(packed, answered, plainly):
+    plain = questions(packed["tables"]) | {"simd": False}
+    answered, [plainly] = in_node([("models", [*map(questions, packed.values())]), ("models", [plain])])
+    for name, answers in zip([*packed, "tables"], [*answered, plainly], strict=True):
         with subtests.test(name):
-            check(list(filter(None, answers)), packed[name].models[0][0])
+            check(answers, packed[name].models[0][0])
 
 
 @torch.no_grad()
@@ -117,25 +115,25 @@ def check(answers, gpt):
     for layer, head, at in patched:
         with replaced(gpt, {f"head {layer}.{head}": other[layer, head, at]}, at):
             after.append(gpt(TOKENS[None])[0, -1])
-    for parity, _, answered, *others, write, square, patches in answers:
-        assert parity["error"] < 1e-4
-        for answer, expected in zip((answered, *others), (logits, *changed), strict=True):
-            nats = [bits * math.log(2) for bits in answer["figures"]["bits"][:-1]]
-            loss = F.cross_entropy(expected[:-1], TOKENS[1:]).item()
-            assert np.mean(nats) == pytest.approx(loss, abs=1e-4)
-            likeliest = expected[-1].softmax(-1).topk(20)
-            assert [token for token, _ in answer["next"]] == likeliest.indices.tolist()
-            shares = [probability for _, probability in answer["next"]]
-            assert_allclose(shares, likeliest.values, atol=1e-5)
-        check_details(answered, taken)
-        likeliest, cap = logits[-1].max().item(), gpt.config.logit_soft_cap  # the parts add up to the uncapped logit
-        added = sum(answered["figures"]["attribution_of_likeliest"])
-        assert added == pytest.approx(cap * math.atanh(likeliest / cap) if cap else likeliest, abs=1e-3)
-        assert write == written
-        check_square(square, ByHand(gpt, TOKENS.tolist()))
-        rows = [patches[layer * gpt.config.num_heads + head]["patched"][at] for layer, head, at in patched]
-        expected = [[one[TARGET], one.softmax(-1)[TARGET]] for one in (logits[-1], *after)]
-        assert_allclose([patches[0]["plain"], *rows], expected, atol=1e-4)
+    parity, _, answered, *others, write, square, patches = answers
+    assert parity["error"] < 1e-4
+    for answer, expected in zip((answered, *others), (logits, *changed), strict=True):
+        nats = [bits * math.log(2) for bits in answer["figures"]["bits"][:-1]]
+        loss = F.cross_entropy(expected[:-1], TOKENS[1:]).item()
+        assert np.mean(nats) == pytest.approx(loss, abs=1e-4)
+        likeliest = expected[-1].softmax(-1).topk(20)
+        assert [token for token, _ in answer["next"]] == likeliest.indices.tolist()
+        shares = [probability for _, probability in answer["next"]]
+        assert_allclose(shares, likeliest.values, atol=1e-5)
+    check_details(answered, taken)
+    likeliest, cap = logits[-1].max().item(), gpt.config.logit_soft_cap  # the parts add up to the uncapped logit
+    added = sum(answered["figures"]["attribution_of_likeliest"])
+    assert added == pytest.approx(cap * math.atanh(likeliest / cap) if cap else likeliest, abs=1e-3)
+    assert write == written
+    check_square(square, ByHand(gpt, TOKENS.tolist()))
+    rows = [patches[layer * gpt.config.num_heads + head]["patched"][at] for layer, head, at in patched]
+    expected = [[one[TARGET], one.softmax(-1)[TARGET]] for one in (logits[-1], *after)]
+    assert_allclose([patches[0]["plain"], *rows], expected, atol=1e-4)
 
 
 def check_details(answered, expected):
