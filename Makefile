@@ -37,7 +37,7 @@ learn: $(VENV)/installed-dev ## train with two seeds and check that heads form a
 pictures: $(VENV)/installed-dev ## make the pictures of the README from the newest run
 	$(BIN)/python scripts/inspect_attention.py --film .github/images/film.gif
 	$(BIN)/python scripts/inspect_attention.py
-	$(BIN)/python tests/pictures.py .github/images/page.png
+	$(BIN)/python -m tests.pictures .github/images/page.png
 
 lock: $(VENV)/installed-dev ## pin every package that the tests run with, with hashes, for pip and uv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV)

@@ -128,15 +128,11 @@ class ByHand:
         seen["stream after attention"] = x = x + seen["output projection"]
         seen["feed-forward norm"] = normed = self.norm(x, f"{block}.feed_forward_norm")
         up = self.linear(normed, f"{block}.feed_forward.up_proj")
-        if config.activation not in ACTIVATIONS:
-            raise KeyError(
-                f"the activation {config.activation}: write its formula into ACTIVATIONS in tests/by_hand.py"
-            )
-        gate = up
+        activation = ACTIVATIONS[config.activation]  # a new one needs its formula there
         if f"{block}.feed_forward.gate_proj.weight" in self.weights:
-            gate = self.linear(normed, f"{block}.feed_forward.gate_proj")
-        activated = ACTIVATIONS[config.activation](gate)
-        seen["hidden units"] = activated if gate is up else activated * up
+            seen["hidden units"] = activation(self.linear(normed, f"{block}.feed_forward.gate_proj")) * up
+        else:
+            seen["hidden units"] = activation(up)
         seen["feed-forward output"] = self.linear(seen["hidden units"], f"{block}.feed_forward.down_proj")
         seen["stream after the block"] = x = x + seen["feed-forward output"]
         self.layers.append(seen)

@@ -125,14 +125,11 @@ def test_figures_of_the_users_callbacks_are_in_the_row_of_their_step_even_after_
     monkeypatch.syspath_prepend(here)
     Path("own_figures_of_tests.py").write_text(CALLBACKS)
     keep = "{class_path: ModelCheckpoint, init_args: {every_n_train_steps: 5, save_top_k: -1}}"
-    names = ("LearningRateMonitor", "own_figures_of_tests.OwnFigure", keep)
+    names = ("own_figures_of_tests.OwnFigure", keep)
     options = ["--recording.enabled=false", *(f"--trainer.callbacks+={name}" for name in names)]
     assert train("--name=run", *options, "--trainer.log_every_n_steps=1") == 0
     rows = metrics("runs/run")
-    steps = [int(row["step"]) for row in rows]
-    assert steps == list(range(13))
-    assert [float(row["own/step"]) for row in rows[1:]] == steps[1:]
-    assert [row["lr-MuonAdamW/embeddings"] for row in rows[1:12]] == [row["lr"] for row in rows[1:12]]
+    assert [(int(row["step"]), float(row["own/step"])) for row in rows] == [(step, step) for step in range(1, 13)]
     saved = sorted(Path("runs/run/checkpoints").glob("epoch*"))
     assert [path.name for path in saved] == ["epoch=1-step=5.ckpt", "epoch=2-step=10.ckpt"]
     for path in saved:
