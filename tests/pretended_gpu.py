@@ -84,13 +84,13 @@ def compute(function, args, kwargs):
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     ours = [x for x in tensors if isinstance(x, OnDevice)]
     wanted = kwargs.get("device")
-    if not ours and (wanted is None or torch.device(wanted).type != KIND):
+    stays = wanted is None or torch.device(wanted).type == KIND
+    if not ours and (wanted is None or not stays):
         return function(*args, **kwargs)
     with Pretending():
         parts = function.decompose(*args, **kwargs)  # in inference mode composite operations arrive here too
     if parts is not NotImplemented:
         return parts
-    stays = wanted is None or torch.device(wanted).type == KIND
     if name == "copy_":
         stays = isinstance(args[0], OnDevice)
     if name in INDEXED:
