@@ -1,5 +1,6 @@
 """Parts of hostile files, and a memory limit for tests that read them."""
 
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +27,6 @@ def doubled(times: int) -> list:
 @contextmanager
 def limited_memory(more: int = 2**30) -> Iterator[None]:
     """Limits this process to `more` bytes beyond what it holds now; larger allocations fail. Linux only."""
-    import resource  # Windows has none
-
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, before[1]))

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,7 +173,6 @@ def test_help_begins_with_the_usual_commands_and_explains_every_option(capsys, p
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="signals and groups of processes are POSIX")
 def test_ctrl_c_before_training_shows_no_traceback(here):
     Path("text.txt").write_text("a text that takes some time\n" * 1_000_000)
     options = ["--data.files=text.txt", "--data.tokenizer=bytes", "--data.vocab_size=null", "--data.cache_dir=cache"]

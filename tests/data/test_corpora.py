@@ -116,7 +116,6 @@ def test_missing_files_are_named(here):
             build(files=files, validation_files=validation_files)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="pipes are files on POSIX only")
 def test_a_pipe_is_refused_before_it_is_waited_for(here):
     os.mkfifo("pipe.txt")
     with mistake(r"pipe.txt .*file"):

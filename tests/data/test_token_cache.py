@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import threading
 import time
 from itertools import chain
@@ -103,7 +102,6 @@ def test_an_error_while_the_corpus_is_read_is_passed_on_and_leaves_no_tokens(tex
     assert not list(cache.folder.glob("train*"))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="numbers of files are POSIX")
 def test_tokens_are_flushed_to_disk_before_the_index_is_written(texts, monkeypatch):
     flushed = []
     monkeypatch.setattr(token_cache.os, "fsync", lambda file: flushed.append(os.fstat(file)))

@@ -1,11 +1,8 @@
 """The page that holds a model, in a real browser: what a user types, switches off and patches, against PyTorch."""
 
-import functools
-import http.server
 import math
 import random
 import re
-import threading
 from dataclasses import replace
 
 import pytest
@@ -35,7 +32,6 @@ from tests.model.pages.browsing import (
     unnamed,
     wait_for,
 )
-from tests.model.pages.conftest import NO_TOUR
 from tests.model.pages.model_pages import (
     CONFIG,
     GPTS,
@@ -373,20 +369,3 @@ def test_every_experiment_has_the_predicted_probabilities_on_the_page(open_page)
     nowhere = open_page(page_of(untrained, texts=LETTERS))
     assert nowhere.locator("#tries button").count() == 0
     assert tells(nowhere.inner_text("#tries"), "made-up word 0% 60")
-
-
-def test_a_served_page_runs_its_model_and_asks_for_nothing_else(browser, tmp_path):
-    """As .github/workflows/page.yml publishes it."""
-    (tmp_path / "index.html").write_text(page_of(*GPTS), encoding="utf-8")
-    files, asked = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path), []
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as server, browser.new_page() as page:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        here = f"http://127.0.0.1:{server.server_port}/"
-        page.on("request", lambda request: asked.append(request.url))
-        page.add_init_script(NO_TOUR)
-        page.goto(here)
-        settle(page)
-        type_text(page, "def f")
-        assert_next(page, "def f")
-        server.shutdown()
-    assert {url for url in asked if not url.startswith(("data:", "blob:"))} <= {here, f"{here}favicon.ico"}

@@ -1,9 +1,7 @@
 """The name of a new run's folder, and the lock of a run."""
 
-import os
 from pathlib import Path
 
-import pytest
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
@@ -78,7 +76,6 @@ def test_what_a_config_names_outside_its_run_is_told_before_it_is_read_or_writte
     assert train("--resume=runs/run", "--data.files=c.txt", "--data.cache_dir=d") == 2 and not told
 
 
-@pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
 def test_a_run_that_is_trained_is_locked_and_cannot_be_resumed(train, finished_run, monkeypatch, capsys):
     """As another process sees it."""
     resume = "--resume=runs/run", "--trainer.max_steps=13"
@@ -95,7 +92,6 @@ def test_a_run_that_is_trained_is_locked_and_cannot_be_resumed(train, finished_r
         pass
 
 
-@pytest.mark.skipif(os.name != "posix", reason="folders are locked on POSIX only")
 def test_a_repeated_job_leaves_alone_the_folder_of_a_run_that_tokenises(train, monkeypatch, capsys):
     job = ["--name=run", "--resume_or_start", "--recording.enabled=false", "--samples.max_new_tokens=0"]
 

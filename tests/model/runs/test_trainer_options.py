@@ -116,7 +116,6 @@ def test_every_other_callback_of_lightning_and_what_is_derived_from_one_is_refus
     assert working_callbacks(own) == [own] and working_callbacks(None) == []
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Slurm is for POSIX")
 def test_slurm_does_not_requeue_a_job_whose_command_would_not_resume_it(train, monkeypatch):
     for name, value in {"NTASKS": 1, "JOB_NAME": "train", "JOB_ID": 1, "LOCALID": 0, "PROCID": 0, "NODEID": 0}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
