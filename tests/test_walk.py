@@ -77,7 +77,6 @@ def test_printed_lines_shapes_and_values_are_those_of_source_and_tensors(runs, c
     """The line defines the function, the letters give the shape, and the index before the five values selects them."""
     status, out, err = call(main, capsys, "--checkpoint", runs / name, "--prompt", PROMPT, "--layer", 1, "--head", 3)
     assert (status, err) == (0, "") and "best.ckpt, step 7, on cpu\n" in out
-    assert max(map(len, out.splitlines()[1:])) <= 100 and "\t" not in out
     gpt = model(name)
     c, T = gpt.config, len(PROMPT)
     sizes = {"B": 1, "T": T, "S": T, "D": c.embed_dim, "H": c.num_heads, "H_kv": c.num_kv_heads, "K": c.head_dim}

@@ -58,8 +58,6 @@ def test_validation_predicts_every_token_once(module, world_size):
     valid = targets != IGNORED
     assert np.array_equal(targets[valid], stream[1:])
     assert np.array_equal(tokens[valid], stream[:-1])
-    assert tokens.min() >= 0
-    assert len(targets) % (12 * 32) == 0
 
 
 def test_document_ids_increase_at_each_end_of_text(module):

@@ -119,9 +119,3 @@ def test_the_page_has_the_film_its_word_its_heads_and_their_figures_at_each_step
         assert_allclose(figures["chance"], frame.chance[word], rtol=1e-3, atol=1e-6)
         assert_allclose(figures["raises"], frame.raises[word, 1, 2].flatten(), rtol=1e-3, atol=1e-3)
         assert figures["tokens"]["0"] == film["right"] and figures["bits"][-1] is None
-
-
-def test_a_recording_without_words_or_maps_has_no_film():
-    recording = recording_of(*LETTERS).with_losses([(0, induction_gpt())])
-    assert read(recording).data["film"] is None
-    assert "film" not in read(replace(recording, snapshots=[])).data
