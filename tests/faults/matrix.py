@@ -32,7 +32,7 @@ from tests import programs
 from tests.command_lines import call
 from tests.faults.hub import TEXTS, Hub
 from tests.small_runs import EVENTFUL, assert_same, assert_same_run
-from tests.watching import before_call, before_change, kill_child, signal_at
+from tests.watching import before_call, before_change, kill_wandb, signal_at
 from train import main
 
 RUN = Path("runs/run")
@@ -204,8 +204,8 @@ def test_stopped_in_a_batch(small_options, disturb, fault, every, step, is_saved
 
 # Faults in another program: before which call, and what happens.
 KILLS = {
-    "wandb while the run trains": (GPTModule, "training_step", partial(kill_child, b"wandb-core", 1), 6),
-    "wandb while it ends": (wandb.sdk.wandb_run.Run, "finish", partial(kill_child, b"wandb-core", 1)),
+    "wandb while the run trains": (GPTModule, "training_step", kill_wandb, 6),
+    "wandb while it ends": (wandb.sdk.wandb_run.Run, "finish", kill_wandb),
 }
 
 

@@ -14,7 +14,7 @@ from model.inspection.texts import MAX_TOKENS, spread_starts
 from model.runs.recorder import Recorder
 from scripts.inspect_attention import main as inspect_attention
 from tests.attentions import LEAK
-from tests.small_runs import csv_rows
+from tests.small_runs import column, csv_rows
 
 
 def test_maps_are_compared_with_the_kernel_that_trains(train, trained):
@@ -87,7 +87,11 @@ def test_a_leak_is_reported_on_the_terminal_on_the_page_and_with_a_table(train, 
     assert any(int(row["key"]) > int(row["query"]) and float(row["weight"]) > 0 for row in weights)
 
 
-def test_losses_without_each_part_are_measured_where_weights_are_kept_and_at_the_end(trained):
-    snapshots = Recording.open(trained("--checkpoints.keep_steps=[4,8]") / "attention").snapshots
+def test_the_best_score_of_each_layer_is_logged_and_losses_without_each_part_where_weights_are_kept(trained):
+    """And at the end."""
+    run = trained("--checkpoints.keep_steps=[4,8]")
+    snapshots = Recording.open(run / "attention").snapshots
+    best = {snapshot.step: snapshot.scores["induction"][1].max() for snapshot in snapshots}
+    assert column(run, "attention/induction/layer_1") == pytest.approx(best, abs=1e-3)
     assert {snapshot.step for snapshot in snapshots if snapshot.ablation} == {4, 8, 12}
     assert all(snapshot.loss.keys() == {"text", "repeated"} for snapshot in snapshots if snapshot.ablation)
