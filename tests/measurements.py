@@ -80,7 +80,7 @@ def noise(probes, layers: int = 2, heads: int = 3, seed: int = 0) -> dict[str, t
 
 
 def learned_recording(
-    layers=2, heads=3, labels=LABELS, steps=(0, 1, 2, 4, 8), seed=0, induction=True, folder=None, **checks
+    layers=2, heads=3, labels=LABELS, steps=(0, 1, 2, 4, 8), seed=0, folder=None, **checks
 ) -> Recording:
     """Head 0.0 becomes a previous-token head, and the last one an induction head; the others keep random maps.
 
@@ -94,7 +94,7 @@ def learned_recording(
         for name, probe in probes.items():
             scores = random[name] * (2 + 0.2 * math.log1p(step))
             scores[0, 0] += 2 * math.log1p(step) ** 2 * torch.eye(probe.length).roll(1, 0)
-            if induction and name == "repeated":
+            if name == "repeated":
                 scores[-1, -1, 10:] += math.log1p(step) ** 2 * torch.eye(probe.length)[2:11]
             maps[name] = causal_softmax(scores).half()
         recording.append(random_snapshot(maps, probes, step, checks))

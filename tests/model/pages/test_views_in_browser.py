@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -23,12 +22,11 @@ pytestmark = pytest.mark.slow
 
 STEPS = [0, 4, 16, 64]
 LABELS = ["for", " i", " in", "\n", "</td><img src=x>", "\u202eabc", "\x00", " range", "(", "10", ")", ":"]
-plain_history = partial(learned_recording, labels=LABELS, steps=STEPS, induction=False)
-HISTORY = plain_history()
+HISTORY = learned_recording(labels=LABELS, steps=STEPS)
 
 
 def test_each_token_has_the_colour_of_its_surprise_and_its_expected_tokens_can_be_read(open_page):
-    page = open_page(HISTORY, hash_="#step=64")
+    page = open_page(HISTORY, hash_="#probe=text&step=64")
     details = HISTORY.readings(64)["text"].figures
     click(page, "#shades button >> nth=-1")
     depths = [colour[3] for colour in colours(page.locator("#tokens span"))]
@@ -53,7 +51,7 @@ def test_each_token_has_the_colour_of_its_surprise_and_its_expected_tokens_can_b
 
 
 def test_the_lens_has_a_cell_for_each_sublayer_and_position_whose_figures_can_be_read(open_page):
-    page = open_page(HISTORY, hash_="#step=64")
+    page = open_page(HISTORY, hash_="#probe=text&step=64")
     details = HISTORY.readings(64)["text"].figures
     lens = details["lens"]
     rows = page.locator("#lenses table").first.locator("tbody tr")
@@ -74,7 +72,7 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_whose_figures_can_be
 
 
 def test_the_attribution_of_the_chosen_token_has_its_figures_and_their_sum(open_page):
-    page = open_page(HISTORY, hash_="#step=16&token=4")
+    page = open_page(HISTORY, hash_="#probe=text&step=16&token=4")
     details = HISTORY.readings(16)["text"].figures
     logits = [row[4] for row in details["attribution"]]
     column = dict(zip(details["parts"], logits, strict=True))
@@ -129,7 +127,7 @@ def test_a_diverged_model_has_dashes_instead_of_numbers(open_page):
 def test_hostile_labels_are_shown_as_text(open_page):
     """views.test.mjs has how each invisible character is written."""
     labels = [*HOSTILE, "a", "b", "c", "d"]
-    page = open_page(plain_history(labels=labels), hash_="#probe=text&token=4&text=surprise")
+    page = open_page(learned_recording(labels=labels, steps=STEPS), hash_="#probe=text&token=4&text=surprise")
     assert page.title() == page.inner_text("h1") == "A title & <more>"
     assert page.locator("#main img, #tokens script").count() == 0
     texts = page.locator("#tokens span").all_text_contents()
@@ -141,7 +139,7 @@ def test_hostile_labels_are_shown_as_text(open_page):
 
 
 def test_a_recording_of_one_snapshot_one_head_and_two_tokens_has_a_page(open_page):
-    one = learned_recording(1, 1, ["a", "b"], [32], induction=False)
+    one = learned_recording(1, 1, ["a", "b"], [32])
     page = open_page(one, hash_="#probe=text&token=1&against=32")
     for part in ("#controls", "#slide-a", "#learning", "#compare"):
         assert page.is_hidden(part)
