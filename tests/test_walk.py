@@ -36,8 +36,8 @@ def by_hand(gpt, layer):
     return {name: value if name in unbatched else value[None] for name, value in stops.items()}
 
 
-def stops_of(gpt, layer, prompt=PROMPT):
-    glass = Glass(gpt, byte_level(), "a model")
+def stops_of(gpt, layer, prompt=PROMPT, **options):
+    glass = Glass(gpt, byte_level(), "a model", **options)
     walked = lesson(glass, glass.read(prompt), layer, token=2)
     return [stop for stop in walked if isinstance(stop, Stop)]
 
@@ -58,10 +58,10 @@ def test_values_are_those_of_the_forward_pass_by_hand_in_its_order(name, layer):
 
 
 def test_a_model_trained_within_documents_is_walked_within_documents():
-    glass = Glass(model("gpt2"), byte_level(), "a model", document_masking=True)
-    walked = lesson(glass, glass.read([5, 256, *PROMPT.encode()]), 0, token=2)
-    values = {stop.name: stop.value for stop in walked if isinstance(stop, Stop)}
-    assert_close(glass.gpt.unembed(values["final norm"]), values["logits"])
+    gpt = model("gpt2")
+    stops = stops_of(gpt, 0, [5, 256, *PROMPT.encode()], document_masking=True)
+    values = {stop.name: stop.value for stop in stops}
+    assert_close(gpt.unembed(values["final norm"]), values["logits"])
 
 
 @pytest.fixture(scope="module")
