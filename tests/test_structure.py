@@ -14,8 +14,8 @@ from packaging.requirements import Requirement
 from tests import programs
 from tests.small_runs import REPOSITORY
 
-SOURCES = [REPOSITORY / "train.py"]
-SOURCES += sorted(path for folder in ("model", "data", "scripts") for path in (REPOSITORY / folder).rglob("*.py"))
+PATHS = [path for folder in ("model", "data", "scripts") for path in (REPOSITORY / folder).rglob("*.py")]
+SOURCES = ["train.py", *sorted(path.relative_to(REPOSITORY).as_posix() for path in PATHS)]
 # What the files below each path may import besides the standard library. The first path that matches counts.
 MAY_IMPORT = {
     # The notebook's API uses every folder of model/, and data's tokenizers to read a text.
@@ -37,13 +37,17 @@ MAY_IMPORT = {
 }
 
 
-def imports(path):
+def nodes_of(source):
+    return ast.walk(ast.parse((REPOSITORY / source).read_text(encoding="utf-8")))
+
+
+def imports(source):
     """Yields (module, imported names) for each import anywhere in the file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from ((alias.name, []) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            assert node.level == 0, f"{source}: relative import"
             yield node.module, [alias.name for alias in node.names]
 
 
@@ -60,29 +64,28 @@ def is_allowed(module, allowed):
     return (f"model.{parts[1]}" if folder else "model.*") in allowed
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_imports_flow_one_way(path):
-    name = path.relative_to(REPOSITORY).as_posix()
-    allowed = next(allowed.split() for start, allowed in MAY_IMPORT.items() if name.startswith(start))
-    refused = [module for module, _ in imports(path) if not is_allowed(module, allowed)]
-    assert not refused, f"{name} imports {', '.join(refused)}"
+@pytest.mark.parametrize("source", SOURCES)
+def test_imports_flow_one_way(source):
+    allowed = next(allowed.split() for start, allowed in MAY_IMPORT.items() if source.startswith(start))
+    refused = [module for module, _ in imports(source) if not is_allowed(module, allowed)]
+    assert not refused, f"{source} imports {', '.join(refused)}"
 
 
 def test_no_files_import_each_other_in_a_circle():
     graph = {}
-    for path in SOURCES:
-        name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
-        graph[name] = {f"{module}.{each}".strip(".") for module, names in imports(path) for each in ("", *names)}
+    for source in SOURCES:
+        name = source.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        graph[name] = {f"{module}.{each}".strip(".") for module, names in imports(source) for each in ("", *names)}
     graph = {name: (imported & graph.keys()) - {name} for name, imported in graph.items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the files
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_programs_print_through_one_file_alone_which_shows_control_characters(path):
+@pytest.mark.parametrize("source", SOURCES)
+def test_programs_print_through_one_file_alone_which_shows_control_characters(source):
     """generate.py alone prints texts as they are, where standard output is no terminal."""
-    if path.name not in ("terminal.py", "generate.py", "gpt2.py"):
-        calls = [node.func for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)]
-        assert not [call for call in calls if ast.unparse(call) in ("print", "sys.stdout.write", "sys.stderr.write")]
+    if not source.endswith(("terminal.py", "generate.py", "gpt2.py")):
+        calls = [ast.unparse(node.func) for node in nodes_of(source) if isinstance(node, ast.Call)]
+        assert not {*calls} & {"print", "sys.stdout.write", "sys.stderr.write"}
 
 
 def declared_ranges():
