@@ -33,18 +33,13 @@ from train import main
 
 
 def test_a_run_leaves_everything_in_its_folder_tells_of_itself_and_opens_no_connection(train, monkeypatch, capsys):
-    connections = []
-
-    def refused(*address, **_):
-        connections.append(address)
-        raise OSError("the network is off")
-
-    monkeypatch.setattr(socket.socket, "connect", refused)
-    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    network = Mock(side_effect=OSError("the network is off"))
+    monkeypatch.setattr(socket.socket, "connect", network)
+    monkeypatch.setattr(socket, "getaddrinfo", network)
     assert train("--name=first") == 0
     run = Path("runs/first")
     files = "attention checkpoints code.json config.yaml metrics.csv report.html samples.jsonl state.json"
-    assert sorted(path.name for path in run.iterdir()) == files.split() and not connections
+    assert sorted(path.name for path in run.iterdir()) == files.split() and not network.called
     losses = column(run, "train/loss")
     assert [*column(run, "val/loss")] == [4, 8, 12] and losses[12] < losses[2] - 0.5
     assert column(run, "tokens")[12] == 12 * 4 * 16

@@ -1,9 +1,9 @@
 """A reading tells what the forward pass by hand gives, of the model as it was; reading changes nothing."""
 
 import copy
-import itertools
 import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from model.inspection.texts import Texts
 from tests.by_hand import ByHand
 from tests.gpts import CONFIGS, MODERN, TOKENS, random_gpt
 from tests.measurements import new_recording
+from tests.watching import before_call
 
 GROUPED, TEXT = CONFIGS["grouped heads"], Texts.of(TOKENS)
 
@@ -117,12 +118,6 @@ def test_measuring_leaves_the_model_unchanged_even_after_an_error(calls, monkeyp
     gpt.blocks[1].eval()  # a frozen part must stay frozen
     gpt.blocks[2].attention.attend = own = gpt.blocks[2].attention.attend
     gpt.blocks[0].feed_forward.register_forward_hook(lambda _, args, result: result + 0 * torch.rand(1))
-    activation, called = gpt.blocks[1].feed_forward.activation, itertools.count(1)
-
-    def interrupted(x):
-        if next(called) == calls:
-            raise OSError("in the middle")
-        return activation(x)
 
     def state():
         hooks = [hook for module in gpt.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
@@ -132,7 +127,8 @@ def test_measuring_leaves_the_model_unchanged_even_after_an_error(calls, monkeyp
 
     before = state()
     with monkeypatch.context() as patch, pytest.raises(OSError, match="in the middle"):
-        patch.setattr(gpt.blocks[1].feed_forward, "activation", interrupted)
+        error = Mock(side_effect=OSError("in the middle"))
+        before_call(patch.setattr, gpt.blocks[1].feed_forward, "activation", error, calls)
         take_snapshot(gpt, 0, new_recording(), with_losses=True)
     assert state() == before
     take_snapshot(gpt, 0, new_recording(), with_losses=True)
