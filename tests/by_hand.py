@@ -6,6 +6,7 @@ Gradients flow to the GPT's own weights.
 import math
 
 import torch
+from torch import Tensor
 
 from model.gpt import GPT, NGRAM_FACTORS, NGRAM_PRIME
 
@@ -17,11 +18,11 @@ ACTIVATIONS = {
 }
 
 
-def normalised(x: torch.Tensor) -> torch.Tensor:
+def normalised(x: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
 
-def turned(x: torch.Tensor) -> torch.Tensor:
+def turned(x: Tensor) -> Tensor:
     """Rotates x (..., T, K) by its positions: each pair of numbers is multiplied as a complex number."""
     T, half = x.shape[-2], x.shape[-1] // 2
     angles = torch.arange(T).double()[:, None] * 10000.0 ** (-torch.arange(half) / half)
@@ -60,13 +61,13 @@ class ByHand:
         surprise = logits.logsumexp(-1)[:-1] - logits[range(T - 1), ids[1:]]
         self.stops |= {"surprise": surprise, "loss": surprise.mean()}
 
-    def linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def linear(self, x: Tensor, name: str) -> Tensor:
         return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0)
 
-    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+    def norm(self, x: Tensor, name: str) -> Tensor:
         return self.share_of_norm(x, x, name) + self.weights.get(f"{name}.bias", 0)
 
-    def share_of_norm(self, x: torch.Tensor, at: torch.Tensor, name: str) -> torch.Tensor:
+    def share_of_norm(self, x: Tensor, at: Tensor, name: str) -> Tensor:
         """Applies a norm to x without its bias, with the scale that the norm has for its whole input `at`."""
         epsilon = 1e-6
         if self.config.norm == "layernorm":
@@ -74,12 +75,12 @@ class ByHand:
         x = x / (at.square().mean(-1, keepdim=True) + epsilon).sqrt()
         return x * self.weights.get(f"{name}.weight", 1)
 
-    def read(self, x: torch.Tensor) -> torch.Tensor:
+    def read(self, x: Tensor) -> Tensor:
         """Returns the logits of a residual stream (T, D)."""
         logits, cap = self.linear(self.norm(x, "final_norm"), "lm_head"), self.config.logit_soft_cap
         return cap * torch.tanh(logits / cap) if cap else logits
 
-    def written(self, layers: int | None = None) -> dict[str, torch.Tensor]:
+    def written(self, layers: int | None = None) -> dict[str, Tensor]:
         """Returns what each table, and each part of the first `layers`, adds to the residual stream, (T, D) each."""
         config, weights = self.config, self.weights
         names = {"token embedding": "token embedding", "n-gram embedding": "n-gram tables"}
@@ -100,7 +101,7 @@ class ByHand:
         known = {part: weights[name].expand_as(total) for part, name in biases.items() if name in weights}
         return found | known
 
-    def block(self, x: torch.Tensor, layer: int, ids: list[int]) -> torch.Tensor:
+    def block(self, x: Tensor, layer: int, ids: list[int]) -> Tensor:
         config, block, T = self.config, f"blocks.{layer}", len(ids)
         H, H_kv, K = config.num_heads, config.num_kv_heads, config.head_dim
         distance = torch.arange(T)[:, None] - torch.arange(T)

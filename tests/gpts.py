@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from data.tokenizers import byte_level
 from model.checkpoint import entries_of
@@ -43,7 +43,7 @@ def random_gpt(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
     return gpt
 
 
-def loss_of(gpt: GPT, tokens: torch.Tensor, targets: torch.Tensor, document_ids: torch.Tensor | None = None):
+def loss_of(gpt: GPT, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None):
     """The mean loss that training uses, of tokens and targets (B, T)."""
     return next_token_loss(gpt, gpt.features(tokens, document_ids=document_ids), targets)
 

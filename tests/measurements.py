@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from model.gpt import GPTConfig
 from model.inspection.film import BEGIN, WORD
@@ -34,13 +35,13 @@ def new_recording(folder=None) -> Recording:
     return Recording(probes, windows, "fingerprint", folder=folder).resumed(10**9) if folder else Recording(probes)
 
 
-def causal_softmax(scores: torch.Tensor) -> torch.Tensor:
+def causal_softmax(scores: Tensor) -> Tensor:
     """The maps (..., T, T) of these scores, with a causal mask."""
     hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return scores.masked_fill(hidden, -math.inf).softmax(-1)
 
 
-def uniform_maps(length: int) -> torch.Tensor:
+def uniform_maps(length: int) -> Tensor:
     """A map (T, T) in which each query q spreads its weight equally: 1 / (q + 1) on each visible key."""
     return causal_softmax(torch.zeros(length, length))
 
@@ -72,7 +73,7 @@ def probes_of(labels, period: int = 9, first: int = 1) -> dict[str, Texts]:
     return {"text": text, "repeated": text_of(tokens, [f"r{token}" for token in tokens], "repeated")}
 
 
-def noise(probes, layers: int = 2, heads: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
+def noise(probes, layers: int = 2, heads: int = 3, seed: int = 0) -> dict[str, Tensor]:
     """Normal random scores (L, H, T, T) for each probe."""
     generator = torch.Generator().manual_seed(seed)
     sizes = {kind: (layers, heads, probe.length, probe.length) for kind, probe in probes.items()}
@@ -115,7 +116,7 @@ def random_snapshot(maps, probes, step, checks) -> Snapshot:
     return snapshot_of(maps, probes, step, checks, figures, loss=dict.fromkeys(probes, 2.5), ablation=ablation)
 
 
-def raised(exact: ByHand, head: int, written: torch.Tensor, query: int, key: int) -> float:
+def raised(exact: ByHand, head: int, written: Tensor, query: int, key: int) -> float:
     """By how much `written` (T, D), a part of the stream, raises a score of the last layer above the query's mean.
 
     The norms have the scales that they have for the whole stream and for the whole key.
