@@ -54,7 +54,7 @@ def repository_is_read_once():
     git = code.git
     remembered = functools.cache(git)
 
-    def read(*arguments: str) -> str:
+    def read(*arguments):
         return remembered(*arguments) if code.ROOT == REPOSITORY else git(*arguments)
 
     with patch.multiple(code, git=read, code_hash=functools.cache(code.code_hash)):
@@ -75,25 +75,25 @@ def process_as_before(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def small_text(tmp_path_factory) -> Path:
+def small_text(tmp_path_factory):
     path = tmp_path_factory.mktemp("text") / "words.txt"
     path.write_text(small_runs.small_text())
     return path
 
 
 @pytest.fixture(scope="session")
-def small_options(small_text, tmp_path_factory) -> list[str]:
+def small_options(small_text, tmp_path_factory):
     return small_runs.small_options(small_text, tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")
-def run_dir(tmp_path_factory) -> Path:
+def run_dir(tmp_path_factory):
     """A run folder with a small random model. No test may change it."""
     return gpts.save_run(tmp_path_factory.mktemp("runs") / "first")
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
+def here(tmp_path, monkeypatch):
     """An empty folder, which is the working folder of the test."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -123,7 +123,7 @@ def train(small_options, here, monkeypatch, parser):
 
     monkeypatch.setattr("train.build_parser", lambda: parser)
 
-    def run(*options: str) -> int:
+    def run(*options):
         own_config = any(option.partition("=")[0] == "--resume" for option in options)
         return main([*([] if own_config else small_options), *map(str, options)])
 
@@ -131,7 +131,7 @@ def train(small_options, here, monkeypatch, parser):
 
 
 @pytest.fixture
-def no_pages(monkeypatch) -> None:
+def no_pages(monkeypatch):
     """Writes no pages, for tests that look at weights and figures only."""
     monkeypatch.setattr("model.runs.end_of_step.write_report", lambda *_: None)
 
@@ -145,7 +145,7 @@ def trained(small_options, tmp_path_factory, parser):
     from train import main
 
     @functools.cache
-    def run(*options: str) -> Path:
+    def run(*options):
         folder = tmp_path_factory.mktemp("trained")
         with pytest.MonkeyPatch.context() as here:
             here.chdir(folder)
@@ -158,7 +158,7 @@ def trained(small_options, tmp_path_factory, parser):
 
 
 @pytest.fixture
-def finished_run(trained, here) -> Path:
+def finished_run(trained, here):
     """runs/run in the working folder: a copy of a finished run with `small_options`."""
     shutil.copytree(trained(), "runs/run")
     return Path("runs/run")

@@ -4,7 +4,6 @@
 """
 
 import os
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,7 +61,7 @@ def test_a_run_is_trained_resumed_and_used(options, train, small_text):
     assert glass.ablate("the model reads")
 
 
-def count_of_step(config, **options) -> Counter:
+def count_of_step(config, **options):
     """Counts the operations and waits of the second of two training steps on a pretended GPU."""
     from tests.pretended_gpu import counts
 

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from model.inspection.recording import Recording
 from model.pages.page import run_page
 from tests.model.pages.browsing import settle
 
@@ -75,7 +74,7 @@ def open_file(browser, windows, tmp_path):
 
 
 @functools.cache
-def page_of(recording: Recording) -> str:
+def page_of(recording):
     return run_page(TITLE, recording)
 
 

@@ -7,6 +7,6 @@ import pytest
 
 
 @pytest.fixture
-def kept(trained, tmp_path) -> Path:
+def kept(trained, tmp_path):
     """A finished run of 12 steps with kept checkpoints."""
     return Path(shutil.copytree(trained("--checkpoints.keep_steps=[0,3,4,8,12,99]"), tmp_path / "kept"))
