@@ -6,13 +6,14 @@ import string
 
 import torch
 
-from data.tokenizers import byte_level
+from data.tokenizers import Tokenizer, byte_level
 from model.gpt import GPT, GPTConfig
 from model.inspection.film import film_texts
 from model.inspection.recording import Recording
 from model.inspection.texts import Texts, repeated_tokens
+from model.pages import weights
 from model.pages.page import run_page
-from tests.gpts import random_gpt
+from tests.gpts import TOKENS, random_gpt
 
 TOKENIZER = byte_level()
 CONFIG = GPTConfig(vocab_size=257, context_length=32, num_layers=2, num_heads=2, embed_dim=16, value_embeddings=True)
@@ -32,6 +33,7 @@ def plain_gpt(seed: int, config: GPTConfig = CONFIG) -> GPT:
 
 
 GPTS = [plain_gpt(seed) for seed in (0, 1)]
+PROBE = Texts.of(TOKENS)
 
 
 @functools.cache
@@ -54,3 +56,8 @@ def page_of(*gpts: GPT, texts: tuple[str, ...] = (OPENING,), has_film: bool = Fa
     """The page of a run with these GPTs at steps 0, 8 and so on."""
     models = [(8 * i, gpt) for i, gpt in enumerate(gpts)]
     return run_page("tiny", recording_of(*texts, has_film=has_film), models=models, tokenizer=TOKENIZER)
+
+
+def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER, probe: Texts = PROBE) -> weights.Packed:
+    """The page's data for these GPTs at steps 0, 50 and so on. The page compares itself with PyTorch on the probe."""
+    return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer, probe, PROBE)

@@ -24,13 +24,12 @@ from model.pages import template, weights
 from tests.by_hand import ByHand
 from tests.gpts import CONFIGS, GPT2, MODERN, TOKENS, random_gpt
 from tests.measurements import raised
-from tests.model.pages.model_pages import GPTS, TOKENIZER, page_of
+from tests.model.pages.model_pages import GPTS, PROBE, TOKENIZER, pack, page_of
 from tests.model.pages.test_views_in_node import run_node
 
 pytestmark = pytest.mark.slow
 
 OTHER = TOKENS.flip(0)
-PROBE = Texts.of(TOKENS)
 # The same with ends of texts: three documents, which are read apart where training read them apart.
 ended = TOKENS.clone()
 ended[[0, 5, 9]] = TOKENIZER.end_of_text
@@ -53,11 +52,6 @@ ARCHITECTURES = (
 )
 SQUARE = {"query": 9, "key": 7}
 OFF = [["head 0.0"], ["feed-forward 0", "head 0.0", "token embedding"]]
-
-
-def pack(*gpts, tokenizer=TOKENIZER, probe=PROBE):
-    """The page's data for these GPTs at steps 0, 50 and so on. The page compares itself with PyTorch on the probe."""
-    return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer, probe, PROBE)
 
 
 def questions(packed):

@@ -9,16 +9,13 @@ import torch.nn.functional as F
 
 from model.attention import CausalSelfAttention
 from model.inspection.recording import take_snapshot
-from model.inspection.texts import Texts
 from model.pages import weights
 from model.pages.page import run_page
 from tests.attentions import with_scores
 from tests.command_lines import mistake
 from tests.gpts import MODERN, TOKENS, random_gpt, repeating_gpt
 from tests.html_pages import Page
-from tests.model.pages.model_pages import LETTERS, OPENING, TOKENIZER, plain_gpt, recording_of
-
-PROBE = Texts.of(TOKENS)
+from tests.model.pages.model_pages import LETTERS, OPENING, PROBE, TOKENIZER, pack, plain_gpt, recording_of
 
 
 @torch.no_grad()
@@ -27,8 +24,8 @@ def test_the_cost_of_rounding_the_weights_is_packed(monkeypatch):
     exact = random_gpt(MODERN)(TOKENS[None])[0].log_softmax(-1)
     for limit, kind in ((weights.EXACT_BYTES, "bfloat16"), (0, "int8")):
         monkeypatch.setattr(weights, "EXACT_BYTES", limit)
-        packed = weights.pack([(3, random_gpt(MODERN))], TOKENIZER, PROBE, PROBE)
-        assert packed.manifest["kind"] == kind and packed.manifest["steps"] == [3]
+        packed = pack(random_gpt(MODERN))
+        assert packed.manifest["kind"] == kind
         rounded = random_gpt(MODERN)
         for weight in rounded.parameters():
             step = weight.abs().amax(1, keepdim=True) / 127
@@ -42,8 +39,7 @@ def test_packing_does_not_change_the_model_of_any_type():
     gpt = random_gpt(MODERN).bfloat16().train()
     gpt.blocks[0].attention.gate = torch.nn.Parameter(torch.tensor(0.5))
     before = {name: weight.clone() for name, weight in gpt.state_dict().items()}
-    packed = weights.pack([(0, gpt)], TOKENIZER, PROBE, PROBE)
-    assert packed.manifest["parity"]["bits"] == [0.0]  # nothing is rounded
+    assert pack(gpt).manifest["parity"]["bits"] == [0.0]  # nothing is rounded
     assert gpt.training and all(torch.equal(weight, before[name]) for name, weight in gpt.state_dict().items())
 
 
@@ -52,7 +48,7 @@ def test_an_attention_that_differs_only_beyond_the_probe_is_refused(replace_atte
     nearest = with_scores(lambda scores: scores - torch.full_like(scores, 99.0).tril(-PROBE.length))
     replace_attend(nearest)
     with mistake("attend"):
-        weights.pack([(0, gpt)], TOKENIZER, PROBE, PROBE)
+        pack(gpt)
 
 
 def test_weights_of_ones_own_that_change_the_logits_are_refused(monkeypatch):
@@ -62,7 +58,7 @@ def test_weights_of_ones_own_that_change_the_logits_are_refused(monkeypatch):
         CausalSelfAttention, "project", lambda self, x, *others: project(self, x + getattr(self, "gate", 0), *others)
     )
     with mistake("weights"):
-        weights.pack([(0, gpt)], TOKENIZER, PROBE, PROBE)
+        pack(gpt)
 
 
 def test_a_page_measures_the_steps_whose_weights_it_holds_if_they_were_not_recorded():
