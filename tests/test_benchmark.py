@@ -64,11 +64,11 @@ def characters(tmp_path_factory):
 def measure(monkeypatch, capsys, tmp_path):
     """Runs a benchmark with work of seconds, and its contenders in this process; returns the rows."""
     sizes = {"STEPS_OF": {"cpu": [(SMALL, 2)]}, "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
-    sizes |= {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 40, 60)}}
+    sizes |= {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 60, 90)}}
     sizes |= {"RUNS": [(16, 1)], "VOCABULARIES": (300,), "WIDE": SMALL}
     for name, value in sizes.items():
         monkeypatch.setattr(benchmark, name, value)
-    monkeypatch.setattr(gpt2, "EVALUATIONS", 2)
+    monkeypatch.setattr(gpt2, "EVALUATIONS", 3)
     monkeypatch.setattr(gpt2, "SECONDS", 0.0)
     monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(benchmark.ROOT)  # as the processes of contenders
@@ -107,11 +107,11 @@ def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt):
 def test_time_to_loss_reaches_the_peers_lowest_loss_and_takes_options_of_train(measure, nanogpt, characters):
     ours, theirs = measure("time_to_loss", nanogpt, characters)
     assert [ours["contender"], theirs["contender"]] == ["glassgpt", "nanogpt"]
-    assert [point["step"] for point in ours["curve"] + theirs["curve"]] == [20, 40, 30, 60]
+    assert [point["step"] for point in ours["curve"] + theirs["curve"]] == [40, 60, 60, 90]
     assert theirs["curve"][1]["loss"] < theirs["curve"][0]["loss"] - 0.05  # it learns
-    assert theirs["lowest_loss"] == theirs["target"] and theirs["seconds"] > 0 and ours["seconds"] > 0
+    assert theirs["seconds"] > 0 and ours["seconds"] > 0
     (deeper,) = measure("time_to_loss", characters, "--", "--model.gpt.num_layers=2")  # without a peer
-    assert deeper["lowest_loss"] == deeper["target"] and deeper["steps_to_target"] in (20, 40)
+    assert deeper["steps_to_target"] == min(deeper["curve"], key=lambda point: point["loss"])["step"]
     assert deeper["times_faster"] == 1 and deeper["parameters"] > ours["parameters"]
 
 
@@ -142,56 +142,45 @@ def replace_processes(monkeypatch, **codes):
 
 
 WORKS = "print('first'); print(seed)"
-DIES = "import os, signal; os.write(2, b'bad matrix'); os.kill(os.getpid(), signal.SIGSEGV)"
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
 
 def test_contenders_take_turns_and_a_peer_that_crashes_is_left_out(monkeypatch, capsys):
-    replace_processes(monkeypatch, glassgpt=WORKS, transformers=DIES, nanogpt=WORKS)
-    options = SimpleNamespace(rounds=2, device="cpu", nanogpt=None)
-    results = benchmark.take_turns(["glassgpt", "transformers", "nanogpt"], {}, options)
-    assert results == {"glassgpt": [0, 1], "nanogpt": [0, 1]}
-    assert tells(capsys.readouterr().err, "transformers -11 matrix")
+    replace_processes(monkeypatch, glassgpt=WORKS, transformers=DIES, numpy=WORKS)
+    results = benchmark.take_turns(["glassgpt", "transformers", "numpy", "nanogpt"], {}, "cpu", None, rounds=2)
+    assert results == {"glassgpt": [0, 1], "numpy": [0, 1]}
+    assert tells(capsys.readouterr().err, "transformers -11")
 
 
 def test_an_error_in_our_own_process_ends_the_benchmark(nanogpt, monkeypatch, capsys):
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=r"1.*KeyError"):
+    with monkeypatch.context() as patch, pytest.raises(subprocess.CalledProcessError):
         replace_processes(patch, glassgpt="raise KeyError('lost')")
         benchmark.main(["train", nanogpt])
-    assert "Traceback" in capsys.readouterr().err  # that of the process
-    replace_processes(monkeypatch, glassgpt="import sys; print('too few', file=sys.stderr); sys.exit(2)")
-    status, _, error = call(benchmark.main, capsys, "train", nanogpt)
-    assert status == 2 and error.endswith("benchmark.py: too few\n")
+    replace_processes(monkeypatch, glassgpt="raise SystemExit(2)")  # train.py refuses an option
+    assert call(benchmark.main, capsys, "train", nanogpt)[0] == 2
 
 
 def test_the_target_is_reached_at_the_first_evaluation_below_it():
     curve = [{"step": step, "seconds": step / 2, "loss": loss} for step, loss in enumerate([3.0, 1.9, 2.0, 1.8])]
     reached = benchmark.reached({"curve": curve}, 1.95)
-    assert (reached["seconds"], reached["steps_to_target"], reached["lowest_loss"]) == (0.5, 1, 1.8)
+    assert (reached["seconds"], reached["steps_to_target"]) == (0.5, 1)
     with mistake(r"1\.700.* 1\.800"):
         benchmark.reached({"curve": curve}, 1.7)
 
 
-@pytest.mark.parametrize("length", [5, 57])
-def test_validation_counts_every_token_once_with_the_clock_stopped(length, monkeypatch):
-    """Each token has the same nats in any window, and each evaluation takes 50 seconds. Compiling does not count."""
-    now, text = 0.0, torch.randint(5, (length,))
-    monkeypatch.setattr(gpt2.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(gpt2, "EVALUATIONS", 2)
-    log_probabilities = torch.randn(5, 5).log_softmax(dim=-1)
+def test_the_first_steps_count_as_much_as_the_average_of_the_later_ones(monkeypatch):
+    """Steps of a second each, after half a minute of compiling."""
+    curve = [{"step": step, "seconds": 30.0 + step} for step in (5, 10, 15)]
+    monkeypatch.setattr(gpt2, "train_nanogpt", lambda job: (curve, {}))
+    points = gpt2.learn_characters(SimpleNamespace(contender="nanogpt"))["curve"]
+    assert [(point["step"], point["seconds"]) for point in points] == [(10, 10.0), (15, 15.0)]
 
-    def loss(tokens, targets):
-        nonlocal now
-        now += 50
-        return -log_probabilities[tokens, targets].mean()
 
-    curve = gpt2.Curve(12, torch.nn.Identity(), loss, text, context=4)
-    for step in range(1, 13):
-        now += 100 if step == 1 else 1
-        for _ in range(2):  # two batches a step
-            curve.after(step)
-    assert [(point["step"], point["seconds"]) for point in curve.points] == [(6, 6.0), (12, 12.0)]
+def test_validation_counts_every_token_of_the_windows_once():
+    log_probabilities, text = torch.randn(5, 5).log_softmax(dim=-1), torch.randint(5, (4 * 200 + 1,))
+    learner = gpt2.Learner(torch.nn.Identity(), lambda old, new: -log_probabilities[old, new].mean(), None)
     expected = -log_probabilities[text[:-1], text[1:]].mean().item()
-    assert curve.points[0]["loss"] == pytest.approx(expected, rel=1e-5)
+    assert gpt2.mean_nats(learner, text.unfold(0, 5, 4)) == pytest.approx(expected, rel=1e-5)
 
 
 MISTAKES = {

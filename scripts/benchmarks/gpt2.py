@@ -22,12 +22,10 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Namespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
 from data.tokenizers import byte_level
@@ -38,14 +36,17 @@ from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.inspection.recording import take_snapshot
 from model.kernels import has_fast_bfloat16, keep_freed_memory
 from model.losses import next_token_loss
+from model.pages.learning import column_points, training_seconds
+from model.runs.metrics_file import read_metrics
 from model.runs.results import write_report
+from model.runs.run import METRICS
 from model.training.hardware import compile_options, device_name
 from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from train import main as train_main
 
-WARM_UP = 3  # steps at the beginning, in which PyTorch may compile
-SECONDS = 5.0  # `measure_step` measures steps for at least this time
+WARM_UP = 3  # steps that `measure_step` leaves out, in which PyTorch may compile
+SECONDS = 5.0  # it measures steps for at least this time
 PROMPT_TOKENS = 16
 EVALUATIONS = 20  # of each training, at evenly spaced steps
 # From nanoGPT's train.py, prepare.py and config/train_shakespeare_char.py; its README trains with them on a CPU too.
@@ -60,7 +61,7 @@ NANOGPT_NAMES = GPT2_OPTIONS | {"context_length": "block_size", "dropout": "drop
 SAMPLING = {"temperature": 0.8, "top_k": 200}  # as in nanoGPT's sample.py
 
 Row = dict[str, Any]
-Writer = tuple[nn.Module, Callable[..., Tensor]]  # a network, and write(prompt, max_new_tokens=...) -> prompt and text
+Curve = list[dict[str, float]]  # points with "step", "seconds" and "loss"
 
 
 class Learner(NamedTuple):
@@ -69,7 +70,6 @@ class Learner(NamedTuple):
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
     optimizer: torch.optim.Optimizer
-    precision: str
 
 
 def main(content: str) -> None:
@@ -78,7 +78,9 @@ def main(content: str) -> None:
     Exits with the status of train.py if that fails: 2 if it refuses an option.
     """
     job = Namespace(**json.loads(content))
-    print(json.dumps(globals()[job.function](job)))
+    row = globals()[job.function](job)
+    machine = {"device": device_name(torch.device(job.device)), "threads": torch.get_num_threads()}
+    print(json.dumps(row | {"machine": machine}))
 
 
 # ---- training
@@ -89,14 +91,14 @@ def measure_step(job: Namespace) -> Row:
     tokens = job.batch_size * job.size["context_length"]
     text = torch.randint(job.size["vocab_size"], (100 * tokens,))
     learner = build_learner(job)
-    for step in train(learner, text, job):
+    for step in train(learner, text, sys.maxsize, job):
         if step == WARM_UP:
             started = clock(job.device)
         elif step > WARM_UP and time.perf_counter() - started >= SECONDS:
             break
     elapsed = clock(job.device) - started
     milliseconds = 1000 * elapsed / (step - WARM_UP)
-    row = {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, learner.precision)}
+    row = {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, precision_of(job))}
     if job.device == "cuda":
         row["peak_gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
     return row
@@ -109,46 +111,77 @@ def clock(device: str) -> float:
 
 
 def learn_characters(job: Namespace) -> Row:
-    """Returns the learning curve on the characters of the file `data`: of our train.py, or of nanoGPT in `train`."""
-    if job.contender == "glassgpt":
-        return train_by_recipe(job)
-    text, validation = split(read(job.data).unique(return_inverse=True)[1])  # one token for each distinct character
-    learner = build_learner(job)
-    curve = Curve(job.steps, learner.model, learner.loss, validation.to(job.device), job.size["context_length"])
-    for step in train(learner, text, job):
-        curve.after(step)
-    return {"curve": curve.points, **describe(learner.model, learner.precision)}
+    """Returns the learning curve on the characters of the file `data`, by train.py or by nanoGPT's loop, and its model.
+
+    A point of the curve has a step, its validation loss and the seconds of training until then, without evaluations.
+    The steps before the first evaluation, in which PyTorch may compile, count as much as the average of the later ones.
+    """
+    (first, *later), described = (train_by_recipe if job.contender == "glassgpt" else train_nanogpt)(job)
+    for point in later:
+        point["seconds"] = (point["seconds"] - first["seconds"]) * point["step"] / (point["step"] - first["step"])
+    return {"curve": later, **described}
 
 
-def train_by_recipe(job: Namespace) -> Row:
-    """Runs train.py with configs/shakespeare_char.yaml and the options of `job`. Returns the learning curve."""
+def train_by_recipe(job: Namespace) -> tuple[Curve, Row]:
+    """Trains by train.py with configs/shakespeare_char.yaml and the options of `job`."""
+    interval = job.our_steps // EVALUATIONS
     options = [
         "--config=configs/shakespeare_char.yaml",
         *(f"--model.gpt.{name}={value}" for name, value in job.size.items() if name != "vocab_size"),
-        f"--data.files={job.data}",
         f"--data.batch_size={job.batch_size}",
         f"--seed_everything={job.seed}",
         f"--trainer.max_steps={job.our_steps}",
         f"--trainer.accelerator={job.device}",
-        "--wandb=disabled",
         *job.train_options,
-        # Last, so that the user cannot change them: how the text is read, and that only LearningCurve validates.
+        # Last, so that the user cannot change them: what text is read, and how the curve is measured.
+        f"--data.files={job.data}",
         "--data.tokenizer=bytes",
         f"--data.validation_fraction={VALIDATION_FRACTION}",
-        "--trainer.val_check_interval=null",
-        "--trainer.limit_val_batches=1",
-        "--trainer.callbacks=scripts.benchmarks.gpt2.LearningCurve",
-        f"--trainer.callbacks.data={job.data}",
+        f"--trainer.val_check_interval={interval}",
+        f"--trainer.log_every_n_steps={interval}",
+        "--recording.enabled=false",
+        "--samples.max_new_tokens=0",
     ]
     with tempfile.TemporaryDirectory() as folder:
-        run_training(folder, options)
-    return LearningCurve.result
+        run = run_training(folder, options)
+        rows = read_metrics(run / METRICS)
+        gpt = open_run(run).gpt
+    seconds = dict(training_seconds(rows))
+    curve = [{"step": step, "seconds": seconds[step], "loss": loss} for step, loss in column_points(rows, "val/loss")]
+    return curve, describe(gpt, precision_of(job))
 
 
-def run_training(folder: str, options: list[str]) -> None:
-    """Runs train.py, and exits with its status if it fails."""
-    if status := train_main([f"--trainer.default_root_dir={folder}", *options]):
+def run_training(folder: str, options: list[str]) -> Path:
+    """Runs train.py, and returns the run's folder in `folder`. Exits with the status of train.py if it fails."""
+    places = [f"--trainer.default_root_dir={folder}", "--name=run", "--wandb=disabled"]
+    if status := train_main([*options, *places, "--trainer.enable_progress_bar=false"]):
         sys.exit(status)
+    return Path(folder, "run")
+
+
+def train_nanogpt(job: Namespace) -> tuple[Curve, Row]:
+    """Trains nanoGPT's network; evaluates it on all full windows of the validation text."""
+    characters = torch.tensor(list(Path(job.data).read_bytes()))
+    text = characters.unique(return_inverse=True)[1]  # one token for each distinct character
+    cut, length = int((1 - VALIDATION_FRACTION) * len(text)), job.size["context_length"] + 1
+    windows = text[cut - 1 :].unfold(0, length, length - 1).to(job.device)
+    learner = build_learner(job)
+    curve, seconds, started = [], 0.0, clock(job.device)
+    for step in train(learner, text[:cut], job.steps, job):
+        if step % (job.steps // EVALUATIONS) == 0:
+            seconds += clock(job.device) - started
+            curve.append({"step": step, "seconds": seconds, "loss": mean_nats(learner, windows)})
+            started = clock(job.device)
+    return curve, describe(learner.model, precision_of(job))
+
+
+@torch.no_grad()
+def mean_nats(learner: Learner, windows: Tensor) -> float:
+    nats = 0.0
+    with in_eval_mode(learner.model.modules()):
+        for rows in windows.split(128):
+            nats += learner.loss(*inputs_and_targets(rows)).item() * len(rows)
+    return nats / len(windows)
 
 
 def build_learner(job: Namespace) -> Learner:
@@ -160,8 +193,7 @@ def build_learner(job: Namespace) -> Learner:
         model = build_nanogpt(job, bias=False).to(job.device)
         optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, job.device)
         call = torch.compile(model) if on_gpu else model
-        precision = "bfloat16" if on_gpu and torch.cuda.is_bf16_supported() else "float32"
-        return Learner(model, lambda tokens, targets: call(tokens, targets)[1], optimizer, precision)
+        return Learner(model, lambda tokens, targets: call(tokens, targets)[1], optimizer)
     keep_freed_memory()
     model = GPT(gpt2_config(job.size, bias=False)).to(job.device)
     optimizer = build_optimizer(model, OptimizerConfig("adamw", weight_decay=WEIGHT_DECAY, betas=BETAS))
@@ -169,22 +201,28 @@ def build_learner(job: Namespace) -> Learner:
     loss = partial(loss_of, model)
     if options is not None:
         loss = torch.compile(loss, **options)
-    return Learner(model, loss, optimizer, "bfloat16" if has_fast_bfloat16(job.device) else "float32")
+    return Learner(model, loss, optimizer)
+
+
+def precision_of(job: Namespace) -> str:
+    """Returns the type of the matrix products of a training. nanoGPT uses bfloat16 on GPUs only."""
+    may_be_fast = job.contender == "glassgpt" or job.device == "cuda"
+    return "bfloat16" if may_be_fast and has_fast_bfloat16(job.device) else "float32"
 
 
 def loss_of(gpt: GPT, tokens: Tensor, targets: Tensor) -> Tensor:
     return next_token_loss(gpt, gpt.features(tokens), targets)
 
 
-def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
+def train(learner: Learner, text: Tensor, steps: int, job: Namespace) -> Iterator[int]:
     """Trains as nanoGPT does, on random windows of `text` (N,). After each update, yields the number of updates."""
     context = job.size["context_length"]
-    for step in range(job.steps):
+    for step in range(steps):
         for group in learner.optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * learning_rate_factor(step, job.steps, SCHEDULE)
+            group["lr"] = LEARNING_RATE * learning_rate_factor(step, steps, SCHEDULE)
         starts = torch.randint(len(text) - context, (job.batch_size, 1))
         rows = text[starts + torch.arange(context + 1)].to(job.device, non_blocking=True)
-        with torch.autocast(job.device, torch.bfloat16, enabled=learner.precision == "bfloat16"):
+        with torch.autocast(job.device, torch.bfloat16, enabled=precision_of(job) == "bfloat16"):
             loss = learner.loss(*inputs_and_targets(rows))
         loss.backward()
         nn.utils.clip_grad_norm_(learner.model.parameters(), GRADIENT_CLIP)
@@ -196,75 +234,6 @@ def train(learner: Learner, text: Tensor, job: Namespace) -> Iterator[int]:
 def inputs_and_targets(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Splits windows (B, T + 1) into inputs and targets, each (B, T)."""
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-
-
-def read(path: str) -> Tensor:
-    """Returns the bytes of a file as tokens (N,)."""
-    return torch.tensor(list(Path(path).read_bytes()))
-
-
-def split(text: Tensor) -> tuple[Tensor, Tensor]:
-    """Splits a text (N,) for training and validation. The validation text begins with the last token of the other."""
-    cut = int((1 - VALIDATION_FRACTION) * len(text))
-    return text[:cut], text[cut - 1 :]
-
-
-class Curve:
-    """Measures the validation loss, and the time so far, at EVALUATIONS steps of a training.
-
-    Args:
-        steps: number of steps in the training.
-        loss: from (tokens, targets) to the mean in nats.
-        text: (N,), the text to validate on.
-        context: number of tokens in a window.
-    """
-
-    def __init__(self, steps: int, model: nn.Module, loss: Callable[..., Tensor], text: Tensor, context: int):
-        self.model = model
-        self.loss = loss
-        self.windows = text.unfold(0, context + 1, context)  # a last window that is not full is left out
-        self.due = {WARM_UP, *(steps * number // EVALUATIONS for number in range(1, EVALUATIONS + 1))}
-        self.points: list[dict[str, float]] = []
-        self.seconds = 0.0
-
-    def after(self, step: int) -> None:
-        """Evaluates, with the clock stopped, if an evaluation is due after `step`. Call this after every batch."""
-        if step not in self.due:
-            return
-        self.due.remove(step)  # a step may have several batches
-        device = self.windows.device.type
-        if step > WARM_UP:
-            self.seconds += clock(device) - self.started
-            seconds = self.seconds * step / (step - WARM_UP)
-            self.points.append({"step": step, "seconds": seconds, "loss": self.mean_nats()})
-        self.started = clock(device)
-
-    @torch.no_grad()
-    def mean_nats(self) -> float:
-        nats = 0.0
-        with in_eval_mode(self.model.modules()):
-            for rows in self.windows.split(128):
-                nats += self.loss(*inputs_and_targets(rows)).item() * len(rows)
-        return nats / len(self.windows)
-
-
-class LearningCurve(Callback):
-    """Measures the Curve of a run of train.py on the bytes of the file `data`. `result` is the row of the last run."""
-
-    result: ClassVar[Row]
-
-    def __init__(self, data: str):
-        self.data = data
-
-    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        gpt = module.gpt
-        text = split(read(self.data))[1].to(module.device)
-        self.curve = Curve(trainer.max_steps, gpt, partial(loss_of, gpt), text, gpt.config.context_length)
-        # Training adds its points to this list.
-        LearningCurve.result = {"curve": self.curve.points, **describe(gpt, trainer.precision)}
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self.curve.after(trainer.global_step)
 
 
 # ---- writing
@@ -282,8 +251,8 @@ def measure_writing(job: Namespace) -> Row:
     return {"seconds": seconds, "tokens": tokens, **describe(network, "float32")}
 
 
-def build_writer(job: Namespace) -> Writer:
-    """Builds the contender's network, and the function with which it continues a prompt."""
+def build_writer(job: Namespace) -> tuple[nn.Module, Callable[..., Tensor]]:
+    """Builds the contender's network, and write(prompt, max_new_tokens=...), which returns prompt and text."""
     if job.contender == "glassgpt":
         gpt = GPT(gpt2_config(job.size))
         return gpt, partial(generate, gpt, **SAMPLING)
@@ -307,10 +276,9 @@ def build_writer(job: Namespace) -> Writer:
 
 def measure_run(job: Namespace) -> Row:
     """Measures a step, a recording and the page of a short run of configs/debug.yaml with the options of `job`."""
-    options = ["--config=configs/debug.yaml", "--trainer.max_steps=1", "--trainer.limit_val_batches=1", "--name=run"]
+    options = ["--config=configs/debug.yaml", "--trainer.max_steps=1", "--trainer.limit_val_batches=1"]
     with tempfile.TemporaryDirectory() as folder:
-        run_training(folder, [*options, *job.train_options])
-        run = Path(folder, "run")
+        run = run_training(folder, [*options, *job.train_options])
         glass = open_run(run, device=job.device)
         record = partial(take_snapshot, glass.gpt, 0, glass.recorded)
         record()  # prepares the windows
@@ -330,7 +298,7 @@ def measure_tokenising(job: Namespace) -> Row:
         return np.frombuffer(text.encode(), np.uint8)
 
     encode = byte_level().encode_array if job.contender == "glassgpt" else numpy_alone
-    return {"seconds": seconds_of(partial(encode, text), job), "machine": machine(job.device)}
+    return {"seconds": seconds_of(partial(encode, text), job)}
 
 
 def seconds_of(work: Callable[[], Any], job: Namespace) -> float:
@@ -355,14 +323,9 @@ def gpt2_config(size: dict[str, int], **changes: Any) -> GPTConfig:
 
 
 def describe(network: nn.Module, precision: str) -> Row:
-    """Describes what was measured: the network's size, the precision of its matrix products, and the machine.
-
-    If the network uses a weight twice, the size counts it once.
-    """
-    device = next(network.parameters()).device.type
-    parameters = sum(parameter.numel() for parameter in network.parameters())
-    return {"parameters": parameters, "precision": precision, "machine": machine(device)}
+    """Describes what was measured: the network's size, which counts each weight once, and the precision of products."""
+    return {"parameters": sum(weight.numel() for weight in network.parameters()), "precision": precision}
 
 
-def machine(device: str) -> dict[str, Any]:
-    return {"device": device_name(torch.device(device)), "threads": torch.get_num_threads()}
+if __name__ == "__main__":
+    main(sys.argv[1])
