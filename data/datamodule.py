@@ -8,19 +8,17 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from functools import partial
 from typing import Any
 
 import lightning
-import torch
+import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from data import corpora
 from data.corpora import CorpusOptions
 from data.token_cache import CorpusCache
 from data.tokenizers import Tokenizer, check_name
-from data.windows import Repeats, TrainingWindows, ValidationWindows, WindowSampler, as_batch
+from data.windows import Batches, Repeats, TrainingWindows, adjacent_windows, as_batch
 from model.mistakes import Mistake, check_range
 
 _log = logging.getLogger(__name__)
@@ -122,7 +120,9 @@ class TextDataModule(lightning.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Tokenises the corpus, or opens its tokens in the cache. Raises Mistake if there are too few tokens."""
         self.tokenized = self.cache.prepare(self.num_threads)
-        self.sampler = WindowSampler(self.tokenized.train.num_tokens, self.context_length, self.seed)
+        self.windows = TrainingWindows(
+            self.tokenized.train, self.context_length, self.seed, self.repeats, self.tokenizer
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -147,35 +147,34 @@ class TextDataModule(lightning.LightningDataModule):
             _log.warning("The training text has changed since this checkpoint; training continues with the new text.")
         self.windows_read = state["windows_read"]
 
-    def train_dataloader(self) -> DataLoader:
-        """Returns a loader of the batches up to the next validation, from the first window that the run has not read.
+    def train_dataloader(self) -> Batches:
+        """Returns the batches up to the next validation, from the first window that the run has not read.
 
-        Lightning asks for a new one after each validation. Without a Trainer the batches do not end.
+        Lightning asks for more after each validation. Without a Trainer the batches do not end.
         """
         step, batches_in_step, between_validations = 0, 1, sys.maxsize
         if self.trainer:
             step, batches_in_step = self.trainer.global_step, self.trainer.accumulate_grad_batches
             between_validations = self.trainer.limit_train_batches
-        first = step * batches_in_step
-        return self._loader(
-            TrainingWindows(
-                self.tokenized.train,
-                self.sampler,
-                self.windows_read,
-                self.repeats,
-                self.tokenizer.vocab_size,
-                self.tokenizer.end_of_text,
-                self.batch_size,
-                self._rows("batch_size"),
-                range(first, first - first % between_validations + between_validations),
-                batches_in_step,
-            )
-        )
+        rows, first = self._rows("batch_size"), step * batches_in_step
+        resumed_at = self.windows_read - first * self.batch_size  # not 0 if earlier batches had another size
 
-    def val_dataloader(self) -> DataLoader:
-        """Returns a loader that yields every window of the validation split once, divided among the devices."""
-        validation, rows = self.tokenized.validation, self._rows("validation_batch_size")
-        return self._loader(ValidationWindows(validation, self.context_length, self.validation_batch_size, rows))
+        def read(batch: int) -> dict[str, Tensor]:
+            numbers = resumed_at + batch * self.batch_size + np.array(rows)
+            return self._batch(self.windows.read(numbers, batch // batches_in_step))
+
+        return Batches(range(first, first - first % between_validations + between_validations), read)
+
+    def val_dataloader(self) -> Batches:
+        """Returns batches that have every window of the validation split once, divided among the devices."""
+        tokens, batch_size = self.tokenized.validation, self.validation_batch_size
+        rows = self._rows("validation_batch_size")
+
+        def read(batch: int) -> dict[str, Tensor]:
+            first = batch * batch_size + rows.start
+            return self._batch(adjacent_windows(tokens, self.context_length, first, len(rows)))
+
+        return Batches(range(math.ceil((tokens.num_tokens - 1) / (self.context_length * batch_size))), read)
 
     def _rows(self, option: str) -> range:
         """Returns this device's rows of each batch. Raises Mistake if the devices cannot share a batch equally."""
@@ -189,11 +188,8 @@ class TextDataModule(lightning.LightningDataModule):
         share = batch_size // devices
         return range(rank * share, (rank + 1) * share)
 
-    def _loader(self, windows: TrainingWindows | ValidationWindows) -> DataLoader:
-        return DataLoader(
-            windows,
-            batch_size=None,  # the data set yields whole batches
-            collate_fn=partial(as_batch, end_of_text=self.tokenizer.end_of_text, with_documents=self.document_masking),
-            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
-            generator=torch.Generator(),  # otherwise each new iterator would advance the global generator
-        )
+    def _batch(self, windows: np.ndarray) -> dict[str, Tensor]:
+        batch = as_batch(windows, self.tokenizer.end_of_text, self.document_masking)
+        if self.trainer and self.trainer.strategy.root_device.type == "cuda":
+            batch = {name: tensor.pin_memory() for name, tensor in batch.items()}  # copied while the GPU computes
+        return batch

@@ -8,16 +8,16 @@ Letters: B windows in a batch over all devices, B' of them on this device, T tok
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
 
 from data.token_cache import TokenStore
+from data.tokenizers import Tokenizer
 from model.mistakes import Mistake
 
 IGNORED = -100  # a target that every loss skips: the default ignore_index of PyTorch's cross_entropy
@@ -40,31 +40,46 @@ class Repeats:
     random_fraction: float = 0.0
 
 
-class WindowSampler:
-    """Chooses where windows of T inputs and T targets begin. Every epoch has a new random order and a new offset.
+class TrainingWindows:
+    """Windows of T inputs and T targets, by their number since the beginning of training.
 
     An epoch consists of N adjacent windows and reads each exactly once, in random order. The first window begins at a
     random offset below T, so the cuts between windows differ from epoch to epoch. Memory does not grow with the corpus.
     """
 
-    def __init__(self, num_tokens: int, context_length: int, seed: int):
-        """Raises Mistake if the text is too short for one window."""
+    def __init__(self, tokens: TokenStore, context_length: int, seed: int, repeats: Repeats, tokenizer: Tokenizer):
+        """Raises Mistake if the text is too short for one window. tokenizer: the one of `tokens`."""
+        num_tokens = tokens.num_tokens
         if num_tokens < context_length + 1:
             raise Mistake(
                 f"context_length {context_length:,} needs at least {context_length + 1:,} tokens of training text, "
                 f"but there are {num_tokens:,}: use a shorter context_length or more text"
             )
-        self.context_length = context_length
-        self.seed = seed
+        self.tokens, self.context_length, self.seed = tokens, context_length, seed
+        self.repeats, self.tokenizer = repeats, tokenizer
         # As many windows as fit after the largest offset, so that all epochs have the same length.
         self.windows_per_epoch = max((num_tokens - context_length) // context_length, 1)
         self._offsets = min(context_length, num_tokens - self.windows_per_epoch * context_length)
 
-    def starts(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the position in the text of each window's first token: int64, shaped like `numbers`.
+    def read(self, numbers: np.ndarray, step: int) -> np.ndarray:
+        """Returns windows (B', T + 1) of a training step.
 
-        numbers: the numbers of the windows, counted from the beginning of training.
+        A window that `repeats` selects holds its own first p tokens over and over, with p from `periods`.
         """
+        length = self.context_length + 1
+        windows = self.tokens.gather(self.starts(numbers), length)
+        is_random = evenly_spread(numbers, self.repeats.random_fraction)
+        is_in_range = self.repeats.begin <= step < self.repeats.end
+        is_repeated = is_random | (is_in_range & evenly_spread(numbers, self.repeats.fraction))
+        periods = np.where(is_repeated, self.periods(numbers), length)
+        for row in np.flatnonzero(is_random):
+            drawn = self.draw(numbers[row])
+            windows[row, : len(drawn)] = drawn
+            periods[row] = min(periods[row], len(drawn))
+        return np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
+
+    def starts(self, numbers: np.ndarray) -> np.ndarray:
+        """Returns the position in the text of each window's first token: int64, shaped like `numbers`."""
         epochs, positions = np.divmod(numbers, self.windows_per_epoch)
         starts = np.empty_like(numbers)
         for epoch in np.unique(epochs):
@@ -85,52 +100,11 @@ class WindowSampler:
         periods = SHORTEST_PERIOD * ((longest + 1) / SHORTEST_PERIOD) ** uniform
         return np.minimum(periods.astype(np.int64), longest)
 
-    def draw(self, number: int, vocab_size: int, end_of_text: int) -> np.ndarray:
+    def draw(self, number: int) -> np.ndarray:
         """Returns random tokens for window `number`: T distinct ones without end-of-text, or all if there are fewer."""
-        key, size = _mix(_mix(self.seed + 1) ^ int(number)), vocab_size - 1
+        key, size = _mix(_mix(self.seed + 1) ^ int(number)), self.tokenizer.vocab_size - 1
         tokens = permute(np.arange(min(self.context_length, size)), size, key)
-        return tokens + (tokens >= end_of_text)
-
-
-@dataclass(eq=False)
-class TrainingWindows(IterableDataset):
-    """Yields the windows (B', T + 1) of each batch, from window number `first_window` on.
-
-    A window that `repeats` selects holds its own first p tokens over and over, with p from `WindowSampler.periods`.
-
-    vocab_size, end_of_text: describe the tokenizer; random tokens are drawn from all its ids except end-of-text.
-    rows: the B' rows of each batch that this device reads, out of B.
-    batches: their numbers since the start of the run, if it always had `batches_in_step`.
-    """
-
-    tokens: TokenStore
-    sampler: WindowSampler
-    first_window: int
-    repeats: Repeats
-    vocab_size: int
-    end_of_text: int
-    batch_size: int
-    rows: range
-    batches: range
-    batches_in_step: int = 1
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        length = self.sampler.context_length + 1
-        for read, batch in enumerate(self.batches):
-            numbers = self.first_window + read * self.batch_size + np.array(self.rows)
-            windows = self.tokens.gather(self.sampler.starts(numbers), length)
-            is_random = evenly_spread(numbers, self.repeats.random_fraction)
-            is_in_range = self.repeats.begin <= batch // self.batches_in_step < self.repeats.end
-            is_repeated = is_random | (is_in_range & evenly_spread(numbers, self.repeats.fraction))
-            periods = np.where(is_repeated, self.sampler.periods(numbers), length)
-            for row in np.flatnonzero(is_random):
-                drawn = self.sampler.draw(numbers[row], self.vocab_size, self.end_of_text)
-                windows[row, : len(drawn)] = drawn
-                periods[row] = min(periods[row], len(drawn))
-            yield np.take_along_axis(windows, np.arange(length) % periods[:, None], axis=1)
+        return tokens + (tokens >= self.tokenizer.end_of_text)
 
 
 def evenly_spread(numbers: np.ndarray, fraction: float) -> np.ndarray:
@@ -138,26 +112,26 @@ def evenly_spread(numbers: np.ndarray, fraction: float) -> np.ndarray:
     return np.floor((numbers + 1) * fraction) > np.floor(numbers * fraction)
 
 
-@dataclass(eq=False)
-class ValidationWindows(IterableDataset):
-    """Yields adjacent windows (B', T + 1) from the first token to the last; after the last token they hold IGNORED."""
+def adjacent_windows(tokens: TokenStore, context_length: int, first: int, count: int) -> np.ndarray:
+    """Returns `count` windows (B', T + 1), from number `first` on; after the last token they hold IGNORED."""
+    text = np.full(count * context_length + 1, IGNORED)
+    found = tokens.read(first * context_length, len(text))
+    text[: len(found)] = found
+    return np.lib.stride_tricks.sliding_window_view(text, context_length + 1)[::context_length]
 
-    tokens: TokenStore
-    context_length: int
-    batch_size: int
-    rows: range
+
+@dataclass
+class Batches:
+    """An iterable of batches, with a length, which Lightning asks for. read: returns a batch, by its number."""
+
+    numbers: range
+    read: Callable[[int], dict[str, Tensor]]
 
     def __len__(self) -> int:
-        num_windows = -(-(self.tokens.num_tokens - 1) // self.context_length)
-        return -(-num_windows // self.batch_size)
+        return len(self.numbers)
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        for batch in range(len(self)):
-            first_window = batch * self.batch_size + self.rows.start
-            text = np.full(len(self.rows) * self.context_length + 1, IGNORED)
-            tokens = self.tokens.read(first_window * self.context_length, len(text))
-            text[: len(tokens)] = tokens
-            yield np.lib.stride_tricks.sliding_window_view(text, self.context_length + 1)[:: self.context_length]
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return map(self.read, self.numbers)
 
 
 def as_batch(windows: np.ndarray, end_of_text: int, with_documents: bool) -> dict[str, Tensor]:

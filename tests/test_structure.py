@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "model/runs/": "model.* model.exchange model.inspection model.pages model.training model.runs data torch numpy"
     " lightning jsonargparse pandas yaml tqdm wandb",
     "model/": "model.* torch",
-    "data/datamodule.py": "data model.mistakes lightning torch",
+    "data/datamodule.py": "data model.mistakes lightning torch numpy",
     "data/windows.py": "data model.mistakes torch numpy",
     "data/": "data model.mistakes numpy datasets huggingface_hub pyarrow tiktoken rustbpe filelock tqdm pandas",
     "scripts/": "model data scripts train torch numpy lightning jsonargparse yaml transformers",

@@ -84,9 +84,22 @@ def test_a_loader_ends_at_the_next_validation_and_text_repeats_from_one_step_to_
     for step, expected in ((0, [3 * 2, 3 * 2 + 1]), (2, [2, 3]), (5, [])):
         data.trainer, data.windows_read = SimpleNamespace(**TRAINER | limits | {"global_step": step}), 5 * step
         batches = [batch["tokens"].numpy() for batch in data.train_dataloader()]
-        text = data.tokenized.train.gather(data.sampler.starts(5 * step + np.arange(8 * len(batches))), 32)
+        text = data.tokenized.train.gather(data.windows.starts(5 * step + np.arange(8 * len(batches))), 32)
         repeated = [n for n, batch in enumerate(batches) if (batch != text[8 * n : 8 * n + 8]).any()]
         assert len(batches) == (5 - step % 5) * 2 and repeated == expected
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_devices_share_the_batches_and_reading_continues_after_any_window(module, devices):
+    """The windows of all devices are those of one, and those after window 20 do not depend on earlier batch sizes."""
+    options = {"repeat_fraction": 0.5, "random_repeat_fraction": 0.125}
+    expected = next(iter(module(batch_size=92, **options).train_dataloader()))["tokens"][20:]
+    shares = []
+    for rank in range(devices):
+        data = module(rank, devices, **options)
+        data.windows_read = 20
+        shares.append(torch.stack([batch["tokens"] for batch in data.train_dataloader()]))
+    assert torch.equal(torch.cat(shares, dim=1).flatten(0, 1), expected)
 
 
 def test_a_batch_size_that_the_devices_do_not_divide_is_named(module):
