@@ -37,7 +37,7 @@ from model.inspection.recording import take_snapshot
 from model.kernels import has_fast_bfloat16, keep_freed_memory
 from model.losses import next_token_loss
 from model.pages.learning import column_points, training_seconds
-from model.runs.metrics_file import read_metrics
+from model.runs.records import read_metrics
 from model.runs.results import write_report
 from model.runs.run import METRICS
 from model.training.hardware import compile_options, device_name
