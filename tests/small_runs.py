@@ -54,7 +54,7 @@ def column(run_dir: str | Path, name: str) -> dict[int, float]:
 
 def final_state(run: str | Path) -> dict:
     checkpoint = read_checkpoint(Path(run, "checkpoints", "last.ckpt"))
-    return {key: checkpoint[key] for key in ("global_step", "state_dict", "optimizer_states", "random_states")}
+    return {key: checkpoint[key] for key in ("global_step", "state_dict", "optimizer_states")}
 
 
 def assert_same(left, right, where="checkpoint"):

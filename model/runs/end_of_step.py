@@ -39,7 +39,7 @@ from model.runs.progress import first_lines, stopped_early, tell, validation_lin
 from model.runs.recorder import Recorder, Samples
 from model.runs.results import write_report
 from model.runs.run import CONFIG, STATE
-from model.runs.saving import Checkpoints, gather, random_state, rewind, set_random_state, start_loops_at
+from model.runs.saving import Checkpoints, rewind, seed_step, start_loops_at
 from model.runs.stop_signals import StopSignals, TrainingInterrupted
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,6 @@ class EndOfStep(Checkpoint):
         self.validation: dict[str, float] | None = None  # the metrics of this step's validation
         self.best_loss = math.inf
         self.best_of: list[Any] = []  # what best_loss was measured on
-        self.resumed_random_state: dict[str, Any] | None = None
         self.is_running = False
 
     def on_train_batch_start(self, *_: Any) -> None:
@@ -134,6 +133,7 @@ class EndOfStep(Checkpoint):
         if stop_now:
             # If only another rank received a signal, this rank does not know which signal it was.
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)
+        seed_step(self.options.config.seed_everything, trainer)  # for the next step
 
     def is_best(self, trainer: Trainer, module: LightningModule, loss: float) -> bool:
         """Notes the lowest val/loss, and returns whether `loss` is it. Only losses of the same targets are compared."""
@@ -188,11 +188,7 @@ class EndOfStep(Checkpoint):
             tell(trainer, f"{changes}\n{first_lines(trainer)}".lstrip())
         self.is_running = True
         self.show(trainer, "running", "running")
-        # Not earlier: Lightning creates the loaders' iterators before this hook, and that draws random numbers too.
-        if self.resumed_random_state is not None:
-            set_random_state(self.resumed_random_state, module.device)
-        elif trainer.global_rank > 0:
-            torch.manual_seed(torch.initial_seed() + trainer.global_rank)  # every rank needs its own dropout masks
+        seed_step(self.options.config.seed_everything, trainer)
         if is_new:  # Lightning has validated it already if its model is that of --model.init_from
             self.end_step(trainer, module)
         self.signals.install()
@@ -220,7 +216,6 @@ class EndOfStep(Checkpoint):
         text = torch.from_numpy(data.tokenized.validation.read(0, NUM_TOKENS + 1))
         checkpoint |= entries_of(module.gpt, checkpoint["state_dict"], data.tokenizer, text, data.document_masking)
         checkpoint |= {
-            "random_states": gather(random_state(trainer.strategy.root_device), trainer),  # one for each rank
             "counted": (metrics.tokens, metrics.new_tokens, float(loss_sum)),
             "best": (self.best_loss, self.best_of),
         }
@@ -230,5 +225,3 @@ class EndOfStep(Checkpoint):
         metrics = self.metrics
         metrics.tokens, metrics.new_tokens, metrics.loss_sum = checkpoint["counted"]
         self.best_loss, self.best_of = checkpoint["best"]
-        states, rank = checkpoint["random_states"], trainer.global_rank
-        self.resumed_random_state = states[rank] if rank < len(states) else None

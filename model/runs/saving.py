@@ -5,14 +5,13 @@ What --resume does, in this order:
 1. `read_options` picks the checkpoint (see `Run.resumed`) and lays the typed options over the run's config.yaml.
 2. `AtomicCheckpointIO.load_checkpoint` reads the checkpoint and refuses one that cannot be resumed. The model, the
    data module and `EndOfStep.on_load_checkpoint` restore what they saved in it; `start_loops_at` sets the step.
-3. `EndOfStep.on_train_start` calls `rewind`, which deletes what the run recorded after that step, replaces config.yaml
-   and restores the random states.
+3. `EndOfStep.on_train_start` calls `rewind`, which deletes what the run recorded after that step, and replaces
+   config.yaml.
 
 Nothing in the run's folder changes before 3. It is locked after 1.
 """
 
 import random
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +32,7 @@ from model.runs.records import as_line, read_lines, read_metrics, write_metrics
 from model.runs.run import ATTENTION, BEST, HEAD_SCORES, LAST, METRICS, SAMPLES, Run
 
 # What a checkpoint needs to be resumed, besides what every checkpoint has.
-RESUMED = ("best", "callbacks", "counted", "loops", "lr_schedulers", "optimizer_states", "random_states")
+RESUMED = ("best", "callbacks", "counted", "loops", "lr_schedulers", "optimizer_states")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -95,12 +94,7 @@ class Checkpoints:
         trainer.save_checkpoint(first)
         if trainer.is_global_zero:
             for other in others:
-                copy(first, other)
-
-
-def copy(source: Path, target: Path) -> None:
-    with source.open("rb") as content, atomic_file(target) as file:
-        shutil.copyfileobj(content, file)
+                write_atomically(other, first.read_bytes())
 
 
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
@@ -121,7 +115,7 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
             later.append(best)
     # Checkpoints first: a run that is killed in between resumes from this step and deletes the rest then.
     if resumed.resolve() != last.resolve():
-        copy(resumed, last)
+        write_atomically(last, resumed.read_bytes())
     for path in later + maps:
         with file_errors(path):
             path.unlink(missing_ok=True)
@@ -150,29 +144,17 @@ def start_loops_at(step: int, trainer: Trainer, checkpoint: dict[str, Any]) -> N
     loop.restarting = False  # it begins a new epoch
 
 
-def gather(value: Any, trainer: Trainer) -> list[Any]:
-    """Returns the `value` (plain data) of every rank, in the order of the ranks. Every rank gets the same list."""
-    if trainer.world_size == 1:
-        return [value]
-    values: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(values, value)
-    return values
+def seed_step(seed: int, trainer: Trainer) -> None:
+    """Seeds the random generators of torch (CPU and GPU), numpy and Python for what is drawn until the step ends.
 
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """Returns the states of the random generators of torch (CPU and `device`), numpy and Python, as plain data."""
-    name, keys, *rest = np.random.get_state()
-    numbers = np.asarray(keys).tolist()
-    state = {"torch": torch.get_rng_state(), "numpy": (name, numbers, *rest), "python": random.getstate()}
+    They depend on the run's seed, the step and the rank alone, as the order of the batches does. So a resumed run draws
+    the same numbers, and a checkpoint needs no state of a generator. Every rank has its own dropout masks.
+    """
+    device = trainer.strategy.root_device
+    sequence = np.random.SeedSequence([seed, trainer.global_step, trainer.global_rank])
+    own = int(sequence.generate_state(1)[0])
+    torch.default_generator.manual_seed(own)  # torch.manual_seed would take a quarter of a millisecond
     if device.type != "cpu":
-        state[device.type] = torch.get_device_module(device).get_rng_state()
-    return state
-
-
-def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Inverse of `random_state`. If `state` is from another kind of device, this device's generator is not changed."""
-    torch.set_rng_state(state["torch"])
-    if device.type != "cpu" and state.get(device.type) is not None:
-        torch.get_device_module(device).set_rng_state(state[device.type])
-    np.random.set_state(state["numpy"])
-    random.setstate(state["python"])
+        torch.get_device_module(device).manual_seed(own)
+    np.random.seed(own)
+    random.seed(own)

@@ -3,6 +3,7 @@
 import errno
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,32 +12,39 @@ import torch
 from model.checkpoint import read_checkpoint
 from model.files import write_atomically
 from model.runs.run import Run
-from model.runs.saving import AtomicCheckpointIO, random_state, rewind, set_random_state
+from model.runs.saving import AtomicCheckpointIO, rewind, seed_step
 from tests.command_lines import mistake
 
-CPU = torch.device("cpu")
 OF_A_RUN = {"best": (), "callbacks": {}, "counted": (), "loops": {}, "lr_schedulers": []}
 
 
 @pytest.fixture
 def whole(run_dir):
     """The content of a run's checkpoint."""
-    return read_checkpoint(run_dir / "checkpoints/best.ckpt") | OF_A_RUN | {"optimizer_states": [], "random_states": []}
+    return read_checkpoint(run_dir / "checkpoints/best.ckpt") | OF_A_RUN | {"optimizer_states": []}
 
 
-def draw():
-    return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random(), np.random.standard_normal()
+def drawn(seed=1, step=2, rank=3, device="cpu"):
+    """What is drawn in a step, after other numbers were drawn before it; one normal number leaves another in numpy."""
+    np.random.standard_normal()
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)))
+    trainer.global_step, trainer.global_rank = step, rank
+    seed_step(seed, trainer)
+    return torch.rand(1).item(), np.random.standard_normal(), random.random()
 
 
-def test_a_checkpoint_restores_the_random_states(tmp_path, whole):
-    draw()  # draws one normal number, so that numpy keeps the second of the pair
-    state = random_state(CPU)
-    expected = draw(), draw()
-    io = AtomicCheckpointIO()
-    io.save_checkpoint(whole | {"random": state}, tmp_path / "x.ckpt")
-    draw()
-    set_random_state(io.load_checkpoint(tmp_path / "x.ckpt")["random"], CPU)
-    assert (draw(), draw()) == expected
+def test_what_is_drawn_in_a_step_depends_on_seed_step_and_rank_alone():
+    expected = drawn()
+    assert drawn() == expected
+    for other in (drawn(seed=2), drawn(step=3), drawn(rank=4)):
+        assert not set(other) & set(expected)
+
+
+def test_a_gpu_is_seeded_too(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(torch.mps, "manual_seed", seeds.append)
+    drawn(device="mps")
+    assert seeds == [torch.initial_seed()]
 
 
 def test_a_checkpoint_without_a_run_or_with_other_weights_is_named(tmp_path, whole):
@@ -81,15 +89,3 @@ def test_a_run_on_a_read_only_disk_cannot_be_rewound_and_the_message_names_the_f
     monkeypatch.setattr(Path, "unlink", refuse)
     with mistake(f"{kept}: Read-only"):
         rewind(tmp_path, last, 8)
-
-
-def test_the_random_state_of_a_gpu_is_restored_only_on_a_gpu_of_its_kind(monkeypatch):
-    gpu, restored = torch.device("mps"), []
-    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: "the state")
-    monkeypatch.setattr(torch.mps, "set_rng_state", restored.append)
-    on_cpu, on_gpu = random_state(CPU), random_state(gpu)
-    for state, device in ((on_cpu, CPU), (on_cpu, gpu), (on_gpu, CPU)):
-        set_random_state(state, device)
-    assert not restored
-    set_random_state(on_gpu, gpu)
-    assert restored == ["the state"]
