@@ -208,7 +208,7 @@ class EndOfStep(Checkpoint):
     # What this callback saves in a checkpoint, and restores from it.
 
     def on_save_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        trainer.logger.finalize("running")  # a run resumed from this checkpoint does not repeat the rows before it
+        trainer.logger.finalize("running")  # a run resumed from this checkpoint has the rows before it
         metrics, data = self.metrics, trainer.datamodule
         if not module.gpt.is_finite():  # such weights must not replace good ones
             raise Diverged("a weight")

@@ -10,9 +10,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from model.files import append
 from model.mistakes import Mistake
-from model.runs.records import Row, as_csv, read_metrics, write_metrics
+from model.runs.records import Row, add_rows
 from model.runs.run import METRICS
 from model.runs.weights_and_biases import WeightsAndBiases
 from model.training.hardware import peak_flops
@@ -101,9 +100,7 @@ class RunLogger(Logger):
         self.run_dir = run_dir
         self.wandb = wandb
         self.trainer: Trainer | None = None  # set before training begins
-        self.row: Row = {}
-        self.written: Row = {}  # the row that was written last
-        self.columns: list[str] = []
+        self.rows: dict[int, Row] = {}  # by step, those that the file lacks
 
     @property
     def save_dir(self) -> str:
@@ -118,29 +115,13 @@ class RunLogger(Logger):
         numbers = {name: value if type(value) in (int, float) else float(value) for name, value in metrics.items()}
         numbers.pop("epoch", None)  # Lightning adds it, a count of validations
         step = self.trainer.global_step
-        if self.row.get("step") != step:
-            self.write()
-            self.row = {}
-        self.row = {**self.row, **numbers, "step": step}  # last: callbacks may log a step of their own
+        self.rows[step] = {**self.rows.get(step, {}), **numbers, "step": step}  # callbacks may log a step of their own
         self.wandb.log(numbers, step)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        self.write()
+        """Writes the file. status: "running" at every validation, recording and checkpoint, else how the run ends."""
+        if self.rows and self.run_dir.exists():
+            add_rows(self.run_dir / METRICS, self.rows)
+            self.rows = {}
         self.wandb.finish(status)
-
-    def write(self) -> None:
-        """Writes the row, again if it has got more metrics since. The file is read only then, and need not exist.
-
-        Appends where that is enough; writes the whole file if a column is new or the step has a row.
-        """
-        path, row, step = self.run_dir / METRICS, self.row, self.row.get("step")
-        if row == self.written or not self.run_dir.exists():
-            return
-        if step != self.written.get("step") and row.keys() <= set(self.columns):
-            append(path, as_csv(self.columns, [row]))
-        else:
-            by_step = {earlier["step"]: earlier for earlier in read_metrics(path)}
-            by_step[step] = by_step.get(step, {}) | row
-            self.columns = write_metrics(path, [*by_step.values()])
-        self.written = row

@@ -37,19 +37,21 @@ def _number(figure: str) -> float:
     return int(figure) if figure.isdecimal() else float(figure)
 
 
-def write_metrics(path: Path, rows: list[Row]) -> list[str]:
-    """Replaces a metrics.csv, and returns its columns."""
-    columns = [*dict.fromkeys(chain(COLUMNS, *rows))]
-    header = {column: column for column in columns}
-    write_atomically(path, as_csv(columns, [header, *rows]).encode())
-    return columns
-
-
-def as_csv(columns: list[str], rows: list) -> str:
-    """Returns the lines of these rows."""
+def write_metrics(path: Path, rows: list[Row]) -> None:
+    """Replaces a metrics.csv."""
     text = io.StringIO()
-    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+    writer = csv.DictWriter(text, [*dict.fromkeys(chain(COLUMNS, *rows))], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+
+
+def add_rows(path: Path, added: dict[int, Row]) -> None:
+    """Adds metrics, by step, to a metrics.csv: new rows, or more columns of a row."""
+    rows = {row["step"]: row for row in read_metrics(path)}
+    for step, row in added.items():
+        rows[step] = rows.get(step, {}) | row
+    write_metrics(path, [*rows.values()])
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -34,13 +34,14 @@ def new_run_dir(options: Namespace) -> Path:
     Raises a `Mistake` if --name is taken, is no name of a folder in runs/, or is that of a folder within a run.
     """
     runs = Path(options.trainer.default_root_dir).expanduser()  # as Lightning expands it
+    now = time.strftime("%Y%m%d-%H%M%S")
     if not is_first_process():
         name = options.name or os.environ.get(RUN_NAME)
         if name is None:
             raise Mistake("processes that another program starts for one run need its --name")
         return runs / name
     if options.name is None:
-        name = f"{Path(options.config[-1]).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+        name = f"{Path(options.config[-1]).stem}-{now}"
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
         run_dir = next(folder for folder in map(runs.joinpath, names) if _create(folder))
     else:
@@ -51,18 +52,13 @@ def new_run_dir(options: Namespace) -> Path:
                 "--trainer.default_root_dir to put runs into another folder"
             )
         if options.resume_or_start and run_dir.exists() and Run(run_dir).checkpoint is None:
-            set_aside(run_dir)
+            with training_in(run_dir), file_errors(run_dir):  # it ended before its first checkpoint
+                run_dir.rename(f"{run_dir}-without-checkpoint-{now}")
         if not _create(run_dir):
             how = Run(run_dir).how_to_resume
             raise Mistake(f"{run_dir} exists ({how}): choose another --name, or delete that folder")
     os.environ[RUN_NAME] = run_dir.name
     return run_dir
-
-
-def set_aside(run_dir: Path) -> None:
-    """Renames the folder of a run that ended before its first checkpoint. Raises a `Mistake` if it is training."""
-    with training_in(run_dir), file_errors(run_dir):
-        run_dir.rename(f"{run_dir}-without-checkpoint-{time.strftime('%Y%m%d-%H%M%S')}")
 
 
 def _create(folder: Path) -> bool:

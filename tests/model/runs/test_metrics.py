@@ -7,12 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from model.runs.metrics import RunLogger, TrainingMetrics
 from model.runs.records import COLUMNS, read_metrics
-from model.runs.saving import rewind
 from model.runs.weights_and_biases import WeightsAndBiases
 from tests.command_lines import mistake
 from tests.small_runs import csv_rows, metrics
@@ -52,29 +49,6 @@ def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_be
         {"step": 20, "train/loss": 1 / 3, "lr": 0.2, "attention/first_token/layer_0": 0.5},
         {"step": 30, "lr": 3.0, "norm": 0.5, "is_large": 1, "count": 3},
     ]
-
-
-@settings(max_examples=50)
-@given(st.lists(st.booleans(), min_size=1, max_size=12), st.data())
-def test_a_file_that_was_cut_anywhere_is_completed_to_the_same_file(tmp_path_factory, has_extra, data):
-    """A kill may cut the file at any byte after the row of the step from which the run is resumed."""
-
-    run = tmp_path_factory.mktemp("metrics")
-    path = run / "metrics.csv"
-
-    def rows_after(steps):
-        logger = run_logger(run)
-        for step in steps:
-            log(logger, step, **{"train/loss": step / 7} | ({"extra": step} if has_extra[step] else {}))
-        logger.finalize("success")
-        return csv_rows(path)
-
-    rows, whole = rows_after(range(len(has_extra))), path.read_bytes()
-    resumed = data.draw(st.integers(0, len(has_extra) - 1))
-    end_of_row = len(b"".join(whole.splitlines(keepends=True)[: resumed + 2]))
-    path.write_bytes(whole[: data.draw(st.integers(end_of_row, len(whole)))])
-    rewind(run, run / "checkpoints/last.ckpt", resumed)
-    assert rows_after(range(resumed + 1, len(has_extra))) == rows
 
 
 def test_a_row_has_the_mean_loss_since_the_last_one_all_tokens_and_the_speed_since_the_clock_was_started(monkeypatch):
