@@ -103,11 +103,11 @@ def resize(page, width: int, height: int) -> None:
     settle(page)
 
 
-def unnamed(page, which="all") -> list[str]:
-    """The controls and parts of a page that a screen reader could not name. which: a JavaScript filter of `all`."""
-    return page.evaluate(f"""() => {{
+def unnamed(page) -> list[str]:
+    """The visible controls and parts of a page that a screen reader could not name."""
+    return page.evaluate("""() => {
       const kinds = "button, select, input, textarea, table.lens, section, nav, [tabindex]";
-      const all = [...document.querySelectorAll(kinds)];
+      const visible = [...document.querySelectorAll(kinds)].filter((e) => e.checkVisibility());
       const named = (e) => e.ariaLabel || e.textContent.trim() || e.labels?.length || e.getAttribute("aria-labelledby");
-      return {which}.filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 80));
-    }}""")
+      return visible.filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 80));
+    }""")
