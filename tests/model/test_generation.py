@@ -140,17 +140,13 @@ def test_a_kept_cache_continues_a_text_and_reads_only_new_tokens(config):
         assert text == whole[0].tolist()
 
 
-def probabilities(logits, temperature=1.0, top_k=None, top_p=None, min_p=None):
+def probabilities(logits, temperature=1.0, top_k=None, top_p=1.0, min_p=0.0):
     """The distribution that the options describe, computed by hand in float64."""
     p = (logits.double() / temperature).softmax(0)
-    order = p.argsort(descending=True)
-    kept = order[: top_k or len(p)]
-    if top_p is not None:
-        share = p[kept] / p[kept].sum()
-        count = next(n for n in range(1, len(kept) + 1) if share[:n].sum() >= top_p - 1e-9)
-        kept = kept[:count]
-    if min_p is not None:
-        kept = kept[p[kept] >= min_p * p.max()]
+    kept = p.argsort(descending=True)[:top_k]
+    shares = p[kept] / p[kept].sum()
+    kept = kept[shares.cumsum(0) - shares < top_p]  # those before a token do not suffice
+    kept = kept[p[kept] >= min_p * p.max()]
     result = torch.zeros_like(p)
     result[kept] = p[kept] / p[kept].sum()
     return result
