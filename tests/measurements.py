@@ -122,14 +122,14 @@ def raised(exact: ByHand, head: int, written: Tensor, query: int, key: int) -> f
     The norms have the scales that they have for the whole stream and for the whole key.
     """
     config, seen, attention = exact.config, exact.layers[-1], f"blocks.{exact.config.num_layers - 1}.attention"
-    group = head // (config.num_heads // config.num_kv_heads)
-    rows = slice((config.num_heads + group) * config.head_dim, (config.num_heads + group + 1) * config.head_dim)
+    place = config.num_heads + head // (config.num_heads // config.num_kv_heads)  # of the key among all heads
     normed = exact.share_of_norm(written, seen["stream into the block"], f"{attention}_norm")
-    keys = normed @ exact.weights[f"{attention}.qkv_proj.weight"][rows].T
-    queries = seen["queries"]
+    keys = normed @ exact.weights[f"{attention}.qkv_proj.weight"].split(config.head_dim)[place].T
     if config.qk_norm:
-        keys = keys / seen["queries, keys, values"][:, rows].square().mean(-1, keepdim=True).sqrt()
+        whole = seen["queries, keys, values"].split(config.head_dim, dim=-1)[place]
+        keys = keys / whole.square().mean(-1, keepdim=True).sqrt()
     if config.position == "rotary":
-        keys, queries = turned(keys), seen["queries, turned"]
-    scores = keys @ queries[head, query] / math.sqrt(config.head_dim)
+        keys = turned(keys)
+    query_vector = seen.get("queries, turned", seen["queries"])[head, query]
+    scores = keys @ query_vector / math.sqrt(config.head_dim)
     return (scores[key] - scores[seen["mask"][query]].mean()).item()
