@@ -107,27 +107,10 @@ def test_an_interrupted_snapshot_is_ignored_and_made_again(recorded, monkeypatch
     assert record(recorded, gpt, 1).steps == [0, 1]
 
 
-def with_arrays(**changed):
-    """Damages a step's file: writes it with other arrays, each made of the array that was there."""
-
-    def damage(path):
-        with np.load(path) as file:
-            np.savez_compressed(path, **(dict(file) | {name: change(file[name]) for name, change in changed.items()}))
-
-    return damage
-
-
-DAMAGED = {  # other content, or the number of bytes that are left
+DAMAGED = {  # other content, other arrays, or the number of bytes that are left
     "probe.json": [b"{", b"[]", b'{"version": 5, "tokenizer": "x", "probes": {"text": {"tokens": [[1]]}}}'],
     "scores.jsonl": [b'{"step": 0}\n', b"\xff\xfe\n"],
-    "step_00000000.npz": [
-        b"",
-        b"PK\x03\x04 cut short",
-        500,
-        -1,
-        with_arrays(text=lambda maps: maps[..., :-1, :-1]),
-        with_arrays(figures=lambda _: np.array(b"{}")),
-    ],
+    "step_00000000.npz": [b"", b"PK\x03\x04 cut short", 500, -1, {"text": np.zeros(2)}, {"figures": np.array(b"{}")}],
 }
 
 
@@ -135,8 +118,9 @@ DAMAGED = {  # other content, or the number of bytes that are left
 def test_damaged_files_are_named(recorded, name, damage):
     """tests/test_hostile_files.py has maps that would run code."""
     path = recorded / name
-    if callable(damage):
-        damage(path)
+    if isinstance(damage, dict):
+        with np.load(path) as file:
+            np.savez_compressed(path, **dict(file) | damage)
     else:
         path.write_bytes(damage if isinstance(damage, bytes) else path.read_bytes()[:damage])
     with mistake(rf"{name}.*damaged"):
