@@ -4,23 +4,14 @@ import tracemalloc
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from model.inspection.recording import Recording
 from model.pages import export
 from tests.measurements import learned_recording, snapshot_of
 from tests.small_runs import csv_rows
 
-LAYERS, HEADS = 2, 3
 TOKENS = ['"', "a\nb", "\r", ",", " ", "<b>&", "é界", "\u202e"]
 SIZE = len(TOKENS)
-
-
-@pytest.fixture
-def run(tmp_path):
-    """A recording that was written and read back."""
-    learned_recording(LAYERS, HEADS, TOKENS, (0, 1, 4), folder=tmp_path)
-    return Recording.open(tmp_path, "first")
 
 
 def rows_of(run, folder, step, names=None):
@@ -28,7 +19,9 @@ def rows_of(run, folder, step, names=None):
     return csv_rows(folder / "maps.csv")
 
 
-def test_the_table_has_every_weight_exactly_as_recorded(run, tmp_path):
+def test_the_table_has_every_weight_exactly_as_recorded(tmp_path):
+    learned_recording(2, 3, TOKENS, (0, 1, 4), folder=tmp_path)
+    run = Recording.open(tmp_path, "first")
     maps = run.maps(1)["text"].astype(np.float16)
     rows = rows_of(run, tmp_path, 1)
     found = np.zeros_like(maps)
@@ -38,10 +31,11 @@ def test_the_table_has_every_weight_exactly_as_recorded(run, tmp_path):
         assert (row["query_token"], row["key_token"]) == (TOKENS[query], TOKENS[key])
         found[layer, head, query, key] = row["weight"]
     assert maps.dtype == found.dtype == np.float16 and (found == maps).all()
-    assert len(rows) == LAYERS * HEADS * SIZE * (SIZE + 1) / 2
+    assert len(rows) == 2 * 3 * SIZE * (SIZE + 1) / 2
 
 
-def test_a_table_has_only_the_chosen_heads_and_empty_cells_for_nan(run, tmp_path):
+def test_a_table_has_only_the_chosen_heads_and_empty_cells_for_nan(tmp_path):
+    run = learned_recording(2, 3, TOKENS, [4])
     maps = {kind: np.full_like(of_kind, np.nan) for kind, of_kind in run.maps(4).items()}
     broken = replace(run, snapshots=[snapshot_of(maps, run.probes, 4)])
     rows = rows_of(broken, tmp_path, 4, ["1.2", "0.1", "1.2"])

@@ -22,8 +22,8 @@ from tests.model.pages.model_pages import LETTERS, TOKENIZER, recording_of
 HISTORY = learned_recording()
 
 
-def read(recording=HISTORY, title="a title", **options):
-    return Page(run_page(title, recording, **options))
+def read(recording):
+    return Page(run_page("a title", recording))
 
 
 @pytest.mark.parametrize("is_good", [True, False])
@@ -31,7 +31,6 @@ def test_the_page_has_maps_scores_checks_and_details_of_every_step_and_opens_wit
     history = HISTORY if is_good else learned_recording(seed=1, fidelity=2e-5, causality=0.1)
     page = read(history)
     run = page.data["run"]
-    assert len(run["snapshots"]) == 5
     assert run["uniform"] == pytest.approx(history.snapshots[-1].heads.uniform)
     assert run["formation"] == history.formation
     assert run["opening"] == opening_view(history)
@@ -42,8 +41,7 @@ def test_the_page_has_maps_scores_checks_and_details_of_every_step_and_opens_wit
         for number, (kind, reading) in enumerate(history.readings(shown["step"]).items()):
             assert_allclose(page.maps(i, number), reading.maps, atol=0.004)
             assert json.loads(page.block(f"{kind}-figures", shown["step"])) == reading.figures
-        described = json.loads(json.dumps(describe_heads(history.at(shown["step"]))))
-        assert json.loads(page.block("descriptions", shown["step"])) == described
+        assert json.loads(page.block("descriptions", shown["step"])) == describe_heads(snapshot)
 
 
 def test_a_page_that_is_written_again_packs_only_new_steps(monkeypatch):
@@ -85,12 +83,13 @@ def test_the_page_loads_nothing_and_holds_every_module_that_it_imports():
 def test_a_page_that_would_be_too_large_leaves_out_every_second_step_and_never_packs_one_again(monkeypatch):
     history = learned_recording(steps=range(0, 1000, 50))
     assert shown_steps(history) == history.steps
-    monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", 12 * sum(map(len, history.snapshots[-1].packed)))
+    size = sum(map(len, history.snapshots[-1].packed))
+    monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", 12 * size)
     assert shown_steps(history, wanted=[150]) == [0, 100, 150, *range(200, 950, 100), 950]
     page = read(history)
     assert [shown["step"] for shown in page.data["run"]["snapshots"]] == [*range(0, 950, 100), 950]
     assert tells(page.data["notes"][0], "11 20")
-    monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", sum(map(len, history.snapshots[-1].packed)))
+    monkeypatch.setattr("model.pages.page.MAX_MAP_BYTES", size)
     assert shown_steps(replace(history, snapshots=history.snapshots[-1:])) == [950]
     with mistake("fit"):
         read(history)
@@ -103,8 +102,8 @@ def test_steps_whose_maps_are_gone_are_left_out(tmp_path):
 
 
 def test_the_page_has_the_film_its_word_its_heads_and_their_figures_at_each_step():
-    gpts = {0: GPT(induction_gpt().config).eval(), 4: induction_gpt(), 8: induction_gpt()}
-    recording = recording_of(*LETTERS, has_film=True).with_losses([*gpts.items()], TOKENIZER.label)
+    models = [(0, GPT(induction_gpt().config).eval()), (4, induction_gpt()), (8, induction_gpt())]
+    recording = recording_of(*LETTERS, has_film=True).with_losses(models, TOKENIZER.label)
     recording.snapshots[1] = replace(recording.snapshots[1], readings=None)  # the page lacks the step
     page = read(recording)
     film = page.data["film"]
