@@ -1,7 +1,6 @@
 """What a page says about a run's learning: its figures are those of the given rows."""
 
 import csv
-import json
 
 from model.pages.learning import learning, story
 from tests.command_lines import tells
@@ -12,9 +11,7 @@ METRICS = """step,tokens,train/loss,val/loss,val/bits_per_byte,lr,tokens_per_sec
 20,2000,3.0,3.5,2.5,0.1,1000,0.5,
 30,3000,2.5,3.25,2.25,0.05,,,7.0
 40,4000,2.0,3.375,2.375,0.0,250,,"""
-ROWS = [
-    {name: json.loads(figure) for name, figure in row.items() if figure} for row in csv.DictReader(METRICS.splitlines())
-]
+ROWS = [{name: float(figure) for name, figure in row.items() if figure} for row in csv.DictReader(METRICS.splitlines())]
 SAMPLES = [{"step": step, "prompt": "def ", "text": str(step)} for step in (20, 40)]
 
 

@@ -1,5 +1,6 @@
 """The packed weights of a page that holds a model."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from tests.command_lines import mistake
 from tests.gpts import MODERN, TOKENS, random_gpt, repeating_gpt
 from tests.html_pages import Page
 from tests.model.pages.model_pages import LETTERS, OPENING, PROBE, TOKENIZER, pack, plain_gpt, recording_of
+from tests.small_runs import assert_same
 
 
 @torch.no_grad()
@@ -38,9 +40,10 @@ def test_packing_does_not_change_the_model_of_any_type():
     """Also with a parameter of a user's own that is a single number."""
     gpt = random_gpt(MODERN).bfloat16().train()
     gpt.blocks[0].attention.gate = torch.nn.Parameter(torch.tensor(0.5))
-    before = {name: weight.clone() for name, weight in gpt.state_dict().items()}
+    before = copy.deepcopy(gpt.state_dict())
     assert pack(gpt).manifest["parity"]["bits"] == [0.0]  # nothing is rounded
-    assert gpt.training and all(torch.equal(weight, before[name]) for name, weight in gpt.state_dict().items())
+    assert_same(gpt.state_dict(), before)
+    assert gpt.training
 
 
 def test_an_attention_that_differs_only_beyond_the_probe_is_refused(replace_attend):
