@@ -188,9 +188,10 @@ class EndOfStep(Checkpoint):
             tell(trainer, f"{changes}\n{first_lines(trainer)}".lstrip())
         self.is_running = True
         self.show(trainer, "running", "running")
-        seed_step(self.options.config.seed_everything, trainer)
         if is_new:  # Lightning has validated it already if its model is that of --model.init_from
             self.end_step(trainer, module)
+        else:
+            seed_step(self.options.config.seed_everything, trainer)
         self.signals.install()
 
     def on_train_end(self, trainer: Trainer, module: LightningModule) -> None:

@@ -113,7 +113,7 @@ class Run:
 
     @property
     def state(self) -> str | None:
-        """The state in the run's state.json, see `note_state`; None if there is none."""
+        """The state in the run's state.json, see `EndOfStep.show`; None if there is none."""
         path = self.folder / STATE
         with parsing(path):
             return json.loads(content_of(path) or "{}").get("state")
