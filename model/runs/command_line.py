@@ -80,7 +80,7 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
         raise Mistake(f"{run.folder} needs --model.optimizer.algorithm {trained_with}: write that, or start a new run")
     check_range("seed_everything", config.seed_everything, 0, 2**32 - 1)  # numpy's limits
     check_trainer(config.trainer)
-    trained = None
+    trained, found = None, Namespace()
     if config.model.init_from is not None and not run:
         trained = open_run(
             config.model.init_from,
@@ -88,7 +88,7 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
             tokenizer=chosen.get("data.tokenizer"),  # of a Hugging Face model that comes without one
         )
         check(trained.gpt.is_finite(), "model.init_from", "a model that has not diverged", config.model.init_from)
-    found = Namespace() if trained is None else options_of_model(trained, chosen)
+        found = options_of_model(trained, chosen)
     if config.trainer.precision is None:
         found["trainer.precision"] = fast_precision(config.trainer.accelerator)
     config = layered(parser, config, found)

@@ -127,7 +127,7 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
             notes.append("no steps and minutes to a loss, because nats per token do not compare across tokenizers")
     validated = traits.filter([STATE, TOKENS, BYTES])
     figures.insert(0, DIFFERENCE, figures[measure].where((validated == validated.iloc[0]).all(axis=1)))
-    figures.insert(0, "variant", variants(traits))
+    figures["variant"] = variants(traits)
     return Comparison(
         over_seeds(figures),
         pd.concat(histories, keys=zip(figures["variant"], figures["seed"], strict=True), names=["variant", "seed"]),
@@ -220,8 +220,7 @@ def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:
     seeds = by_seed.groupby("variant", sort=False)
     is_known = seeds.count().eq(seeds.size(), axis=0)
     is_known[DIFFERENCE] = True
-    rows = seeds.mean().where(is_known)
-    rows = rows.join(seeds.sem().where(is_known).add_suffix(ERROR))
+    rows = seeds.mean().where(is_known).join(seeds.sem().where(is_known).add_suffix(ERROR))
     rows["seeds"] = seeds.size()
     rows["pairs"] = seeds[DIFFERENCE].count()
     rows["runs"] = figures.groupby("variant")["runs"].agg(", ".join)

@@ -60,7 +60,7 @@ class EndOfStep(Checkpoint):
         self.checkpoints = checkpoints
         self.metrics = TrainingMetrics()
         self.signals = StopSignals()
-        self.validation: dict[str, float] | None = None  # the metrics of this step's validation
+        self.is_validated = False  # whether this step has been validated
         self.best_loss = math.inf
         self.best_of: list[Any] = []  # what best_loss was measured on
         self.is_running = False
@@ -98,25 +98,24 @@ class EndOfStep(Checkpoint):
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if not math.isfinite(module.validation_metrics["val/loss"]):
             raise Diverged("the validation loss")
-        self.validation = module.validation_metrics
+        self.is_validated = True
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         self.end_step(trainer, module)
 
     def end_step(self, trainer: Trainer, module: LightningModule) -> None:
         """Does 3 to 5 of the list above. A new run calls it for step 0 too, before its first update."""
-        validation, self.validation = self.validation, None
         step = trainer.global_step
-        is_validated = validation is not None
+        is_validated, self.is_validated = self.is_validated, False
         is_kept = step in self.checkpoints.keep_steps
-        is_best = is_validated and self.is_best(trainer, module, validation["val/loss"])
+        is_best = is_validated and self.is_best(trainer, module, module.validation_metrics["val/loss"])
         is_its_turn = step == 0 or is_due(step, self.recorder.every_n_steps)
         is_recorded = self.recorder.enabled and (is_validated or is_kept or is_its_turn)
         if is_recorded:
             self.metrics.stop_clock()
             self.recorder.record(trainer, module, with_losses=is_kept or trainer.should_stop)
         if is_validated:
-            log_metrics(trainer, validation)
+            log_metrics(trainer, module.validation_metrics)
             self.samples.write(trainer, module)
             tell(trainer, validation_line(trainer))
         if is_recorded or is_validated:
@@ -217,12 +216,11 @@ class EndOfStep(Checkpoint):
         text = torch.from_numpy(data.tokenized.validation.read(0, NUM_TOKENS + 1))
         checkpoint |= entries_of(module.gpt, checkpoint["state_dict"], data.tokenizer, text, data.document_masking)
         checkpoint |= {
-            "counted": (metrics.tokens, metrics.new_tokens, float(loss_sum)),
+            "counted": (metrics.new_tokens, float(loss_sum)),
             "best": (self.best_loss, self.best_of),
         }
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         start_loops_at(checkpoint["global_step"], trainer, checkpoint)
-        metrics = self.metrics
-        metrics.tokens, metrics.new_tokens, metrics.loss_sum = checkpoint["counted"]
+        self.metrics.new_tokens, self.metrics.loss_sum = checkpoint["counted"]
         self.best_loss, self.best_of = checkpoint["best"]

@@ -21,8 +21,7 @@ class TrainingMetrics:
     """Sums of loss, tokens and time since the last `take`. The loss stays on its device, so that no step waits."""
 
     def __init__(self) -> None:
-        self.tokens = 0  # since the beginning of the run, of all ranks
-        self.new_tokens = 0  # since the last `take`
+        self.new_tokens = 0  # since the last `take`, of all ranks
         self.loss_sum: Tensor | float = 0.0  # over the new tokens, in nats
         self.timed_tokens = 0  # since `started`
         self.started: float | None = None
@@ -43,7 +42,6 @@ class TrainingMetrics:
             num_tokens: the tokens of all ranks.
         """
         self.loss_sum = self.loss_sum + loss * num_tokens
-        self.tokens += num_tokens
         self.new_tokens += num_tokens
         self.timed_tokens += num_tokens
 
@@ -55,9 +53,9 @@ class TrainingMetrics:
         loss = trainer.strategy.reduce(self.loss_sum / self.new_tokens, reduce_op="mean").item()  # waits for the device
         if not math.isfinite(loss):
             raise Diverged("the training loss")
-        speed = self.timed_tokens / (time.perf_counter() - self.started)
+        data, speed = trainer.datamodule, self.timed_tokens / (time.perf_counter() - self.started)
         metrics = {
-            "tokens": self.tokens,
+            "tokens": data.windows_read * data.context_length,  # since the beginning of the run
             "train/loss": loss,
             "lr": trainer.optimizers[0].param_groups[0]["lr"],  # of the first group, the embeddings
             "tokens_per_second": speed,

@@ -25,8 +25,7 @@ def write_report(run_dir: Path, state: str, recording: Recording | None = None) 
     try:
         write_atomically(run_dir / REPORT, report_html(run_dir, state, recording).encode())
     except Exception as error:
-        is_in_code = not isinstance(error, Mistake)
-        log.warning("The page of this run could not be written: %s", error, exc_info=is_in_code)
+        log.warning("The page of this run could not be written: %s", error, exc_info=not isinstance(error, Mistake))
 
 
 def report_html(run_dir: Path, state: str | None = None, recording: Recording | None = None) -> str:
