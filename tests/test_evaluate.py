@@ -41,22 +41,17 @@ def result(capsys, *arguments):
     return json.loads(out)
 
 
-def nats(run_dir, text, stride):
-    """The nats of each token of one document. tests/model/test_losses.py has the plain loop."""
-    gpt, _ = load_gpt(run_dir / "checkpoints" / "best.ckpt")
-    return -text_logprobs(gpt, torch.tensor([256, *text.encode(), 256]), stride=stride).double()
-
-
 @pytest.mark.parametrize("share, stride", [(0.2, 5), (None, CONTEXT)])
 def test_the_figures_are_those_of_the_validation_split_or_of_the_whole_text(run_dir, capsys, tmp_path, share, stride):
-    """A document that is cut into two splits is scored whole."""
+    """A document that is cut into two splits is scored whole. tests/model/test_losses.py has the plain loop."""
     path = tmp_path / "tale.txt"
     path.write_text("Once upon a time, añ€😀. " * 30, encoding="utf-8")
     options = ("--checkpoint", run_dir, "--data.files", path)
     validation = ("--data.validation_fraction", share) if share else ()
     found = result(capsys, *options, *validation, "--stride", stride)
     text = path.read_bytes()[int(path.stat().st_size * (1 - (share or 1))) :].decode(errors="ignore")
-    each = nats(run_dir, text, stride)
+    gpt, _ = load_gpt(run_dir)
+    each = -text_logprobs(gpt, torch.tensor([256, *text.encode(), 256]), stride=stride).double()
     assert found["nats_per_token"] == pytest.approx(each.mean().item(), abs=1e-5)
     assert found["perplexity"] == pytest.approx(each.mean().exp().item(), rel=1e-5)
     assert (found["documents"], found["bytes"], found["tokens"]) == (1, len(text.encode()), len(each))

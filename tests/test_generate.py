@@ -95,7 +95,7 @@ def test_every_mistake_gets_one_sentence(run_dir, capsys, here):
 
 
 def test_bfloat16_writes_what_the_model_in_bfloat16_does(write, run_dir):
-    gpt = load_gpt(run_dir / "checkpoints" / "best.ckpt")[0].bfloat16()
+    gpt = load_gpt(run_dir)[0].bfloat16()
     expected = generate(gpt, torch.tensor([list(b"ab")]), 30, temperature=0)[0]
     _, out, _ = write(
         "--prompt", "ab", "--max_new_tokens", 30, "--temperature", 0, "--device", "cpu", "--dtype", "bfloat16"
