@@ -12,24 +12,23 @@ Unless --data.corpus, --data.files or --data.dataset names a text, the --data op
 
 from __future__ import annotations
 
-import json
 import sys
 import zlib
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Mistake, check_range
 from model.runs.run import CONFIG
 from model.runs.terminal import exit_status, say
-from scripts.parser import DEFAULTS, add_model_options, choose_device
+from scripts.parser import DEFAULTS, add_parameters, choose_device
 
 if TYPE_CHECKING:
     import numpy as np
     from jsonargparse import ArgumentParser, Namespace
 
-    from data.text import Corpus
     from model.glass import Glass
 
 OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # each of these options replaces the text of the run
@@ -42,52 +41,9 @@ def main(argv: list[str] | None = None) -> None:
     sys.path.append("")  # the user's own corpus lies in the current folder
     parser = build_parser()
     typed = parse(parser, sys.argv[1:] if argv is None else argv)
-
-    from model.glass import open_run  # after --help has ended: it imports torch
-
-    options = layered(parser, typed)
-    for path in options.checkpoint or [None]:
-        evaluate(open_run(path, device=choose_device(options.device)), parser, typed)
-
-
-def evaluate(glass: Glass, parser: ArgumentParser, typed: Namespace) -> None:
-    """Prints how well one model predicts the text that the `typed` options name, or its run's own text."""
-    from data.corpora import CorpusOptions, build
-    from model.checkpoint import read_checkpoint
-    from model.runs.configs import check_plain, layered, parse, read_config
-
-    of_run: dict[str, Any] = {}
-    if glass.folder and OTHER_TEXT.isdisjoint(typed.keys()):
-        path, known = glass.folder / CONFIG, parser.get_defaults().data
-        of_run = {name: value for name, value in read_config(path).get("data", {}).items() if name in known}
-        check_plain(path, "data.corpus", of_run.get("corpus", "stdlib"))
-    options = layered(parser, parse(parser, json.dumps({"data": of_run})), typed)
-    names_whole_files = "data.files" in typed and "data.validation_fraction" not in typed
-    split = options.split or ("all" if names_whole_files else "validation")
-    context = glass.gpt.config.context_length
-    stride = context if options.stride is None else options.stride
-    check_range("--stride", stride, 1, context)  # with a larger stride, tokens between windows would be skipped
-
-    data = options.data.as_dict()
-    name, max_tokens = data.pop("corpus"), data.pop("max_tokens")
-    corpus_options = CorpusOptions(**data)
-    corpus = build(name, corpus_options)
-    limit = corpus_options.token_limits(max_tokens)["train" if split == "all" else split]
-    tokens = read_text(corpus, split, limit, glass)
-    if of_run and split != "all":
-        trained_on = read_checkpoint(Path(glass.path), on_disk=True).get("TextDataModule", {})
-        if zlib.crc32(tokens.data) not in trained_on.values():
-            changed = [f"--{name}" for name, _ in typed.items() if name.startswith("data.")] or ["files or options"]
-            say(f"This is not the {split} split that the run read; changed since: {', '.join(changed)}", sys.stderr)
-    result = {"checkpoint": str(glass.path), "step": glass.step, "text": corpus.name, "split": split}
-    result |= measure(glass, tokens, stride)
-    if options.json:
-        say(json.dumps(result))
-        return
-    formats = {str: "", int: ",", float: ",.6f"}
-    for name, value in result.items():
-        if value is not None:
-            say(f"{name.replace('_', ' '):<16}{value:{formats[type(value)]}}")
+    options = layered(parser, typed).as_dict()
+    del options["data"]
+    evaluate(parser, typed, **options)
 
 
 def build_parser() -> ArgumentParser:
@@ -95,24 +51,10 @@ def build_parser() -> ArgumentParser:
 
     from data.corpora import CorpusOptions
 
-    parser = ArgumentParser(prog="evaluate.py", description=__doc__, exit_on_error=False, **DEFAULTS)
-    add_model_options(parser, nargs="+")
-    add = parser.add_argument
-    add(
-        "--stride",
-        type=int,
-        metavar="N",
-        help="tokens between the starts of consecutive windows, 1 to the context length. A smaller stride gives each "
-        "token more text before it, and takes longer (default: the context length)",
-    )
-    add(
-        "--split",
-        choices=("validation", "train", "all"),
-        help="part of the text to read, divided as in training (default: all if --data.files is set without "
-        "--data.validation_fraction, else validation)",
-    )
-    add("--json", action="store_true", help="print the result of each model as one line of JSON")
+    parser = ArgumentParser(description=__doc__, exit_on_error=False, **DEFAULTS)
+    add_parameters(parser, evaluate)
     parser.add_class_arguments(CorpusOptions, "data")
+    add = parser.add_argument
     add(
         "--data.corpus",
         default="stdlib",
@@ -122,17 +64,79 @@ def build_parser() -> ArgumentParser:
     return parser
 
 
-def read_text(corpus: Corpus, split: str, limit: int | None, glass: Glass) -> np.ndarray:
-    """Returns the tokens (N,) of a split as training reads it, or of the whole text. Raises Mistake if it is empty."""
+def evaluate(
+    parser: Any,
+    typed: Any,
+    *,
+    checkpoint: list[str] | None = None,
+    device: str = "auto",
+    stride: int | None = None,
+    split: Literal["validation", "train", "all"] | None = None,
+    json: bool = False,
+) -> None:
+    """Prints how well each model predicts the text that the `typed` options name, or its run's own text.
+
+    Args:
+        checkpoint: checkpoint files, run folders or folders of Hugging Face models (default: newest run under runs/)
+        device: cpu, cuda, cuda:1, mps, ...; auto: a GPU if there is one
+        stride: tokens between the starts of consecutive windows, 1 to the context length. A smaller stride gives each
+            token more text before it, and takes longer (default: the context length)
+        split: part of the text to read, divided as in training (default: all if --data.files is set without
+            --data.validation_fraction, else validation)
+        json: print the result of each model as one line of JSON
+    """
+    from model.glass import open_run
+
+    names_whole_files = "data.files" in typed and "data.validation_fraction" not in typed
+    split = split or ("all" if names_whole_files else "validation")
+    for path in checkpoint or [None]:
+        glass = open_run(path, device=choose_device(device))
+        context = glass.gpt.config.context_length
+        check_range("--stride", stride, 1, context)  # with a larger one, tokens between windows would be skipped
+        name, tokens = read_text(glass, parser, typed, split)
+        result = {"checkpoint": str(glass.path), "step": glass.step, "text": name, "split": split}
+        result |= measure(glass, tokens, stride or context)
+        if json:
+            say(dumps(result))
+            continue
+        formats = {str: "", int: ",", float: ",.6f"}
+        for name, value in result.items():
+            if value is not None:
+                say(f"{name.replace('_', ' '):<16}{value:{formats[type(value)]}}")
+
+
+def read_text(glass: Glass, parser: ArgumentParser, typed: Namespace, split: str) -> tuple[str, np.ndarray]:
+    """Returns the name of a text, and the tokens (N,) of a split as training reads it, or of the whole text.
+
+    Raises Mistake if it is empty. Warns if it is not the text of the model's run although it should be.
+    """
     import numpy as np
 
+    from data.corpora import CorpusOptions, build
     from data.token_cache import token_stream
+    from model.checkpoint import read_checkpoint
+    from model.runs.configs import check_plain, layered, parse, read_config
 
+    of_run: dict[str, Any] = {}
+    if glass.folder and OTHER_TEXT.isdisjoint(typed.keys()):
+        path, known = glass.folder / CONFIG, parser.get_defaults().data
+        of_run = {name: value for name, value in read_config(path).get("data", {}).items() if name in known}
+        check_plain(path, "data.corpus", of_run.get("corpus", "stdlib"))
+    data = layered(parser, parse(parser, dumps({"data": of_run})), typed).data.as_dict()
+    name, max_tokens = data.pop("corpus"), data.pop("max_tokens")
+    options = CorpusOptions(**data)
+    corpus = build(name, options)
+    limit = options.token_limits(max_tokens)["train" if split == "all" else split]
     passages = corpus.all_passages() if split == "all" else corpus.passages(split)
     tokens = np.concatenate([*token_stream(glass.tokenizer, passages, limit)])
     if len(tokens) == 1:  # the end-of-text with which every stream begins
         raise Mistake(f"{corpus.name} has no text for --split {split}: check --data.files and --data.text_column")
-    return tokens
+    if of_run and split != "all":
+        trained_on = read_checkpoint(Path(glass.path), on_disk=True).get("TextDataModule", {})
+        if zlib.crc32(tokens.data) not in trained_on.values():
+            changed = [f"--{name}" for name, _ in typed.items() if name.startswith("data.")] or ["files or options"]
+            say(f"This is not the {split} split that the run read; changed since: {', '.join(changed)}", sys.stderr)
+    return corpus.name, tokens
 
 
 def measure(glass: Glass, tokens: np.ndarray, stride: int) -> dict[str, Any]:

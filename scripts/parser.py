@@ -12,8 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import UnionType
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from model.mistakes import Mistake
@@ -41,17 +40,19 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_parameters(parser: argparse.ArgumentParser, function: Callable) -> None:
-    """Adds each parameter of `function`: a keyword-only one as an --option, any other as an argument.
+    """Adds each parameter that the docstring of `function` explains under Args.
 
-    Type and default are those of the signature, and the help is that of the docstring, under Args. A list takes several
-    values, and as an option may be repeated; an option that is a bool takes none.
+    A keyword-only parameter is an --option, any other an argument. Type and default are those of the signature. A list
+    takes several values, and as an option may be repeated; an option that is a bool takes none.
     """
     _, _, explained = inspect.getdoc(function).partition("\nArgs:\n")
     helps = dict(re.findall(r"^    (\w+): (.+?)(?=\n    \w|\n\n|\Z)", explained, re.MULTILINE | re.DOTALL))
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        kind, default, text = parameter.annotation, parameter.default, helps[name]
+    parameters = inspect.signature(function, eval_str=True).parameters
+    for name, text in helps.items():
+        parameter = parameters[name]
+        kind, default = parameter.annotation, parameter.default
         is_option = parameter.kind is parameter.KEYWORD_ONLY
-        if isinstance(kind, UnionType):  # such as int | None
+        if NoneType in get_args(kind):  # such as int | None
             kind = get_args(kind)[0]
         settings: dict[str, Any] = {"type": kind}
         if kind is bool:
@@ -80,23 +81,6 @@ def read_command(functions: dict[str, Callable], argv: list[str] | None, descrip
         text, _, _ = inspect.getdoc(function).partition("\nArgs:\n")
         add_parameters(commands.add_parser(name, help=text.splitlines()[0], description=text), function)
     return vars(parser.parse_args(argv))
-
-
-def add_model_options(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
-    """Adds --checkpoint, for `open_run`, and --device, for `choose_device`. nargs "+": one or more checkpoints."""
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        nargs=nargs,
-        metavar="PATH",
-        help="checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/)",
-    )
-    parser.add_argument(
-        "--device",
-        default="auto",
-        metavar="NAME",
-        help="cpu, cuda, cuda:1, mps, ... (default: auto, a GPU if there is one)",
-    )
 
 
 def choose_device(name: str) -> torch.device:
