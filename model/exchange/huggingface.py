@@ -9,6 +9,7 @@ Reading a folder runs no code from it: options are JSON, weights are safetensors
 import importlib
 import json
 import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
@@ -137,23 +138,19 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     files = {CONFIG_JSON: options | end_ids, GENERATION: generation | end_ids}
     if tokenizer is not None:
         files |= tokenizer.huggingface_files(gpt.config.context_length)
-    is_new = not folder.exists()
+    aside = folder.with_name(f".{folder.name}.aside")
     with file_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        aside.mkdir(parents=True, exist_ok=True)
         try:
             for name, content in files.items():
-                text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-                (folder / name).write_text(text, encoding="utf-8")
+                (aside / name).write_text(json.dumps(content, indent=2))
             # This metadata tells transformers that PyTorch wrote the tensors.
-            (folder / WEIGHTS).write_bytes(safetensors.save(to_theirs(gpt, as_gpt2=as_gpt2), {"format": "pt"}))
+            (aside / WEIGHTS).write_bytes(safetensors.save(to_theirs(gpt, as_gpt2=as_gpt2), {"format": "pt"}))
             if not as_gpt2:
-                copy_network(folder)
-        except BaseException:
-            for file in folder.iterdir():
-                file.unlink()
-            if is_new:
-                folder.rmdir()
-            raise
+                copy_network(aside)
+            aside.replace(folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
     return GPT2_CLASS if as_gpt2 else OUR_CLASS
 
 
