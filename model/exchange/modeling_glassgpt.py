@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
+from transformers.utils import can_return_tuple
 
 from model.gpt import GPT, GPTConfig
 
@@ -60,15 +61,15 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def get_output_embeddings(self) -> nn.Module:
         return self.gpt.lm_head
 
+    @can_return_tuple  # if return_dict=False, or the config says so
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int = 0,
-        return_dict: bool | None = None,
         **others: Any,
-    ) -> CausalLMOutput | tuple[Tensor, ...]:
+    ) -> CausalLMOutput:
         """Returns the logits (B, T, V) of the tokens (B, T) in `input_ids`.
 
         Args:
@@ -77,7 +78,6 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
             labels: (B, T), usually the same as `input_ids`. If given, the mean loss of predicting each label from the
                 tokens before it is returned too. It leaves out padding and the first token after padding.
             logits_to_keep: return the logits of only this many last positions; 0 returns all.
-            return_dict: False returns a tuple; None follows the config.
             others: arguments in WITHOUT_EFFECT may have any value. Any other argument must be None or False, because
                 this model cannot do what it asks for.
         """
@@ -98,8 +98,7 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
                 is_read = attention_mask.bool()
                 targets = targets.masked_fill(~(is_read[:, :-1] & is_read[:, 1:]), -100)
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100)
-        output = CausalLMOutput(loss=loss, logits=logits[:, -logits_to_keep:])
-        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+        return CausalLMOutput(loss=loss, logits=logits[:, -logits_to_keep:])
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
