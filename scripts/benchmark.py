@@ -55,25 +55,31 @@ STEPS_OF = {
 WRITER = MEDIUM | {"context_length": 1024, "vocab_size": 257}  # 256 bytes and end-of-text
 NEW_TOKENS = 128
 TEXTS = (1, 16)  # how many texts `generate` writes at once
-# What `time_to_loss` trains on each device: (network, sequences in a batch, our steps, nanoGPT's steps).
+# What `time_to_loss` trains on each device. train_options: what else configs/shakespeare_char.yaml says to change.
 LEARNING = {
-    "cpu": (SMALL | {"dropout": 0.0}, 12, 80, 2000),
-    "cuda": (MEDIUM | {"dropout": 0.2}, 64, 450, 5000),
+    "cpu": {
+        "size": SMALL | {"dropout": 0.0},
+        "batch_size": 12,
+        "our_steps": 80,
+        "steps": 2000,
+        "train_options": [],
+    },
+    "cuda": {
+        "size": MEDIUM | {"dropout": 0.2},
+        "batch_size": 64,
+        "our_steps": 450,
+        "steps": 5000,
+        "train_options": [
+            "--model.gpt.ngram_sizes=[]",
+            "--model.optimizer.matrix_learning_rate=0.04",
+            "--model.optimizer.weight_decay=0.25",
+        ],
+    },
 }
 # What `growth` compares: (context, layers and heads) of configs/debug.yaml, and vocabularies.
 RUNS = [(64, 2), (256, 2), (1024, 2), (256, 8)]
 VOCABULARIES = (2048, 50304)
 WIDE = {"num_layers": 4, "num_heads": 3, "embed_dim": 192, "context_length": 128}
-# What else configs/shakespeare_char.yaml says to change for the network of each device.
-LEARNING_OPTIONS = {
-    "cpu": [],
-    "cuda": [
-        "--model.gpt.ngram_sizes=[]",
-        "--model.optimizer.matrix_learning_rate=0.04",
-        "--model.optimizer.weight_decay=0.25",
-    ],
-}
-
 # What the table shows of a row, if the row has it.
 FIGURES = ("seconds", "milliseconds_per_step", "times_faster", "steps_to_target", "recording_in_steps", "page_in_steps")
 
@@ -157,24 +163,17 @@ def time_to_loss(
         rounds: how often to measure each
         data: ASCII text to train on
     """
-    size, batch_size, our_steps, their_steps = LEARNING[device]
-    with file_errors(data):
-        text = Path(data).read_bytes()
+    path = Path(data)
+    with file_errors(path):
+        text = path.read_bytes()
     if not text.isascii():
         raise Mistake(f"--data {data} is not pure ASCII: ours reads bytes and nanoGPT characters, which differ")
-    job = {
-        "function": "learn_characters",
-        "size": size | {"vocab_size": len(set(text))},
-        "batch_size": batch_size,
-        "steps": their_steps,
-        "our_steps": our_steps,
-        "train_options": LEARNING_OPTIONS[device] + (train_options or []),
-        "data": str(Path(data).resolve()),
-    }
+    job = LEARNING[device] | {"function": "learn_characters", "data": str(path.resolve())}
+    job["train_options"] = job["train_options"] + (train_options or [])
     results = take_turns(["glassgpt", "nanogpt"], job, device, nanogpt, rounds)
     target = max(map(lowest_loss, results.get("nanogpt", results["glassgpt"])))
     rows = {name: [reached(result, target) for result in of_rounds] for name, of_rounds in results.items()}
-    return compare(f"training to {target:.3f} nats, {Path(data).stem}", rows)
+    return compare(f"training to {target:.3f} nats, {path.stem}", rows)
 
 
 def growth(*, device: Device = "cpu", rounds: int = 1) -> list[Row]:

@@ -14,6 +14,7 @@ from scripts.benchmarks import gpt2
 from tests.command_lines import call, check_mistakes, mistake, tells
 
 SMALL = {"num_layers": 1, "num_heads": 2, "embed_dim": 16, "context_length": 8, "vocab_size": 257}
+LEARNING = {"size": SMALL, "batch_size": 2, "our_steps": 60, "steps": 90, "train_options": []}
 # Stands in for nanoGPT's model.py, with our network.
 STAND_IN = """
 from collections import namedtuple
@@ -64,7 +65,7 @@ def characters(tmp_path_factory):
 def measure(monkeypatch, capsys, tmp_path):
     """Runs a benchmark with work of seconds, and its contenders in this process; returns the rows."""
     sizes = {"STEPS_OF": {"cpu": [(SMALL, 2)]}, "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
-    sizes |= {"TEXTS": (1, 2), "LEARNING": {"cpu": (SMALL, 2, 60, 90)}}
+    sizes |= {"TEXTS": (1, 2), "LEARNING": {"cpu": LEARNING}}
     sizes |= {"RUNS": [(16, 1)], "VOCABULARIES": (300,), "WIDE": SMALL}
     for name, value in sizes.items():
         monkeypatch.setattr(benchmark, name, value)

@@ -161,8 +161,8 @@ def run_training(folder: str, options: list[str]) -> Path:
 
 def train_nanogpt(job: Namespace) -> tuple[Curve, Row]:
     """Trains nanoGPT's network; evaluates it on all full windows of the validation text."""
-    characters = torch.tensor(list(Path(job.data).read_bytes()))
-    text = characters.unique(return_inverse=True)[1]  # one token for each distinct character
+    characters, text = torch.tensor(list(Path(job.data).read_bytes())).unique(return_inverse=True)
+    job.size["vocab_size"] = len(characters)
     cut, length = int((1 - VALIDATION_FRACTION) * len(text)), job.size["context_length"] + 1
     windows = text[cut - 1 :].unfold(0, length, length - 1).to(job.device)
     learner = build_learner(job)
