@@ -152,7 +152,7 @@ def trained(small_options, tmp_path_factory, parser):
             here.setattr("train.build_parser", lambda: parser)
             here.setattr("model.runs.end_of_step.write_report", lambda *_: None)
             assert main([*small_options, "--name=run", *options]) == 0
-        return folder / "runs" / "run"
+        return folder / "runs/run"
 
     return run
 

@@ -108,7 +108,7 @@ def save_checkpoint(path: Path, gpt: GPT, step: int = 7) -> None:
 def save_run(folder: Path, **options) -> Path:
     """Writes a run folder with a small random model over bytes."""
     sizes = {"vocab_size": 257, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
-    save_checkpoint(folder / "checkpoints" / "best.ckpt", random_gpt(GPTConfig(**sizes, **options)))
+    save_checkpoint(folder / "checkpoints/best.ckpt", random_gpt(GPTConfig(**sizes, **options)))
     return folder
 
 

@@ -32,7 +32,7 @@ def small_text() -> str:
 
 def small_options(text: Path, cache: Path) -> list[str]:
     """Options that make configs/debug.yaml a small run on `text`."""
-    config = REPOSITORY / "configs" / "debug.yaml"
+    config = REPOSITORY / "configs/debug.yaml"
     return [f"--config={config}", f"--data.files={text}", f"--data.cache_dir={cache}", *SMALL.split()]
 
 

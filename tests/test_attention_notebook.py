@@ -14,7 +14,7 @@ NUMBER = re.compile(r"\d+\.?\d*(?:e[+-]\d+)?")
 
 @pytest.mark.slow
 def test_the_stored_outputs_are_those_of_a_run(here, monkeypatch):
-    notebook = json.loads((REPOSITORY / "scripts" / "attention.ipynb").read_text(encoding="utf-8"))
+    notebook = json.loads((REPOSITORY / "scripts/attention.ipynb").read_text(encoding="utf-8"))
     monkeypatch.setattr(CausalSelfAttention, "attend", CausalSelfAttention.attend)  # the last cell replaces it
     monkeypatch.setenv("GLASSGPT_CACHE", str(here / "cache"))
     made = run(notebook)

@@ -62,7 +62,7 @@ def test_the_figures_are_those_of_the_validation_split_or_of_the_whole_text(run_
 
 
 def test_without_options_the_figures_are_those_of_training(masked, files, capsys):
-    last = ("--checkpoint", masked / "checkpoints" / "last.ckpt")
+    last = ("--checkpoint", masked / "checkpoints/last.ckpt")
     found = result(capsys, *last)
     assert found["documents"] > 1
     for figure, name in (("nats_per_token", "val/loss"), ("bits_per_byte", "val/bits_per_byte")):
@@ -94,7 +94,7 @@ def test_documents_are_masked_as_in_training_for_a_run_a_checkpoint_and_an_expor
     masked, capsys, tmp_path, files
 ):
     pytest.importorskip("transformers")
-    loose = shutil.copy(masked / "checkpoints" / "best.ckpt", tmp_path / "loose.ckpt")
+    loose = shutil.copy(masked / "checkpoints/best.ckpt", tmp_path / "loose.ckpt")
     folder, again = tmp_path / "exported", tmp_path / "again.ckpt"
     for conversion in (("export", loose, folder), ("import", folder, again)):
         assert call(convert, capsys, *conversion)[0] == 0

@@ -126,7 +126,7 @@ def test_every_mistake_gets_one_sentence_and_leaves_nothing(workplace, capsys):
     (workplace / "bare").mkdir()
     (workplace / "folder.html").mkdir()
     shutil.copytree(workplace / RUN, workplace / "begun")
-    (workplace / "begun" / "attention" / "scores.jsonl").write_bytes(b"")
+    (workplace / "begun/attention/scores.jsonl").write_bytes(b"")
     before = set(workplace.rglob("*"))
     check_mistakes(main, capsys, MISTAKES)
     assert set(workplace.rglob("*")) == before

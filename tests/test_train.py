@@ -45,7 +45,7 @@ def test_a_run_leaves_everything_in_its_folder_tells_of_itself_and_opens_no_conn
     assert column(run, "tokens")[12] == 12 * 4 * 16
     assert [sample["step"] for sample in read_lines(run / "samples.jsonl") if sample["text"]] == [4, 8, 12]
     assert Recording.open(run / "attention").steps == [0, 4, 8, 12]
-    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)  # it is plain data
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)  # it is plain data
     assert checkpoint["global_step"] == 12 and checkpoint["tokenizer"]["name"] == "bytes"
     gpt, _ = load_gpt(run)
 

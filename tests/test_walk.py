@@ -68,7 +68,7 @@ def test_a_model_trained_within_documents_is_walked_within_documents():
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name in MODELS:
-        save_checkpoint(folder / name / "checkpoints" / "best.ckpt", model(name))
+        save_checkpoint(folder / name / "checkpoints/best.ckpt", model(name))
     return folder
 
 
@@ -119,7 +119,7 @@ def test_without_a_run_a_fresh_model_is_walked(tmp_path, here, runs, capsys):
     assert status == 0 and out.startswith("a fresh model")
     assert f"() = ()   {math.log(257):.4g}\n" in out  # every token is equally likely
     assert r"'h' '\\xc3' '\\xa9' 'l' 'l' 'o'" in unwrapped(out)
-    save_checkpoint(tmp_path / "runs" / "first" / "checkpoints" / "best.ckpt", model("gpt2"))
+    save_checkpoint(tmp_path / "runs/first/checkpoints/best.ckpt", model("gpt2"))
     assert tells(call(main, capsys)[1].splitlines()[0], "runs/first/checkpoints/best.ckpt 7 cpu")
 
 

@@ -33,7 +33,7 @@ def gpt():
 @pytest.mark.parametrize("options", [{"ngram_sizes": [2, 3], "ngram_buckets": 32}, GPT2])
 def test_a_gpt_comes_back_unchanged_from_a_file_and_from_a_run(tmp_path, options):
     gpt = random_gpt(GPTConfig(**SIZES, **options))
-    path = save(tmp_path / "run" / "checkpoints" / "last.ckpt", gpt)
+    path = save(tmp_path / "run/checkpoints/last.ckpt", gpt)
     for source in (path, str(tmp_path / "run")):
         loaded, info = load_gpt(source)
         assert_same(loaded.state_dict(), gpt.state_dict())

@@ -259,8 +259,8 @@ def test_a_long_text_is_cut_with_a_warning_and_parts_are_named_with_or_without_a
 def test_the_walkthrough_runs_from_its_first_cell_to_its_last(run, here):
     """In a folder with one run."""
     (here / "runs").mkdir()
-    (here / "runs" / "first").symlink_to(run, target_is_directory=True)
-    notebook = json.loads((REPOSITORY / "scripts" / "walkthrough.ipynb").read_text(encoding="utf-8"))
+    (here / "runs/first").symlink_to(run, target_is_directory=True)
+    notebook = json.loads((REPOSITORY / "scripts/walkthrough.ipynb").read_text(encoding="utf-8"))
     assert not any(cell["outputs"] for cell in code_cells(notebook)), "the notebook is kept without outputs"
     printed = "".join(text_of(outputs) for outputs in run_cells(notebook))
     [head] = re.findall(r"(head \d\.\d) puts \d+% of its weight there", printed)

@@ -60,7 +60,7 @@ def test_an_error_while_saving_is_passed_on_and_keeps_the_old_file(tmp_path, mon
         file.write(b"after")
         raise RuntimeError("a bug")
 
-    path = tmp_path / "new" / "last.ckpt"
+    path = tmp_path / "new/last.ckpt"
     write_atomically(path, b"before")
     monkeypatch.setattr(torch, "save", fail)
     with pytest.raises(RuntimeError, match="a bug"):

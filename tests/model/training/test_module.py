@@ -43,7 +43,7 @@ def validation_nats(gpt, text, length, num_tokens=None):
 @pytest.mark.parametrize("options, num_tokens", [([], None), (["--trainer.limit_val_batches=1"], 1 + 32 * 16)])
 def test_validation_losses_are_those_of_a_plain_loop(trained, small_text, options, num_tokens):
     run = trained(*options)
-    gpt, _ = load_gpt(run / "checkpoints" / "last.ckpt")
+    gpt, _ = load_gpt(run / "checkpoints/last.ckpt")
     per_token, per_byte, num_bytes = validation_nats(gpt, small_text, gpt.config.context_length, num_tokens)
     assert column(run, "val/loss")[12] == pytest.approx(per_token, rel=1e-6)
     assert column(run, "val/bits_per_byte")[12] == pytest.approx(per_byte / math.log(2), rel=1e-6)
