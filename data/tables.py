@@ -99,8 +99,7 @@ def column_texts(batches: Iterable[Batch], column: str, label: str) -> Iterator[
     """
     row = 0
     for batch in batches:
-        names = [name if name == name.strip() else repr(name) for name in batch]
-        advice = f"set --data.text_column to one of {', '.join(names)}"
+        advice = f"set --data.text_column to one of {', '.join(map(repr, batch))}"
         if column not in batch:
             raise Mistake(f"{label} has no column {column!r}: {advice}")
         for text in batch[column]:

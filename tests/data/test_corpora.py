@@ -149,7 +149,7 @@ def test_hub_reads_local_folders_and_names_missing_columns_and_splits(here, kind
     corpus = build(dataset="none", validation_fraction=0.2)
     assert sorted(texts(corpus, *SPLITS)) == sorted(row["text"] for row in ROWS)
     assert 40 < len(texts(corpus, "validation")) < 80
-    with mistake(r"'body'.* text, label"):
+    with mistake(r"'body'.*'text', 'label'"):
         texts(build(dataset="own", text_column="body"), "train")
     with mistake(r"'training'.* train"):
         texts(build(dataset="own", dataset_split="training"), "train")
