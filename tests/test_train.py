@@ -167,12 +167,13 @@ def test_a_run_resumed_at_an_earlier_step_deletes_what_came_after_it(train, trai
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_the_best_of_a_run_whose_best_is_deleted_is_one_that_follows(train, trained):
-    """However low the loss of the deleted one was."""
+@pytest.mark.parametrize("kept, best", [(8, 8), (3, 4)])  # 3 has no validation
+def test_of_what_is_left_the_best_is_the_resumed_checkpoint_or_one_that_follows(train, trained, kept, best):
+    """However low the loss was later, of weights that are gone."""
     shutil.copytree(trained(KEPT), "runs/run")
     worse = ["--model.optimizer.rate_scale=0", "--trainer.max_steps=10"]  # not better than before
-    assert train("--resume=runs/run/checkpoints/step_00000008.ckpt", *worse) == 0
-    assert steps_of("runs/run")["best"] == 10
+    assert train(f"--resume=runs/run/checkpoints/step_{kept:08d}.ckpt", *worse) == 0
+    assert steps_of("runs/run")["best"] == best
 
 
 def test_the_initial_model_is_the_best_where_training_makes_it_worse(train, finished_run):

@@ -25,6 +25,7 @@ from model.pages.template import COLOURS
 
 SIDE = 400  # pixels of a map's side, unless its labels need more
 MAX_SIDE = 4000  # pixels of the longer side of all maps together, without labels
+PIXELS = 600  # of the longer side of a picture without text; more if there are more weights
 LABEL_PITCH = 10  # pixels from one token label to the next: closer labels would touch
 MAX_LABEL = 12  # characters of a token's label
 FONT = "DejaVu Sans Mono"  # comes with matplotlib
@@ -123,6 +124,18 @@ def draw_mosaic(
                 va="top",
             )
     return image
+
+
+def mosaic_pixels(weights: ArrayLike) -> np.ndarray:
+    """Draws maps (L, H, T, T) without text: uint8 pixels (height, width, 3), a row of heads for each layer.
+
+    Each weight is a square in the colour that `maps_figure` gives it, and the longer side has about PIXELS pixels. This
+    takes a hundredth of the time of `maps_figure`. weights: an array, or a tensor on the CPU.
+    """
+    values = np.sqrt(_mosaic(weights))
+    pixels = colour_map()(values, bytes=True)[..., :3]
+    zoom = max(1, PIXELS // max(values.shape))
+    return pixels.repeat(zoom, axis=0).repeat(zoom, axis=1)
 
 
 def legible(token: str) -> str:

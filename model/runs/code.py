@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.files import content_of, write_atomically
 from model.mistakes import Mistake, parsing
-from model.runs.run import CODE, Run
+from model.runs.run import CODE, CONFIG, Run
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer  # open_run imports this file, and generate.py needs no lightning
@@ -36,6 +36,8 @@ RELEASE = "0.1.0"  # of the package too, see pyproject.toml
 ROOT = Path(__file__).parents[2]
 # The files that a training computes with. What only records, measures or shows is left out.
 TRAINING = ("train.py", "model/*.py", "model/training/*.py", "data/**/*.py")
+PROJECT = {"train.py", "model", "data", "scripts", "tests"}
+INSTALLED = {"site-packages", "dist-packages"}
 PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
 GIT_SECONDS = 10
 # What is removed from a recorded command line: the folders of absolute paths, and what looks like a password.
@@ -52,9 +54,16 @@ def sources() -> dict[str, str]:
     """
     here = Path.cwd()
     loaded = [Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]]
-    paths = {path.name: path for path in loaded if path.parent == here}
+    paths = {path.relative_to(here).as_posix(): path for path in loaded if is_users_own(path, here)}
     paths |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     return {name: path.read_text("utf-8", "replace") for name, path in sorted(paths.items())}
+
+
+def is_users_own(path: Path, here: Path) -> bool:
+    """Whether a file is Python code below the folder `here`, and neither installed nor a part of this project."""
+    is_of_project = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in PROJECT
+    is_code = path.is_relative_to(here) and path.suffix == ".py" and path.is_file()
+    return is_code and not is_of_project and INSTALLED.isdisjoint(path.parts)
 
 
 def code_hash(source: str) -> str:
@@ -123,6 +132,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     """
     import torch
 
+    from model.runs.configs import compared, flat, read_config
     from model.training.hardware import device_name
 
     run_dir, step = Path(trainer.default_root_dir), trainer.global_step
@@ -131,6 +141,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     validation = data.tokenized.validation
     num_targets = sum(trainer.num_val_batches) * data.validation_batch_size * data.context_length
     read = validation.read(0, num_targets + 1)  # all of it, unless trainer.limit_val_batches leaves some out
+    options = sorted(compared(dict(flat(read_config(run_dir / CONFIG)))).items())
     earlier = [entry for entry in read_code(run_dir) if entry["step"] < step]
     code = current_code()
     if not with_difference:
@@ -139,6 +150,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
         "id": earlier[0]["id"] if earlier else secrets.token_hex(4),  # of the run, for Weights & Biases
         "step": step,
         "command": command,
+        "options": zlib.crc32(repr(options).encode()),
         "release": RELEASE,
         "since": changed_files(earlier, code),
         **code,

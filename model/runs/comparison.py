@@ -5,9 +5,11 @@ from a stranger: they are data, and only shown.
 """
 
 import glob
-from collections.abc import Iterable
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +117,7 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
             notes.append(f"left out: {sentence(error)}")
     if not outcomes:
         raise Mistake("; ".join(["there is no run to compare", *notes]))
-    all_traits, all_figures, histories = zip(*outcomes, strict=True)
+    all_traits, code, all_figures, histories = zip(*outcomes, strict=True)
     traits, figures = pd.DataFrame(all_traits).fillna("none"), pd.DataFrame(all_figures)
 
     measure = LOSS
@@ -127,7 +129,7 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
             notes.append("no steps and minutes to a loss, because nats per token do not compare across tokenizers")
     validated = traits.filter([STATE, TOKENS, BYTES])
     figures.insert(0, DIFFERENCE, figures[measure].where((validated == validated.iloc[0]).all(axis=1)))
-    figures["variant"] = variants(traits)
+    figures["variant"] = variants(traits, ChainMap(*code))
     return Comparison(
         over_seeds(figures),
         pd.concat(histories, keys=zip(figures["variant"], figures["seed"], strict=True), names=["variant", "seed"]),
@@ -136,21 +138,27 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
     )
 
 
-def variants(traits: pd.DataFrame) -> list[str]:
-    """Names the variant of each run by what differs from the first run; the first one by all that differs in others."""
+def variants(traits: pd.DataFrame, words: Mapping[str, str]) -> list[str]:
+    """Names the variant of each run by what differs from the first run; the first one by all that differs in others.
+
+    words: for the digits of changed files, see `read_outcome`.
+    """
     first, *others = traits.loc[:, traits.nunique() > 1].to_dict("records")
     names = []
     for own in (first, *others):
-        differing = [f"{name} {value}" for name, value in own.items() if own == first or value != first[name]]
-        names.append(shown(", ".join(differing)) or traits[STATE][0])
+        differing = {name: value for name, value in own.items() if own == first or value != first[name]}
+        label = ", ".join(f"{name} {words.get(value, value)}" for name, value in differing.items())
+        names.append(shown(label) or traits[STATE][0])
     return names
 
 
-def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[str, Any], pd.DataFrame]:
+def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[str, str], dict[str, Any], pd.DataFrame]:
     """Reads what a run has reached so far, which may still be training.
 
     Returns:
-        What the runs of a variant share: options, STATE, TOKENS, BYTES, and the first digits of each file's hash.
+        What the runs of a variant share: options, and since which step they are other ones; STATE, TOKENS, BYTES; and
+            the first digits of each file's hash.
+        What the digits of changed files are called, such as "3f2a1b changed: +9 -2".
         The figures of the table: the run's name as "runs", its "seed", and numbers, see `figures_of`.
         The `history_of` the run.
 
@@ -179,9 +187,13 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
             state = f"{unended} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
         traits = {name: str(value) for name, value in compared(options).items()}
         traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
+        for before, start in pairwise(starts):
+            if start["options"] != before["options"]:
+                traits[f"other options at step {start['step']}"] = "yes"
         for file in last["hashes"]:
             traits[file] = " then ".join(dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts))
-        return traits, figures, history
+        code = {traits[file]: f"{traits[file]} {changed}" for file, changed in last["changed"].items()}
+        return traits, code, figures, history
 
 
 def history_of(rows: list[Row], flops_per_token: float) -> pd.DataFrame:

@@ -113,6 +113,7 @@ class Recorder:
         warned = recording.problems
         recording.append(snapshot)
         log_metrics(trainer, snapshot.metrics)
+        trainer.logger.wandb.log_maps(snapshot.readings["text"].maps, snapshot.step)
         for name, sentence in recording.problems.items():
             if name not in warned or trainer.should_stop:  # all of them again at the end
                 log.warning("%s", sentence)

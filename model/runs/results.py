@@ -59,7 +59,7 @@ def report_html(run_dir: Path, state: str | None = None, recording: Recording | 
 
         glass = open_run(run_dir)
         opened = {step: glass.at(step) for step in glass.steps} | {glass.step: glass}
-        models = [(step, opened[step].gpt) for step in sorted(opened)]
+        models = [(step, opened[step].gpt) for step in sorted(opened) if opened[step].gpt.config == glass.gpt.config]
         tokenizer = glass.tokenizer
     return run_page(
         name,

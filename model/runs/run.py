@@ -53,8 +53,7 @@ class Run:
     def open(cls, path: Path | None = None, *needed: str) -> "Run":
         """Finds the run of a path: a run's folder or anything in it. None: the newest run under runs/.
 
-        Unless `needed` is given, `path` may also be a checkpoint, a .ckpt file, that belongs to no run. Then nothing
-        else is checked.
+        Unless `needed` is given, `path` may also be a checkpoint that belongs to no run. Then nothing else is checked.
 
         Args:
             needed: files such as METRICS. The run must have at least one of them; by default, one of RUN_CHECKPOINTS.
@@ -63,7 +62,9 @@ class Run:
         """
         if path is not None and not path.exists():
             raise Missing(f"{path} does not exist: give a run's folder such as runs/NAME, or a file in it")
-        named = path if path and path.suffix == ".ckpt" else None
+        named = path if path and path.is_file() else None
+        if named and named.suffix != ".ckpt" and cls(_folder_of(named)).first(CONFIG, *RUN_CHECKPOINTS):
+            named = None  # another file of a run stands for the run
         runs = [cls(_folder_of(path), named)] if path else [*map(cls, RUNS.glob("*"))]
         if named and not needed:
             return runs[0]
@@ -135,14 +136,17 @@ class Run:
         """
         from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
 
-        if self.is_run and step in self.kept_steps:
+        steps = {*self.kept_steps} if self.is_run else set()
+        if step in steps:
             return self.kept(step)
         for path in (self.named, *(self.first(file) for file in RUN_CHECKPOINTS if self.is_run)):
-            if path and read_checkpoint(path, on_disk=True)["global_step"] == step:
-                return path
+            if path:
+                steps.add(read_checkpoint(path, on_disk=True)["global_step"])
+                if step in steps:
+                    return path
         raise Missing(
-            f"{self.folder if self.is_run else self.named} has no checkpoint of step {step}: name the steps to keep "
-            "with --checkpoints.keep_steps when you train"
+            f"{self.folder if self.is_run else self.named} has no checkpoint of step {step}, only of "
+            f"{listed([*map(str, sorted(steps))])}: name the steps to keep with --checkpoints.keep_steps when you train"
         )
 
     @property

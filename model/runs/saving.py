@@ -12,6 +12,7 @@ Nothing in the run's folder changes before 3. It is locked after 1.
 """
 
 import random
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,18 +95,26 @@ class Checkpoints:
         trainer.save_checkpoint(first)
         if trainer.is_global_zero:
             for other in others:
-                write_atomically(other, first.read_bytes())
+                copy(first, other)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copies a file in pieces: a checkpoint may be larger than the memory that is left."""
+    with source.open("rb") as content, atomic_file(target) as file:
+        shutil.copyfileobj(content, file)
 
 
 def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     """Deletes what a run recorded after `step`, the step of the checkpoint `resumed`, which becomes last.ckpt.
 
-    Returns whether there is a best.ckpt then. Raises a `Mistake` for a damaged metrics.csv, samples.jsonl or
-    scores.jsonl, before it changes anything.
+    It becomes best.ckpt too if its val/loss is the lowest yet and best.ckpt is gone. Returns whether there is one.
+
+    Raises a `Mistake` for a damaged metrics.csv, samples.jsonl or scores.jsonl, before it changes anything.
     """
     run, metrics, scores = Run(run_dir), run_dir / METRICS, run_dir / HEAD_SCORES
     best, last = run_dir / BEST, run_dir / LAST
-    rows = read_metrics(metrics)
+    rows = [row for row in read_metrics(metrics) if row["step"] <= step]
+    losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row}
     records = {path: read_lines(path) for path in (run_dir / SAMPLES, scores)}
     recording = Recording({}, folder=run_dir / ATTENTION)
     maps = [recording.path(record["step"]) for record in records[scores] if record["step"] > step]
@@ -115,12 +124,14 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
             later.append(best)
     # Checkpoints first: a run that is killed in between resumes from this step and deletes the rest then.
     if resumed.resolve() != last.resolve():
-        write_atomically(last, resumed.read_bytes())
+        copy(resumed, last)
     for path in later + maps:
         with file_errors(path):
             path.unlink(missing_ok=True)
+    if not best.exists() and step in losses and losses[step] == min(losses.values()):
+        copy(resumed, best)
     if metrics.exists():
-        write_metrics(metrics, [row for row in rows if row["step"] <= step])
+        write_metrics(metrics, rows)
     for path, found in records.items():
         if path.exists():
             write_atomically(path, "".join(as_line(record) for record in found if record["step"] <= step).encode())

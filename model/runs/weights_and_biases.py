@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch.loggers import WandbLogger
+from torch import Tensor
 
+from model.pages.images import mosaic_pixels
 from model.runs.code import read_code
 from model.runs.configs import read_config
 from model.runs.run import CONFIG
@@ -28,10 +30,18 @@ class WeightsAndBiases:
         self.mode: Any = os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
 
     def log(self, metrics: dict[str, float], step: int) -> None:
+        self._call("log_metrics", metrics, step)
+
+    def log_maps(self, maps: Tensor, step: int) -> None:
+        """Logs maps (L, H, T, T) as one picture, a row of heads for each layer."""
+        self._call("log_image", "attention/maps", [mosaic_pixels(maps)], step)
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        """Calls a method of Lightning's logger, which it starts first."""
         if self.mode != "disabled":
             try:
                 self.logger = self.logger or self.start()
-                self.logger.log_metrics(metrics, step)
+                getattr(self.logger, method)(*arguments)
             except Exception as error:
                 self.fail(error)
 

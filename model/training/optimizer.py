@@ -197,6 +197,13 @@ class MuonAdamW(torch.optim.Optimizer):
         super().__init__(groups, {"lr": 0.0, "rule": "adamw", **defaults})
         self.parts = parts
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state as torch does. Raises a `Mistake` for other shapes, which would only fail at the next step."""
+        super().load_state_dict(state_dict)
+        for parameter, state in self.state.items():
+            if any(value.shape != parameter.shape[: value.ndim] for value in state.values()):
+                raise Mistake("the checkpoint's optimizer state has other shapes than the model's weights")
+
     @torch.no_grad()
     def step(self, closure=None):
         """Updates every parameter that has a gradient."""

@@ -29,10 +29,13 @@ def test_pictures_have_the_colour_of_every_weight_at_its_place_and_labels_as_tex
     maps, size, [figure] = run.maps(4)["text"].astype(float), len(HOSTILE), figures
     [image] = figure.axes[0].images
     drawn = image.to_rgba(image.get_array())[..., :3]
+    pixels = images.mosaic_pixels([[maps[head] for head in row] for row in rows])
+    zoom = images.PIXELS // len(drawn)
     inks = LinearSegmentedColormap.from_list("ink", images.COLOURS)
-    assert np.ptp(drawn[size]) == np.ptp(drawn[:, size]) == 0  # a grey pixel between two maps
-    for row, column in np.ndindex(2, 2):
-        found = drawn[row * (size + 1) :, column * (size + 1) :][:size, :size]
-        np.testing.assert_allclose(found, inks(np.sqrt(maps[rows[row][column]]))[..., :3], atol=0.02)
+    for picture in (drawn, pixels[::zoom, ::zoom] / 255):
+        assert np.ptp(picture[size]) == np.ptp(picture[:, size]) == 0  # a grey pixel between two maps
+        for row, column in np.ndindex(2, 2):
+            found = picture[row * (size + 1) :, column * (size + 1) :][:size, :size]
+            np.testing.assert_allclose(found, inks(np.sqrt(maps[rows[row][column]]))[..., :3], atol=0.02)
     texts = {text.get_text() for text in figure.findobj(Text)}
     assert {"weight", "0.25", "head 0.1", *map(images.legible, HOSTILE)} <= texts

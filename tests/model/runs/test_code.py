@@ -120,6 +120,7 @@ def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, 
     assert train(*resume, "--other_code") == 0
     first_again, second = read_code(finished_run)
     assert first_again == first and second["step"] == 12 and "difference" not in second
+    assert second["options"] != first["options"]  # another max_steps
     open_run(finished_run / "checkpoints/last.ckpt", other_code="refuse")  # the other code has trained it since
 
 
@@ -127,11 +128,11 @@ def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, mon
     run = tmp_path / "run"
     save_checkpoint(run / "checkpoints/best.ckpt", random_gpt(GPTConfig(**SIZES | {"vocab_size": 257})))
     monkeypatch.chdir(tmp_path)
-    for name in ("mine.py", "site-packages/installed.py"):
+    for name in ("mine.py", "pkg/part.py", "site-packages/installed.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(SOURCE)
         monkeypatch.setitem(sys.modules, name, Mock(__file__=str(tmp_path / name)))
-    assert current_code()["hashes"].keys() == {"mine.py", "model/gpt.py", "train.py"}
+    assert current_code()["hashes"].keys() == {"mine.py", "model/gpt.py", "pkg/part.py", "train.py"}
     entries = [PLAIN | current_code(), PLAIN | {"step": 7}]  # the checkpoint is of step 7, so the second came later
     monkeypatch.delitem(sys.modules, "mine.py")
     (run / "code.json").write_text(json.dumps(entries))

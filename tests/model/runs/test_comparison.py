@@ -15,11 +15,14 @@ from tests.command_lines import mistake, tells
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def save_run(name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2.0, rate=100, text=(1, 9), **data):
+def save_run(
+    name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2.0, rate=100, text=(1, 9), options=(1, 1), **data
+):
     """Writes a run of 20 steps of 50 tokens that validates at steps 10 and 20.
 
-    code: a digit of attention.py's hash, one for each start.
-    text: the checksum of the tokens on which it validates, and the bytes of their text. data: options.
+    code: a digit of attention.py's hash, one for each start. Only "a" is as in the commit.
+    text: the checksum of the tokens on which it validates, and the bytes of their text. options: their checksum at each
+    start. data: options.
     """
     run = Path("runs", name)
     run.mkdir(parents=True)
@@ -30,9 +33,12 @@ def save_run(name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     rows = [f"{step},{50 * step},{loss},{bits},{rate}" for step, loss in zip((10, 20), losses, strict=False)]
     (run / "metrics.csv").write_text("\n".join(["step,tokens,val/loss,val/bits_per_byte,tokens_per_second", *rows, ""]))
-    known = {"since": "", "changed": {}}
+    known = {"since": "", "changed": {} if code[-1] == "a" else {"attention.py": "changed: +9 -2"}}
     known |= {"parameters": 1000, "flops_per_token": 6000, "validation_tokens": text[0], "validation_bytes": text[1]}
-    starts = [{"step": step, "hashes": {"attention.py": 16 * digit}} | known for step, digit in enumerate(code)]
+    starts = [
+        {"step": step, "hashes": {"attention.py": 16 * digit}, "options": options[step]} | known
+        for step, digit in enumerate(code)
+    ]
     (run / "code.json").write_text(json.dumps(starts))
     (run / "state.json").write_text(json.dumps({"state": state}))
     return run
@@ -73,8 +79,16 @@ def test_runs_with_equal_options_are_told_apart_by_their_code():
         save_run(f"b{seed}", code="b", seed=seed)
     save_run("c", code="c")  # as many lines, but others
     save_run("d", code="bc")  # it was resumed with other code
-    expected = {"aaaaaa": "a", "bbbbbb": "b1, b2", "cccccc": "c", "bbbbbb then cccccc": "d"}
-    assert {row["variant"]: row["runs"] for row in rows_of()} == {f"attention.py {k}": v for k, v in expected.items()}
+    changed = [f"attention.py {digits} changed: +9 -2" for digits in ("bbbbbb", "cccccc", "bbbbbb then cccccc")]
+    expected = zip(["attention.py aaaaaa", *changed], ["a", "b1, b2", "c", "d"], strict=True)
+    assert [(row["variant"], row["runs"]) for row in rows_of()] == [*expected]
+
+
+def test_a_run_that_was_resumed_with_other_options_is_another_variant():
+    save_run("a")
+    save_run("b", code="aa", seed=2)
+    save_run("c", code="aa", seed=3, options=(1, 2))
+    assert [row["runs"] for row in rows_of()] == ["a, b", "c"] and "step 1" in rows_of()[1]["variant"]
 
 
 def test_a_run_counts_once_and_its_name_is_no_pattern():

@@ -88,7 +88,7 @@ def test_checkpoints_are_found_by_step():
     run, gpt = Path("runs/a"), random_gpt(GPTConfig(vocab_size=257, num_layers=1, num_heads=1, embed_dim=2))
     best, last = (run / "checkpoints" / f"{name}.ckpt" for name in ("best", "last"))
     save_checkpoint(last, gpt, 40)
-    with pytest.raises(FileNotFoundError, match=r"runs/a .*step 5:.*--checkpoints\.keep_steps"):
+    with pytest.raises(FileNotFoundError, match=r"runs/a .*step 5, .*40.*--checkpoints\.keep_steps"):
         Run.open(run).at(5)
     for name in ("step_00000100", "step_00000003", "step_old"):
         write(f"runs/a/checkpoints/{name}.ckpt")
@@ -104,5 +104,5 @@ def test_checkpoints_are_found_by_step():
     save_checkpoint(Path("loose.ckpt"), gpt, 6)
     loose = Run.open(Path("loose.ckpt"))
     assert loose.at(6) == loose.checkpoint == Path("loose.ckpt") and not loose.is_run
-    with pytest.raises(FileNotFoundError, match=r"loose\.ckpt .*step 5\b"):
+    with pytest.raises(FileNotFoundError, match=r"loose\.ckpt .*step 5, .*6"):
         loose.at(5)

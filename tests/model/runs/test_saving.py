@@ -11,6 +11,7 @@ import torch
 
 from model.checkpoint import read_checkpoint
 from model.files import write_atomically
+from model.runs.records import read_metrics, write_metrics
 from model.runs.run import Run
 from model.runs.saving import AtomicCheckpointIO, rewind, seed_step
 from tests.command_lines import mistake
@@ -89,3 +90,12 @@ def test_a_run_on_a_read_only_disk_cannot_be_rewound_and_the_message_names_the_f
     monkeypatch.setattr(Path, "unlink", refuse)
     with mistake(f"{kept}: Read-only"):
         rewind(tmp_path, last, 8)
+
+
+def test_a_run_that_is_rewound_to_its_best_model_keeps_it(kept):
+    best, resumed = kept / "checkpoints/best.ckpt", Run(kept).kept(4)
+    assert rewind(kept, resumed, 4) and best.read_bytes() == resumed.read_bytes()
+    best.unlink()
+    rows = read_metrics(kept / "metrics.csv")
+    write_metrics(kept / "metrics.csv", [{"step": 2, "val/loss": 0.0}, *rows])
+    assert not rewind(kept, resumed, 4)  # an earlier one was better

@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from model.inspection.recording import Recording
+from model.pages.images import mosaic_pixels
 from model.runs.records import read_metrics
 from model.runs.weights_and_biases import WeightsAndBiases
 
@@ -33,17 +36,23 @@ def service(monkeypatch):
     run = SimpleNamespace(log=lambda row: asked.append(("log", row)), define_metric=lambda *_, **__: None)
     run.finish = lambda exit_code: asked.append(("finish", exit_code))
     monkeypatch.setattr(wandb, "init", lambda **options: asked.append(("init", options)) or run)
+    monkeypatch.setattr(wandb, "Image", lambda pixels: pixels)
     monkeypatch.setattr(wandb, "login", lambda prompt: os.environ.get("WANDB_API_KEY") is not None)
     return asked
 
 
 @pytest.mark.slow
-def test_a_run_logs_all_of_its_metrics_by_step(train, service):
+def test_a_run_logs_all_of_its_metrics_and_maps_by_step(train, service):
     assert train("--trainer.max_steps=2", "--trainer.val_check_interval=2", "--wandb=auto", "--name=run") == 0
     logged: dict[int, dict] = {}
     for kind, row in service:
         if kind == "log":
             logged.setdefault(row["trainer/global_step"], {}).update(row)
+    recording = Recording.open(Path("runs/run/attention"))
+    for step, row in logged.items():
+        [pixels] = row.pop("attention/maps")
+        stored = mosaic_pixels(recording.maps(step)["text"]).astype(int)  # from float16
+        np.testing.assert_allclose(pixels, stored, atol=4)
     rows = read_metrics(Path("runs/run/metrics.csv"))
     assert [*logged.values()] == [{"trainer/global_step": row.pop("step"), **row} for row in rows]
     assert [*logged] == [0, 2] and "val/loss" in logged[2]

@@ -133,3 +133,15 @@ def test_a_restored_optimizer_moves_its_step_counts_to_the_weights_device(algori
         parameter.grad = torch.zeros_like(parameter)
     restored.step()
     assert {value.device.type for state in restored.state.values() for value in state.values()} == {"meta"}
+
+
+@BOTH
+def test_the_state_of_other_parameters_is_refused(algorithm):
+    _, optimizer = updated(SMALL, algorithm)
+    state = optimizer.state_dict()
+    optimizer.load_state_dict(state)
+    number, own = next(iter(state["state"].items()))
+    name, value = list(own.items())[-1]
+    for other in (own | {name: value.flatten()}, own | {name: 3}, 3):
+        with pytest.raises(Exception):  # noqa: B017 (any but a silent one will do)
+            optimizer.load_state_dict({**state, "state": {**state["state"], number: other}})
