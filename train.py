@@ -11,6 +11,7 @@ python train.py --help                                      lists every option
 import signal
 import sys
 from pathlib import Path
+from traceback import extract_tb
 
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Trainer, seed_everything
@@ -113,8 +114,10 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
         overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1
     try:
         trainer = Trainer(**trainer_arguments(built.trainer) | overrides)
-    except Exception as error:  # no such device, strategy or accelerator; two callbacks of a kind
-        raise Mistake(str(error)) from error
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        if "lightning" not in Path(extract_tb(error.__traceback__)[-1].filename).parts:
+            raise
+        raise Mistake(str(error)) from error  # no such device, strategy or accelerator; two callbacks of a kind
     logger.trainer = trainer
     if isinstance(built.trainer.profiler, str):
         trainer.profiler.filename = "profile"  # its table goes into the run's folder, not to the terminal
