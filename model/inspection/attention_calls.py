@@ -1,166 +1,184 @@
 """Calls an attention that a user has written, in the ways in which people write one.
 
-Shapes: T length, D width of the tokens, H heads, K head width, E width of the output. There are two texts.
+Shapes: B texts, T length, D width of the tokens, H heads, K head width, E width of the output.
 """
 
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import product
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from model.attention import merge_heads
+from model.attention import merge_heads, split_heads
 from model.masks import causal_mask, padding_mask
 from model.mistakes import Mistake
 
 SCALE = 3.0  # of the inputs, so large that a hidden score of -10 can be seen
 Arguments = dict[str, Tensor]
-Order = Literal["texts first", "tokens first", "one text"]  # of the axes; "one text" has no axis for texts
+
+
+class Layout(NamedTuple):
+    """The axes in which an attention takes and returns tokens.
+
+    letters: their names. given: makes them of (B, T, D). back: the way back. num_heads: that are cut already.
+    """
+
+    letters: str
+    given: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
+    num_texts: int = 2
+    num_heads: int = 1
+
+
+HEADS = Layout("(B, H, T, K)", lambda x: split_heads(x, 3), merge_heads, num_heads=3)
+TOKENS = Layout("(B, T, D)", lambda x: x, lambda x: x)
+TOKENS_FIRST = Layout(
+    "(T, B, D), as without batch_first=True,", lambda x: x.transpose(0, 1), lambda x: x.transpose(0, 1)
+)
+ONE_TEXT = Layout("(T, D)", lambda x: x[0], lambda x: x[None], num_texts=1)
 
 
 @dataclass
-class Call:
-    """A way to call an attention, with inputs for it."""
+class Attempt:
+    """A call of an attention that has worked.
+
+    Raises:
+        Mistake: if it does not work.
+    """
 
     function: Callable[..., Any]
-    inputs: Arguments  # tokens (2, T, D); or queries, keys and values, (2, T, K) or (2, H, T, K)
+    layout: Layout
+    inputs: Arguments  # tokens, or queries, keys and values, (B, T, D) each
     mask: Arguments  # empty without a mask
-    meanings: list[Tensor]  # what each query may be meant to see, (2 or 1, 1, T or 1, T)
-    order: Order = "texts first"  # in which the function takes and returns the axes
+    meanings: list[Tensor]  # what each query may be meant to see, (B or 1, 1, T or 1, T)
     changed: set[str] = field(default_factory=set)  # the arguments that a call has changed in place
 
-    def __call__(self, inputs: Arguments) -> Tensor:
-        """Returns the output with its heads merged, (2, T, E)."""
-        given = inputs | self.mask
-        copies = {name: x.clone() for name, x in given.items()}
-        if self.order == "one text":
-            texts = [{name: x[text] if len(x) == 2 else x for name, x in copies.items()} for text in range(2)]
-            output = torch.stack([self._output(**text) for text in texts])
-        elif self.order == "tokens first":
-            tokens_first = {name: copies[name].transpose(0, 1) for name in inputs}
-            output = self._output(**copies | tokens_first).transpose(0, 1)
-        else:
-            output = self._output(**copies)
-        self.changed |= {name for name, x in given.items() if not torch.equal(copies[name], x)}
-        return merge_heads(output) if output.ndim == 4 else output
+    def __post_init__(self) -> None:
+        self.output = self(self.inputs)
 
-    def _output(self, **passed: Tensor) -> Tensor:
-        shapes = {name: tuple(x.shape) for name, x in passed.items()}
-        called = f"called with the shapes {shapes}, it"
+    def __call__(self, inputs: Arguments) -> Tensor:
+        """Returns the output (B, T, E)."""
+        given = {name: self.layout.given(x) for name, x in inputs.items()} | self.mask
+        passed = {name: x.clone() for name, x in given.items()}
+        shapes = [tuple(x.shape) for x in given.values()]
+        called = f"called with the shapes {dict(zip(given, shapes, strict=True))}, it"
         try:
             output = self.function(**passed)
         except Exception as error:
             line = _lines_of_user(error)[-1]
             what = f"{type(error).__name__}: {error}"
             raise Mistake(f"{called} fails in line {line.lineno}, `{line.line}`, with {what}") from error
+        self.changed |= {name for name, x in given.items() if not torch.equal(passed[name], x)}
         if isinstance(output, (tuple, list)):
             output = output[0]
-        expected = next(iter(shapes.values()))[:-1]
-        if not isinstance(output, Tensor) or output.shape[:-1] != expected:
+        if not isinstance(output, Tensor) or output.shape[:-1] != shapes[0][:-1]:
             returned = getattr(output, "shape", type(output))
-            raise Mistake(f"{called} returns {returned}, which does not begin with {expected}")
-        return output
-
-    @cached_property
-    def output(self) -> Tensor:
-        return self(self.inputs)
+            raise Mistake(f"{called} returns {returned}, which does not begin with {shapes[0][:-1]}")
+        return self.layout.back(output)
 
 
-def calls(
+def attempts(
     function: Callable[..., Any],
-    shapes: Iterable[tuple[int, ...]],
-    order: Order = "texts first",
-) -> list[Call]:
-    """Returns the calls that work, with the first shape of inputs and of a mask for which one does.
+    layouts: Iterable[Layout],
+    widths: Iterable[int],
+    lengths: Iterable[int],
+) -> Iterator[list[Attempt]]:
+    """Yields the calls that work: for each layout and width, those of the first length and mask for which one does. One
+    text at a time is called only if nothing else works.
+
+    Args:
+        widths: of the tokens, or of each head if they are cut already.
 
     Raises:
         Mistake: if none works.
     """
-    needed, others, mask_name = arguments(function)
-    if not needed:
-        raise Mistake("no argument without a default: an attention takes tokens, or queries, keys and values")
-    problems = []
-    for names, shape in product(dict.fromkeys([needed + others, needed]), shapes):
-        for given, meanings in _masks(shape[-2], mask_name):
-            found = []
-            for mask in given:
-                inputs = {name: SCALE * torch.randn(shape) for name in names}
-                call = Call(function, inputs, mask, meanings, order)
+    names, mask_name = arguments(function)
+    failures = []
+    has_worked = False
+    for layout, width in product([*layouts, ONE_TEXT], widths):
+        if layout is ONE_TEXT and has_worked:
+            return
+        for T, masks, meanings in _masks(mask_name, lengths, layout.num_texts):
+            working = []
+            for mask in masks:
+                inputs = {name: SCALE * torch.randn(layout.num_texts, T, layout.num_heads * width) for name in names}
                 try:
-                    call(call.inputs)
-                    found.append(call)
-                except Mistake as problem:
-                    problems.append(problem)
-            if found:
-                return found
-    furthest = max(problems, key=line_reached)
-    raise Mistake(f"no way of calling it works; the one that came furthest: {furthest}") from furthest.__cause__
+                    working.append(Attempt(function, layout, inputs, mask, meanings))
+                except Mistake as failure:
+                    failures.append(failure)
+            if working:
+                yield working
+                has_worked = True
+                break
+    if not has_worked:
+        furthest = max(failures, key=_line_reached)
+        raise Mistake(f"no way of calling it works; the one that came furthest: {furthest}") from furthest
 
 
-def arguments(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Returns the names of an attention's arguments: those that it needs, with queries, keys and values in this order;
-    other tokens that keys and values may be made of; and the mask, "" without one.
+def arguments(function: Callable[..., Any]) -> tuple[list[str], str]:
+    """Returns the names of an attention's arguments: its tokens, or queries, keys and values in this order; and the
+    mask, "" without one.
     """
-    masks = [""]
-    tokens = []
-    others = []
     try:
         signature = inspect.signature(function)
     except ValueError:  # written in C
         raise Mistake("its arguments are not known: pass a Python function (q, k, v, mask) that calls it") from None
+    tokens = []
+    masks = []
     for p in signature.parameters.values():
+        is_needed = p.default is p.empty and "*" not in str(p)
+        is_other = p.default is None and re.search("context|memory|encoder", p.name)
         if re.search("mask|valid|len", p.name) and not isinstance(p.default, int):
-            masks.insert(-1, p.name)
-        elif p.default is p.empty and "*" not in str(p):
+            masks.append(p.name)
+        elif is_needed or is_other:
             tokens.append(p.name)
-        elif p.default is None and re.search("context|memory|encoder", p.name):
-            others.append(p.name)
+    if not tokens:
+        raise Mistake("no argument without a default: an attention takes tokens, or queries, keys and values")
     tokens.sort(key=lambda name: "kv".find(name[0].lower()))
-    return (*tokens,), (*others,), masks[0]
+    return tokens, [*masks, ""][0]
 
 
 def _masks(
-    T: int,
     name: str,
-) -> list[tuple[list[Arguments], list[Tensor]]]:
-    """Returns for each shape that a mask may have: what can be passed, and what it may mean."""
-    lengths = torch.tensor([3, T])
-    padding = padding_mask(lengths, T)
-    causal = causal_mask(T)[None, None]
-    both = causal & padding
-    if not name:
-        return [([{}], [causal, torch.ones_like(causal)])]
-    if re.search("valid|len", name):
-        return [([{name: lengths}], [padding, both])]
-    shapes = [
-        (both, [both]),
-        (both[:, 0], [both]),
-        (both[:, 0].movedim(0, -1), [both]),
-        (causal[0, 0], [causal]),
-        (padding[:, 0, 0], [padding, both]),
-    ]
-    found = []
-    for mask, meanings in shapes:
-        given = [mask, mask.float(), mask.float().log()]
-        if "key_padding" in name:  # True may mean hidden, as in PyTorch
-            given.append(~mask)
-        found.append(([{name: each} for each in given], meanings))
-    return found
+    lengths: Iterable[int],
+    num_texts: int,
+) -> Iterator[tuple[int, list[Arguments], list[Tensor]]]:
+    """Yields lengths, and for each shape that a mask may have: what can be passed, and what it may mean."""
+    for T in lengths:
+        valid_lens = torch.tensor([3, T])[-num_texts:]
+        padding = padding_mask(valid_lens, T)
+        causal = causal_mask(T)[None, None]
+        both = causal & padding
+        if not name:
+            yield T, [{}], [causal, torch.ones_like(causal)]
+        elif "mask" not in name:
+            yield T, [{name: valid_lens}], [padding, both]
+        else:
+            for mask, meanings in (
+                (both, [both]),
+                (both[:, 0], [both]),
+                (both[:, 0].movedim(0, -1), [both]),
+                (causal[0, 0], [causal]),
+                (padding[:, 0, 0], [padding, both]),
+            ):
+                given = [mask, mask.float(), mask.float().log()]
+                if "key_padding" in name:  # True may mean hidden, as in PyTorch
+                    given.append(~mask)
+                yield T, [{name: each} for each in given], meanings
 
 
 def _lines_of_user(error: BaseException) -> list[traceback.FrameSummary]:
     return [line for line in traceback.extract_tb(error.__traceback__) if "site-packages" not in line.filename]
 
 
-def line_reached(problem: Mistake) -> float:
+def _line_reached(failure: Mistake) -> float:
     """Returns the line at which a call has failed; infinity if it came to its end."""
-    error = problem.__cause__
+    error = failure.__cause__
     if error is None:
         return torch.inf
     lines = _lines_of_user(error)[1:]

@@ -1,56 +1,50 @@
 """Compares an attention that a user has written with the formula, and names the mistake: `check_attention`.
 
 Nobody says how the attention is to be called (attention_calls.py), nor which of a module's matrices makes the queries
-(attention_readings.py). There are few possibilities, so all are tried: an attention is right if the formula gives its
-output in one of them. If not, each change of the formula in attention_mistakes.py is tried: a cause is named only if
-the formula with this one change gives the same output. If none does, a symptom is said.
+(attention_assignments.py). There are few possibilities, so all are tried: an attention is right if the formula gives
+its output in one of them. If not, each change of the formula in attention_mistakes.py is tried: a cause is named only
+if the formula with this one change gives the same output. If none does, a symptom is said.
 
-Shapes: B batch, T query length, S key length, D width of the tokens, H heads, K head width.
+Shapes: B texts, T query length, S key length, D width of the tokens, H heads, K head width.
 """
 
 import copy
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from model.attention import CausalSelfAttention
-from model.inspection.attention_calls import SCALE, Call, Order, arguments, calls, line_reached
+from model.attention import CausalSelfAttention, merge_heads, split_heads
+from model.inspection.attention_assignments import Assignment, assignments
+from model.inspection.attention_calls import (
+    HEADS,
+    ONE_TEXT,
+    SCALE,
+    TOKENS,
+    TOKENS_FIRST,
+    Attempt,
+    Layout,
+    arguments,
+    attempts,
+)
 from model.inspection.attention_mistakes import FORMULA, MISTAKES
-from model.inspection.attention_readings import Reading, readings
 from model.masks import causal_mask, padding_mask
-from model.mistakes import Mistake, listed
+from model.mistakes import Mistake
 
 BIAS = r"bias|b_?\w?"  # the name of a parameter that is no matrix, even if it has one axis for heads
-NUM_HEADS = ("num_heads", "n_heads", "n_head", "nhead", "heads", "h")  # names that people give it
+NUM_HEADS = r"(n|num)?_?heads?|h"  # the name of an attribute
+LENGTHS = (11, 5, 4)  # in tokens, the first that works: 11 detects an attention that sees only the last few
+SHORT = LENGTHS[1:]  # for modules of matrices: more tokens cost time
+WIDTHS = (11, 2, 4, 8, 16, 32, 64)  # of heads: an attention that is made for one width is right if one is right
 NO_MODULE = nn.Module()
-# Of heads: an attention that is made for one width is right if one is right.
-WIDTHS = [[width] for width in (11, 2, 4, 8, 16, 32, 64)]
-DIFFERS = "it differs from the formula; none of the known mistakes gives its output"
-NOT_COMPARED = "it could not be compared with the formula"
-LONG = 11  # tokens, enough to detect an attention that sees only the last few
-SHORT = 5  # tokens, for an attention that is made for no more
 MASKING = {"tril", "triu", "masked_fill", "masked_fill_"}  # functions that make or apply a mask
-
-
-class Way(NamedTuple):
-    """A way to call an attention. letters: the axes of its inputs. axes: the first of them."""
-
-    letters: str
-    axes: tuple[int, ...]
-    order: Order = "texts first"
-
-
-OF_HEADS = [Way("(B, H, T, K)", (2, 3)), Way("(B, T, K)", (2,)), Way("(T, K)", (2,), "one text")]
-TOKENS_FIRST = Way("(T, B, D), as without batch_first=True,", (2,), "tokens first")
-OF_TOKENS = [Way("(B, T, D)", (2,)), TOKENS_FIRST, Way("(T, D)", (2,), "one text")]
 
 
 def check_attention(attention: Callable[..., Any]) -> list[str]:
@@ -62,25 +56,13 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
             may attend; or 0 and -inf, to be added to the scores; or `valid_lens`, the number of tokens of each text. If
             the attention returns a tuple, the first element is the output.
 
-    It is compared with as many queries as keys, and the `attend` of a `CausalSelfAttention` also with fewer, as with a
-    cache. A warning says if it was compared without a mask, without its norms, or with one text at a time.
+    It is compared with as many queries as keys; the `attend` of a `CausalSelfAttention` with fewer, as with a cache. A
+    warning says if it was compared without a mask, without its norms, or with one text at a time.
     """
     with torch.random.fork_rng([]), torch.enable_grad():
         torch.manual_seed(0)
         try:
-            if isinstance(attention, nn.Module):
-                return list(_of_module(attention))
-            if isinstance(getattr(attention, "__self__", None), nn.Module):
-                return _compared(attention, OF_HEADS, (LONG, SHORT), WIDTHS)
-            given = [name for name in arguments(attention)[0] if re.match("[wW](_|.$)", name)]
-            # A function of its matrices is a module that owns them.
-            if matrices := nn.ParameterDict((name, torch.zeros(8, 8)) for name in given):
-                matrices.forward = partial(attention, **matrices)
-                return list(_of_module(matrices))
-            for widths in ([[24]], [[12, 16]]):  # two, because a constant may be right for one
-                if problems := _compared(attention, OF_HEADS, (LONG, SHORT), widths):
-                    return problems
-            return []
+            return list(_problems(attention))
         except Mistake as problem:
             return [str(problem)]
 
@@ -101,15 +83,29 @@ def influence(
 # ---- what is compared
 
 
+def _problems(attention: Callable[..., Any]) -> Iterator[str]:
+    if isinstance(attention, nn.Module):
+        yield from _of_module(attention)
+        return
+    if names := [name for name in arguments(attention)[0] if re.match("[wW](_|.$)", name)]:
+        # A function of its matrices is a module that owns them.
+        matrices = nn.ParameterDict({name: torch.zeros(8, 8) for name in names})
+        matrices.forward = partial(attention, **matrices)
+        yield from _of_module(matrices)
+        return
+    is_method = isinstance(getattr(attention, "__self__", None), nn.Module)
+    for widths in [WIDTHS] if is_method else ([24], [16]):  # two, because a constant may be right for one
+        problems = [*_compared(attempts(attention, [HEADS, TOKENS], widths, LENGTHS))]
+        yield from problems
+        if problems:
+            return
+
+
 def _of_module(module: nn.Module) -> Iterator[str]:
     # deepcopy fails on tensors that a forward pass has left on a module, so the copy shares them.
     shared = {id(value): value for _, value in _plain(module, Tensor)}
     layer = copy.deepcopy(module, {**shared})
     layer.float().cpu().eval()
-    widths = {part.out_features for part in layer.modules() if isinstance(part, nn.LazyLinear)}
-    if widths:
-        calls(layer.forward, [(2, 5, D) for D in widths])  # the first call makes its matrices
-    layer.requires_grad_().zero_grad()
     if isinstance(layer, CausalSelfAttention):
         yield from _of_attend(layer)
         if type(layer).forward is CausalSelfAttention.forward:
@@ -122,67 +118,20 @@ def _of_module(module: nn.Module) -> Iterator[str]:
         if {part for part in value if isinstance(part, (nn.Module, nn.Parameter))} - known:
             yield f"{name} is a plain list: what it holds is not trained, use nn.ModuleList or nn.ParameterList"
             return
-    _leave_norms_out(layer)
-    _fill(layer)
+    if lazy := [part.out_features for part in layer.modules() if isinstance(part, nn.LazyLinear)]:
+        next(attempts(layer.forward, [TOKENS], lazy, SHORT))  # the first call makes its matrices
+    _prepare(layer)
     sizes = dict.fromkeys(size for p in layer.parameters() if p.ndim > 1 for size in reversed(p.shape))
-    if sizes:
-        ways = OF_TOKENS if getattr(layer, "batch_first", True) else [TOKENS_FIRST]
-        yield from _compared(layer.forward, ways, (SHORT, 4), [[*sizes]], layer)
+    if not sizes:
+        calls = attempts(layer.forward, [HEADS, TOKENS], WIDTHS, LENGTHS)
+    elif getattr(layer, "batch_first", True):
+        calls = attempts(layer.forward, [TOKENS, TOKENS_FIRST], sizes, SHORT)
     else:
-        yield from _compared(layer.forward, OF_HEADS, (LONG, SHORT), WIDTHS)
+        calls = attempts(layer.forward, [TOKENS_FIRST], sizes, SHORT)
+    yield from _compared(calls, layer)
     for name, value in _plain(layer, Tensor):
         if id(value) in shared and value.ndim:  # and not what the forward pass keeps for its user
             yield f"{name} is a tensor but no buffer, so `.to` does not move it to a GPU: use register_buffer"
-
-
-def _compared(
-    function: Callable[..., Any],
-    ways: list[Way],
-    lengths: tuple[int, int],
-    widths: list[list[int]],
-    layer: nn.Module = NO_MODULE,
-) -> list[str]:
-    """The problems of an attention, called in the first way in which it is equal; else one whose cause is known.
-
-    Args:
-        lengths: the first one that works is tried.
-        widths: of the inputs: of each list, the first one that works is tried.
-    """
-    trials: dict[str, list[str]] = {}
-    failures: list[Mistake] = []
-    for letters, axes, order in ways:
-        if order == "one text" and trials:
-            break
-        found: list[Call] = []
-        for some in widths:
-            try:
-                found += calls(function, [(*axes, T, width) for T in lengths for width in some], order)
-            except Mistake as failure:
-                failures.append(failure)
-        if not found:
-            continue
-        is_known = any(map(_is_known, trials.values()))
-        problems = list(_problems(found, layer, is_known))
-        if not problems:
-            if order == "one text":
-                _warn("compared with one text at a time")
-            if not trials:
-                return []
-            known = [problem for told in trials.values() if _is_known(told) for problem in told]
-            told = f"compared as {letters} and equal, but not as {listed([*trials], 'or')}"
-            if known or order == "tokens first":
-                return [told, *known]
-            _warn(told)
-            return []
-        trials[letters] = problems
-    if not trials:
-        raise max(failures, key=line_reached)
-    return max(trials.values(), key=_is_known)
-
-
-def _is_known(problems: list[str]) -> bool:
-    """Whether the cause of the problems is known."""
-    return DIFFERS not in problems and NOT_COMPARED not in problems
 
 
 def _plain(module: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:
@@ -193,19 +142,18 @@ def _plain(module: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:
                 yield name, value
 
 
-def _leave_norms_out(layer: nn.Module) -> None:
-    """Lets norms return their input, of queries and keys too: the formula has none. Their parameters stay in use."""
+def _prepare(layer: nn.Module) -> None:
+    """Leaves out what the formula does not have. A square matrix gets rows and columns that are alike, as `assignments`
+    needs it. Norms return their input, of queries and keys too; their parameters stay in use.
+    """
+    layer.requires_grad_()
     norms = [part for part in layer.modules() if "norm" in type(part).__name__.lower()]
     for norm in norms:
         norm.register_forward_hook(lambda norm, inputs, output: inputs[0] + 0 * output)
     if norms:
         _warn("compared without its norms")
-
-
-def _fill(layer: nn.Module) -> None:
-    """Fills biases with zeros, and a square matrix so that its rows and columns are alike, as `readings` needs it."""
     for name, p in layer.named_parameters():
-        if re.fullmatch(BIAS, name.rpartition(".")[2]) or (p.ndim == 1 and "bias" in name):
+        if p.ndim == 1 or re.fullmatch(BIAS, name.rpartition(".")[2]):
             nn.init.zeros_(p)
         elif p.ndim > 1:
             nn.init.xavier_normal_(p)
@@ -213,19 +161,17 @@ def _fill(layer: nn.Module) -> None:
                 p.data = p.data + p.data.mT
 
 
-def _of_attend(layer: CausalSelfAttention) -> list[str]:
-    padding = padding_mask(torch.tensor([3, LONG]), LONG)
-    for T, given in product((LONG, 3), ({"mask": padding}, {})):
-        q = SCALE * torch.randn(2, layer.num_heads, T, layer.head_dim)
-        k, v = SCALE * torch.randn(2, 2, layer.num_kv_heads, LONG, layer.head_dim)
-        causal = causal_mask(T, LONG)[None, None]
-        inputs = {"q": q, "k": k, "v": v}
-        call = Call(layer.attend, inputs, given, [given.get("mask", causal)])
-        about = f"attend, with {T} queries, {LONG} keys and {'a' if given else 'no'} mask"
-        problems = [f"{about}: {problem}" for problem in _problems([call], NO_MODULE)]
-        if problems:
-            return problems
-    return []
+def _of_attend(layer: CausalSelfAttention) -> Iterator[str]:
+    T, S, K = 3, 11, layer.head_dim
+    layout = Layout("", lambda x: split_heads(x, x.shape[-1] // K), merge_heads, num_heads=layer.num_heads)
+    padding = padding_mask(torch.tensor([3, S]), S)
+    causal = causal_mask(T, S)[None, None]
+    for mask, meaning in (({"mask": padding}, padding), ({}, causal)):
+        q = SCALE * torch.randn(2, T, layer.num_heads * K)
+        k, v = SCALE * torch.randn(2, 2, S, layer.num_kv_heads * K)
+        call = Attempt(layer.attend, layout, {"q": q, "k": k, "v": v}, mask, [meaning])
+        for problem in _compared([[call]]):
+            yield f"attend, with {T} queries, {S} keys and {'a' if mask else 'no'} mask: {problem}"
 
 
 # ---- what is said
@@ -237,103 +183,104 @@ def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=names.index("check_attention") + 2)
 
 
-def _problems(
-    found: list[Call],
-    layer: nn.Module,
-    is_known: bool = False,
+def _compared(
+    calls: Iterable[list[Attempt]],
+    layer: nn.Module = NO_MODULE,
 ) -> Iterator[str]:
-    """Yields the problems of these calls. is_known: the cause is known already, and not looked for."""
+    """Yields the problems of an attention, which is right if it is equal in one of these calls."""
     parameters = dict(layer.named_parameters())
     matrices = {name: p for name, p in parameters.items() if p.ndim > 1 and p.any()}
-    trials = [list(readings(call, [*matrices.values()])) for call in found]
-    declared = {name: value for name, value in vars(layer).items() if name in NUM_HEADS and isinstance(value, int)}
-    right = next((reading for trial in trials for reading in trial if reading.is_given_by({})), None)
-    call = right.call if right else found[0]
-    for changed in {name for call in found for name in call.changed}:
-        yield f"it changes its argument {changed} in place: the caller still needs it"
+    numbers = {name: value for name, value in vars(layer).items() if re.fullmatch(NUM_HEADS, name)}
+    tried: list[Attempt] = []
+    for working in calls:
+        tried += working
+        found = (each for call in working for each in assignments(call, [*matrices.values()]))
+        right = next((each for each in found if each.explains({})), None)
+        if right:
+            break
+    call = right.attempt if right else tried[0]
+    for name in set().union(*(each.changed for each in tried)):
+        yield f"it changes its argument {name} in place: the caller still needs it"
     if not torch.allclose(call.output, call(call.inputs), equal_nan=True):
         yield "two calls with the same tokens differ, even after .eval(): dropout is on, or forward makes new layers"
         return
-    unused = [*_without_influence(call, parameters, matrices)]
-    if unused:
+    if unused := [*_without_influence(call, parameters, matrices)]:
         what = "no gradient" if right else "no influence on the output, or no gradient"
         yield f"{what}: {', '.join(unused)}"
     if right:
-        for name, value in declared.items():
-            if value != right.num_heads:
-                yield f"{name} is {value}, but the number of heads in its output is {right.num_heads}"
-        yield from _beyond(call)
-        return
-    likely = trials
-    if declared:  # trying all numbers of heads takes seconds
-        likely = [[reading for reading in trial if reading.num_heads in declared.values()] for trial in trials]
-    causes = [] if is_known else next(filter(None, map(_causes, likely)), [])
-    yield from causes
-    if not causes:
-        if not call.output.isfinite().all():
-            yield "the output is NaN or infinite"
-        elif _makes_mask(call) and _sees_all_tokens(call):
-            yield "the first output depends on the last token"
+        for name, number in numbers.items():
+            if number != right.num_heads:
+                yield f"{name} is {number}, but the number of heads in its output is {right.num_heads}"
+        yield from _layout(call, tried[0])
+    else:
+        trials = [[*assignments(call, [*matrices.values()])] for call in tried]
+        # To try all numbers of heads takes seconds.
+        likely = [[each for each in trial if each.num_heads in numbers.values() or not numbers] for trial in trials]
+        if causes := next(filter(None, map(_causes, likely)), []):
+            yield from causes
+            return
         if any(trials):
-            yield DIFFERS
+            yield "it differs from the formula; none of the known mistakes gives its output"
         else:
-            yield NOT_COMPARED
+            yield "it could not be compared with the formula"
         if matrices:
-            names = ", ".join(matrices)
-            yield f"if not all of {names} make q, k, v or the output, give a function of q, k, v"
+            yield f"if not all of {', '.join(matrices)} make q, k, v or the output, give a function of q, k, v"
+    if not call({name: 5 * x for name, x in call.inputs.items()}).isfinite().all():
+        yield "with large scores the output is not finite: an exponential overflows, or a sum of weights is 0"
+    hidden = {name: F.pad(x[:, :-1], (0, 0, 0, 1)) for name, x in call.inputs.items()}  # the last token
+    if not torch.equal(call.output[0, 0], call(hidden)[0, 0]):
+        if _makes_mask(call):
+            yield "a mask is made, but the first output depends on the last token: it is not applied, or not to all"
+        elif right:
+            _warn("compared without a mask: each token sees all tokens, also later ones")
 
 
-def _causes(trial: list[Reading]) -> list[str]:
+def _layout(
+    call: Attempt,
+    first: Attempt,
+) -> Iterator[str]:
+    """Says in which layout an attention is equal, if it is not the first one in which it can be called."""
+    told = f"compared as {call.layout.letters} and equal, but not as {first.layout.letters}"
+    if call.layout is ONE_TEXT:
+        _warn("compared with one text at a time")
+    elif call.layout is not first.layout and call.layout is TOKENS_FIRST:
+        yield told
+    elif call.layout is not first.layout:
+        _warn(told)
+
+
+def _causes(trial: list[Assignment]) -> list[str]:
     return [
         f"{cause}: `{name} = {line}` for `{name} = {FORMULA[name]}`"
         for name, lines in MISTAKES.items()
         for line, cause in lines.items()
-        if any(reading.is_given_by({name: line}) for reading in trial)
+        if any(each.explains({name: line}) for each in trial)
     ]
 
 
 def _without_influence(
-    call: Call,
+    call: Attempt,
     parameters: Mapping[str, Tensor],
     matrices: Mapping[str, Tensor],
 ) -> Iterator[str]:
     """Yields the names of inputs, parameters, and parts of matrices that the output does not depend on."""
     inputs = {name: x.clone().requires_grad_() for name, x in call.inputs.items()}
-    loss = call(inputs).square().sum()
-    if loss.requires_grad:
-        try:
-            loss.backward()
-        except RuntimeError as error:
-            raise Mistake(f"it cannot be trained: {error}") from error
+    parts = {**inputs, **parameters}
     needed = {*inputs, *matrices}  # the softmax does not change with a bias of the keys
-    for name, part in {**inputs, **parameters}.items():
-        if part.grad is None or (name in needed and not part.grad.any()):
+    try:
+        gradients = torch.autograd.grad(call(inputs).square().sum(), [*parts.values()], allow_unused=True)
+    except RuntimeError as error:
+        raise Mistake(f"it cannot be trained: {error}") from error
+    for name, gradient in zip(parts, gradients, strict=True):
+        if gradient is None or (name in needed and not gradient.any()):
             yield name
         elif name in matrices:
-            is_zero = part.grad == 0
+            is_zero = gradient == 0
             if is_zero.all(0).any() or is_zero.all(-1).any():
                 yield f"rows or columns of {name}"
 
 
-def _beyond(call: Call) -> Iterator[str]:
-    """What the formula does not say of an attention that it gives."""
-    large = {name: 5 * x for name, x in call.inputs.items()}
-    if not call(large).isfinite().all():
-        yield "with large scores the output is not finite: an exponential overflows, or a sum of weights is 0"
-    if not call.mask and _sees_all_tokens(call):
-        if _makes_mask(call):
-            yield "a mask is made, but each token sees all tokens: the mask is not applied"
-        else:
-            _warn("compared without a mask: each token sees all tokens, also later ones")
-
-
-def _sees_all_tokens(call: Call) -> bool:
-    name, x = [*call.inputs.items()][-1]
-    moved = influence(lambda x: call(call.inputs | {name: x}), x)
-    return bool(moved[0, 0, 0, ..., -1].any())
-
-
-def _makes_mask(call: Call) -> bool:
+def _makes_mask(call: Attempt) -> bool:
     with Functions() as functions:
         call(call.inputs)
     return bool(call.mask or functions.names & MASKING)
