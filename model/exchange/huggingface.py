@@ -138,7 +138,8 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     files = {CONFIG_JSON: options | end_ids, GENERATION: generation | end_ids}
     if tokenizer is not None:
         files |= tokenizer.huggingface_files(gpt.config.context_length)
-    aside = folder.with_name(f".{folder.name}.aside")
+    place = folder.resolve()  # "." has no name
+    aside = place.with_name(f".{place.name}.aside")
     with file_errors(folder):
         aside.mkdir(parents=True, exist_ok=True)
         try:
@@ -148,7 +149,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
             (aside / WEIGHTS).write_bytes(safetensors.save(to_theirs(gpt, as_gpt2=as_gpt2), {"format": "pt"}))
             if not as_gpt2:
                 copy_network(aside)
-            aside.replace(folder)
+            aside.replace(place)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return GPT2_CLASS if as_gpt2 else OUR_CLASS
