@@ -51,8 +51,8 @@ class Assignment(NamedTuple):
         for mask in self.attempt.meanings:
             with suppress(RuntimeError):  # a change that does not fit these shapes
                 given = formula(self.q, self.k, self.v, mask, self.output_matrix, x, change)
-                difference = (given - output).abs().flatten(1)
-                is_near = difference <= (limit * largest).expand_as(output).flatten()
+                difference = ((given - output).abs() / largest).flatten(1)
+                is_near = difference < limit
                 is_open = difference.isnan()  # a query that may see nothing
                 if ((is_near | is_open).all(1) & is_near.any(1)).any():
                     return True

@@ -121,7 +121,7 @@ def _of_module(module: nn.Module) -> Iterator[str]:
     if lazy := [part.out_features for part in layer.modules() if isinstance(part, nn.LazyLinear)]:
         next(attempts(layer.forward, [TOKENS], lazy, SHORT))  # the first call makes its matrices
     _prepare(layer)
-    sizes = dict.fromkeys(size for p in layer.parameters() if p.ndim > 1 for size in reversed(p.shape))
+    sizes = {size for p in layer.parameters() if p.ndim > 1 for size in p.shape}
     if not sizes:
         calls = attempts(layer.forward, [HEADS, TOKENS], WIDTHS, LENGTHS)
     elif getattr(layer, "batch_first", True):
