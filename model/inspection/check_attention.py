@@ -110,9 +110,6 @@ def _of_module(module: nn.Module) -> Iterator[str]:
         yield from _of_attend(layer)
         if type(layer).forward is CausalSelfAttention.forward:
             return
-    for name, part in layer.named_modules():
-        if isinstance(part, nn.ModuleList) and len({*part}) < len(part):
-            yield f"{name} holds one module more than once: `[module] * n` makes no copies"
     known = {*layer.modules(), *layer.parameters()}
     for name, value in _plain(layer, list):
         if {part for part in value if isinstance(part, (nn.Module, nn.Parameter))} - known:
