@@ -55,6 +55,7 @@ def test_a_run_leaves_everything_in_its_folder_tells_of_itself_and_opens_no_conn
     assert tells(corpus, "words bytes 257")
     validated = [line for line in lines if tells(line, "train/loss val/bits_per_byte")]  # without a terminal one each
     assert [line.split(":")[0] for line in validated] == [f"step {step} of 12" for step in (4, 8, 12)]
+    assert f"{column(run, 'val/bits_per_byte')[12]:.4f} bits per byte" in output
     assert "--resume runs/first" in output and output.count("runs/first/report.html") >= 2  # before and after
 
 

@@ -72,7 +72,7 @@ def validation_line(trainer: Trainer) -> str:
 
 
 def last_lines(trainer: Trainer) -> str:
-    """Returns what a run prints last: where its files are, what to type next, and what a user should know.
+    """Returns what a run prints last: its result, where its files are, what to type next, and what a user should know.
 
     That is what more steps do to a learning rate that has decayed, why the run ended before trainer.max_steps, and that
     its last validation loss is that of guessing, ln V. Or only that nothing was trained, because the run has reached
@@ -84,8 +84,10 @@ def last_lines(trainer: Trainer) -> str:
         return f"nothing was trained: the run is at step {step}, and {limits} leaves no step"
     run = Run(Path(trainer.default_root_dir))
     folder = shlex.quote(str(run.folder))
+    reached = module.validation_metrics
     lines = [
-        f"\neverything is in {run.folder}/\n",
+        f"\nvalidation: {reached['val/bits_per_byte']:.4f} bits per byte after {step} steps" if reached else "",
+        f"everything is in {run.folder}/\n",
         f"  python scripts/generate.py --checkpoint {folder}           generate text",
         f"  {run.resume_command} --trainer.max_steps N    train it further\n",
         f"to see what it learned, and to type to it, open {run.folder / REPORT} in a browser",
@@ -95,7 +97,7 @@ def last_lines(trainer: Trainer) -> str:
     if step != trainer.max_steps:
         reason = stopped_early(trainer) or "trainer.max_time is over, or a callback stopped it"
         lines.append(f"ended after step {step}: {reason}")
-    loss = module.validation_metrics.get("val/loss", -math.inf)
+    loss = reached.get("val/loss", -math.inf)
     guessing = math.log(module.gpt.config.vocab_size)
     if loss >= guessing - LEARNED:
         lines.append(f"it has learned nothing: its validation loss is {loss:.3f}, and that of guessing {guessing:.3f}")
