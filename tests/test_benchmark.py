@@ -100,9 +100,9 @@ def test_train_and_generate_compare_each_work_with_models_of_one_size(measure, n
 
 
 def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt):
-    job = {"function": "measure_step", "contender": "nanogpt", "checkout": nanogpt.partition("=")[2], "seed": 0}
-    job |= {"size": SMALL, "batch_size": 2, "steps": 10, "device": "cpu"}
-    assert benchmark.run(job)["tokens"] == 16
+    job = {"function": "measure_writing", "contender": "nanogpt", "checkout": nanogpt.partition("=")[2], "seed": 0}
+    job |= {"size": SMALL, "batch_size": 2, "new_tokens": 3, "device": "cpu"}
+    assert benchmark.run(job)["tokens"] == 6
 
 
 def test_time_to_loss_reaches_the_peers_lowest_loss_and_takes_options_of_train(measure, nanogpt, characters):
