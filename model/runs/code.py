@@ -53,17 +53,19 @@ def sources() -> dict[str, str]:
     The user's own modules belong to them: those that have been loaded from the current folder.
     """
     here = Path.cwd()
-    loaded = [Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]]
-    paths = {path.relative_to(here).as_posix(): path for path in loaded if is_users_own(path, here)}
+    files = [getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]]
+    below = [Path(file) for file in files if file.startswith(str(here))]  # before all else: a run loads thousands
+    paths = {path.relative_to(here).as_posix(): path for path in below if is_users_own(path, here)}
     paths |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     return {name: path.read_text("utf-8", "replace") for name, path in sorted(paths.items())}
 
 
 def is_users_own(path: Path, here: Path) -> bool:
     """Whether a file is Python code below the folder `here`, and neither installed nor a part of this project."""
+    if not INSTALLED.isdisjoint(path.parts) or not path.is_relative_to(here):
+        return False
     is_of_project = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in PROJECT
-    is_code = path.is_relative_to(here) and path.suffix == ".py" and path.is_file()
-    return is_code and not is_of_project and INSTALLED.isdisjoint(path.parts)
+    return not is_of_project and path.suffix == ".py" and path.is_file()
 
 
 def code_hash(source: str) -> str:
