@@ -216,11 +216,11 @@ class EndOfStep(Checkpoint):
         text = torch.from_numpy(data.tokenized.validation.read(0, NUM_TOKENS + 1))
         checkpoint |= entries_of(module.gpt, checkpoint["state_dict"], data.tokenizer, text, data.document_masking)
         checkpoint |= {
-            "counted": (metrics.new_tokens, float(loss_sum)),
+            "loss_sum": (metrics.new_tokens, float(loss_sum)),
             "best": (self.best_loss, self.best_of),
         }
 
     def on_load_checkpoint(self, trainer: Trainer, module: LightningModule, checkpoint: dict[str, Any]) -> None:
         start_loops_at(checkpoint["global_step"], trainer, checkpoint)
-        self.metrics.new_tokens, self.metrics.loss_sum = checkpoint["counted"]
+        self.metrics.new_tokens, self.metrics.loss_sum = checkpoint["loss_sum"]
         self.best_loss, self.best_of = checkpoint["best"]

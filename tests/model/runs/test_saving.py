@@ -16,7 +16,7 @@ from model.runs.run import Run
 from model.runs.saving import AtomicCheckpointIO, rewind, seed_step
 from tests.command_lines import mistake
 
-OF_A_RUN = {"best": (), "callbacks": {}, "counted": (), "loops": {}, "lr_schedulers": []}
+OF_A_RUN = {"best": (), "callbacks": {}, "loops": {}, "loss_sum": (), "lr_schedulers": []}
 
 
 @pytest.fixture
