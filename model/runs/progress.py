@@ -67,7 +67,10 @@ def first_lines(trainer: Trainer) -> str:
 def validation_line(trainer: Trainer) -> str:
     """Returns such as "step 300 of 960: train/loss 2.345, tokens_per_second 51,340, val/bits_per_byte 1.897"."""
     steps = f"{trainer.global_step} of {trainer.max_steps}" if trainer.max_steps > 0 else f"{trainer.global_step}"
-    metrics = [f"{name} {float(value):,.4g}" for name, value in trainer.progress_bar_metrics.items()]
+    metrics = []
+    for name, value in trainer.progress_bar_metrics.items():
+        digits = ",.0f" if value >= 1000 else ".4g"
+        metrics.append(f"{name} {value:{digits}}")
     return f"step {steps}: {', '.join(metrics)}"
 
 

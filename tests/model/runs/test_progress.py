@@ -3,9 +3,12 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from model.runs.progress import validation_line
 from tests.command_lines import last_error, tells
 from tests.html_pages import Page
 
@@ -22,6 +25,12 @@ def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_validation_and_without
     assert train("--resume=runs/run", "--trainer.max_steps=18", "--trainer.enable_progress_bar=false") == 0
     shown = capsys.readouterr().out
     assert re.search("words: (.*\n)*step 18", shown) and "18/18" not in shown
+
+
+def test_figures_have_four_digits_or_more():
+    figures = {"tokens_per_second": torch.tensor(51340.4), "val/loss": 1.23456}
+    trainer = SimpleNamespace(global_step=3, max_steps=-1, progress_bar_metrics=figures)
+    assert tells(validation_line(trainer), "step 3 tokens_per_second 51,340 val/loss 1.235")
 
 
 def test_the_command_in_the_last_lines_quotes_the_path_and_the_last_page_says_that_the_run_has_ended(train, capsys):
