@@ -76,6 +76,8 @@ def inspect(
     others = [prompt, output, steps, head, open or None]
     if (film or experiments) and (others.count(None) < len(others) or (film and experiments)):
         raise Mistake("--film and --experiments are about a whole run: leave out all other options but --run")
+    if run and checkpoint:
+        raise Mistake("--checkpoint is another name of --run: write one of them")
     path = run or checkpoint
     if experiments:
         say(experiments_table(path))

@@ -105,6 +105,7 @@ def test_the_page_of_a_prompt_has_maps_of_the_kept_checkpoints():
 
 MISTAKES = {
     "--run bare": "bare attention/scores.jsonl",
+    "--run runs/run --checkpoint runs/run": "--checkpoint --run",
     "--prompt x": "'x' 2 1",
     "--output maps.jpg": "--output maps.jpg .html .png .svg",
     "--output folder.html": "folder.html directory",

@@ -93,9 +93,11 @@ def _matches(option: str, patterns: list[str] | str) -> dict[str, Path]:
                 "'FOLDER/**/*.txt' for all text files in a folder"
             )
         for path in paths:
-            if path.is_fifo() or (path.suffix.lower() in PACKED and not table_ending(path)):
+            if path.is_fifo():
                 raise Mistake(
-                    f"{path} is packed, or a pipe: unpack it into a file, because text is read from places within one"
+                    f"{path} is a pipe: write its text to a file, because text is read from places within one"
                 )
+            if path.suffix.lower() in PACKED and not table_ending(path):
+                raise Mistake(f"{path} is packed: unpack it first, because text is read from places within the file")
             files.setdefault(os.path.realpath(path), path)
     return files

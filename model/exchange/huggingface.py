@@ -141,7 +141,8 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
     place = folder.resolve()  # "." has no name
     aside = place.with_name(f".{place.name}.aside")
     with file_errors(folder):
-        aside.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)  # of an export that was killed
+        aside.mkdir(parents=True)
         try:
             for name, content in files.items():
                 (aside / name).write_text(json.dumps(content, indent=2))
@@ -149,7 +150,9 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
             (aside / WEIGHTS).write_bytes(safetensors.save(to_theirs(gpt, as_gpt2=as_gpt2), {"format": "pt"}))
             if not as_gpt2:
                 copy_network(aside)
-            aside.replace(place)
+            place.mkdir(exist_ok=True)  # an empty one stays: it may be the current folder of a shell
+            for file in aside.iterdir():
+                shutil.move(file, place)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     return GPT2_CLASS if as_gpt2 else OUR_CLASS
