@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -30,37 +31,31 @@ class WeightsAndBiases:
         self.mode: Any = os.environ.get("WANDB_MODE", mode) if mode == "auto" else mode
 
     def log(self, metrics: dict[str, float], step: int) -> None:
-        self._call("log_metrics", metrics, step)
+        self._attempt(lambda logger: logger.log_metrics(metrics, step))
 
     def log_maps(self, maps: Tensor, step: int) -> None:
         """Logs maps (L, H, T, T) as one picture, a row of heads for each layer."""
-        self._call("log_image", "attention/maps", [mosaic_pixels(maps)], step)
-
-    def _call(self, method: str, *arguments: Any) -> None:
-        """Calls a method of Lightning's logger, which it starts first."""
-        if self.mode != "disabled":
-            try:
-                self.logger = self.logger or self.start()
-                getattr(self.logger, method)(*arguments)
-            except Exception as error:
-                self.fail(error)
+        self._attempt(lambda logger: logger.log_image("attention/maps", [mosaic_pixels(maps)], step))
 
     def finish(self, status: str) -> None:
         """Ends with the run. status: "running" if it goes on, "success" if it has ended well."""
         if self.logger is not None and status != "running":
-            try:
-                self.logger.experiment.finish(exit_code=0 if status == "success" else 1)
-            except Exception as error:
-                self.fail(error)
+            self._attempt(lambda logger: logger.experiment.finish(exit_code=0 if status == "success" else 1))
 
-    def fail(self, error: Exception) -> None:
-        """Turns this off, with a warning."""
-        log.warning("Weights & Biases failed, and the run continues without it: %s", error or type(error).__name__)
-        self.mode, self.logger = "disabled", None
-        with suppress(Exception):  # else Python would end with a traceback if wandb's service is gone
-            import wandb
+    def _attempt(self, action: Callable[[WandbLogger], None]) -> None:
+        """Calls `action` with Lightning's logger, which it starts first. Any error turns this off, with a warning."""
+        if self.mode == "disabled":
+            return
+        try:
+            self.logger = self.logger or self.start()
+            action(self.logger)
+        except Exception as error:
+            log.warning("Weights & Biases failed, and the run continues without it: %s", error or type(error).__name__)
+            self.mode, self.logger = "disabled", None
+            with suppress(Exception):  # else Python would end with a traceback if wandb's service is gone
+                import wandb
 
-            wandb.teardown()
+                wandb.teardown()
 
     def start(self) -> WandbLogger:
         import wandb
