@@ -113,24 +113,24 @@ class CorpusCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock").acquire()
         with lock:
-            if self.open() is None:
-                self._make(num_threads or os.cpu_count() or 1)
-            return self.open()
+            return self.open() or self._make(num_threads or os.cpu_count() or 1)
 
-    def _make(self, num_threads: int) -> None:
-        path = self.folder / INDEX
+    def _make(self, num_threads: int) -> TokenizedCorpus:
+        path, splits = self.folder / INDEX, {}
         try:
             tokenizer = self._tokenizer()
             index = {"tokenizer": tokenizer.to_dict()}
             for split, limit in self.max_tokens.items():
                 tokens = token_stream(tokenizer, self.corpus.passages(split), limit, num_threads)
-                index[split] = asdict(write_split(self.paths[split], tokens, tokenizer, limit))
+                splits[split] = write_split(self.paths[split], tokens, tokenizer, limit)
+                index[split] = asdict(splits[split])
             with file_errors(self.folder, OTHER_PLACE):
                 path.write_text(json.dumps(index, default=str))
         except BaseException:
             for incomplete in (path, *self.paths.values()):
                 incomplete.unlink(missing_ok=True)
             raise
+        return TokenizedCorpus(tokenizer, **splits)
 
     def _tokenizer(self) -> Tokenizer:
         if isinstance(self.tokenizer, Tokenizer):

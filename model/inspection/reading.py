@@ -270,15 +270,16 @@ def read(
     Raises ValueError for unknown ids, and if the text is longer than the model's context.
     """
     edits = replacing or {}
+    exact = in_float32(gpt)
+    is_exact = exact is gpt and autocast is None
     with undisturbed(gpt, autocast), replaced(gpt, edits, position):
-        seen = run(gpt, text, gpt.modules())
+        seen = run(gpt, text, gpt.modules() if is_exact else ())
         calls = seen.calls
         with undisturbed(gpt):
             maps = torch.cat([weights_of(call) for call in calls])
         checks = check_maps(gpt, text, seen, maps)
-    exact = in_float32(gpt)
     with undisturbed(exact), replaced(exact, edits, position):
-        if autocast or exact is not gpt:
+        if not is_exact:
             seen = run(exact, text, exact.modules())
         logits = exact.unembed(seen.features)
 

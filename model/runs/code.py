@@ -75,6 +75,12 @@ def code_hash(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
+def blob_hash(source: str) -> str:
+    """Returns the name that git gives to a file of this text."""
+    content = source.encode()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
 def git(*arguments: str) -> str:
     """Returns what git tells about the checkout, "" if it cannot. For commands that run no hook, filter or pager."""
     with suppress(OSError, subprocess.SubprocessError):
@@ -91,8 +97,11 @@ def current_code() -> dict[str, Any]:
     """
     texts = sources()
     commit, _, _ = git("rev-parse", "HEAD", "HEAD:./train.py").partition("\n")  # none if train.py is not in it
+    files = git("ls-tree", "-r", commit)
     changed, difference = {}, []
     for name, text in texts.items() if commit else ():
+        if f"{blob_hash(text)}\t{name}\n" in files:  # as in the commit: asked here, not in a process for each file
+            continue
         committed = git("cat-file", "blob", f"{commit}:./{name}")
         lines = [*difflib.unified_diff(committed.splitlines(), text.splitlines(), name, name, lineterm="", n=0)]
         if lines:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from model.runs.metrics import RunLogger, TrainingMetrics
-from model.runs.records import COLUMNS, read_metrics
+from model.runs.records import COLUMNS, add_rows, read_metrics
 from model.runs.weights_and_biases import WeightsAndBiases
 from tests.command_lines import mistake
 from tests.small_runs import csv_rows, metrics
@@ -49,6 +49,17 @@ def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_be
         {"step": 20, "train/loss": 1 / 3, "lr": 0.2, "attention/first_token/layer_0": 0.5},
         {"step": 30, "lr": 3.0, "norm": 0.5, "is_large": 1, "count": 3},
     ]
+
+
+def test_rows_that_are_added_one_by_one_make_the_file_of_all_at_once_and_later_ones_are_appended(tmp_path, monkeypatch):
+    rows = {10: {"step": 10, "lr": 1 / 3}, 20: {"step": 20, "a, b": 1, "lr": 2.0}, 30: {"step": 30, "lr": 3e-9}}
+    one_by_one, at_once = tmp_path / "a.csv", tmp_path / "b.csv"
+    add_rows(at_once, rows)
+    for step, row in rows.items():
+        if step == 30:
+            monkeypatch.delattr("model.runs.records.write_metrics")  # which replaces the file
+        add_rows(one_by_one, {step: row})
+    assert one_by_one.read_text() == at_once.read_text()
 
 
 def test_a_row_has_the_mean_loss_since_the_last_one_all_tokens_and_the_speed_since_the_clock_was_started(monkeypatch):
