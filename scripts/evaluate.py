@@ -86,6 +86,7 @@ def evaluate(
         json: print the result of each model as one line of JSON
     """
     from model.glass import open_run
+    from model.inspection.reading import as_json
 
     names_whole_files = "data.files" in typed and "data.validation_fraction" not in typed
     split = split or ("all" if names_whole_files else "validation")
@@ -97,7 +98,7 @@ def evaluate(
         result = {"checkpoint": str(glass.path), "step": glass.step, "text": name, "split": split}
         result |= measure(glass, tokens, stride or context)
         if json:
-            say(dumps(result))
+            say(dumps(as_json(result, ".17g")))  # JSON has no infinity and no NaN: they are null
             continue
         formats = {str: "", int: ",", float: ",.6f"}
         for name, value in result.items():

@@ -38,7 +38,7 @@ def masked(trained, files):
 def result(capsys, *arguments):
     status, out, err = call(main, capsys, *arguments, "--json")
     assert status == 0, err
-    return json.loads(out)
+    return json.loads(out, parse_constant=pytest.fail)  # Infinity and NaN are no JSON
 
 
 @pytest.mark.parametrize("share, stride", [(0.2, 5), (None, CONTEXT)])
@@ -79,6 +79,14 @@ def test_several_models_get_a_line_each_with_path_and_step_apart(run_dir, masked
     lines = [json.loads(line) for line in out.splitlines()]
     assert status == 0 and [(line["checkpoint"], line["step"]) for line in lines] == [*zip(both, (7, 12), strict=True)]
     assert lines[1] == result(capsys, "--data.files", files, "--checkpoint", both[1])
+
+
+def test_figures_that_are_not_finite_are_null_in_json(run_dir, capsys, files, tmp_path):
+    path = shutil.copy(run_dir / "checkpoints/best.ckpt", tmp_path / "diverged.ckpt")
+    weights = {name: torch.nan * weight for name, weight in torch.load(path)["state_dict"].items()}
+    change_checkpoint(path, state_dict=weights)
+    found = result(capsys, "--checkpoint", path, "--data.files", files)
+    assert [found[name] for name in ("perplexity", "nats_per_token", "bits_per_byte")] == [None] * 3
 
 
 def test_the_splits_add_up_to_all_of_the_users_files_which_is_the_default(run_dir, capsys, files):
