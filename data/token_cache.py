@@ -89,8 +89,8 @@ class CorpusCache:
             recipe += [self.vocab_size, SPLIT_PATTERN, TRAINING_BYTES]
         key = json.dumps([FORMAT, self.corpus.identity, recipe, self.max_tokens], sort_keys=True)
         digest = hashlib.sha256(key.encode()).hexdigest()
-        parent = Path(self.cache_dir or os.environ.get("GLASSGPT_CACHE") or DEFAULT_FOLDER).expanduser().absolute()
-        self.folder = parent / re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{name}-{digest[:16]}")
+        parent = os.path.expanduser(self.cache_dir or os.environ.get("GLASSGPT_CACHE") or DEFAULT_FOLDER)
+        self.folder = Path(parent).absolute() / re.sub(r"[^\w.-]+", "_", f"{self.corpus.name}-{name}-{digest[:16]}")
         self.paths = {split: self.folder / f"{split}.bin" for split in SPLITS}
 
     def open(self) -> TokenizedCorpus | None:

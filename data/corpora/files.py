@@ -83,7 +83,7 @@ def _matches(option: str, patterns: list[str] | str) -> dict[str, Path]:
     """Returns the files that match the patterns, by resolved path: each file once, even if several links lead to it."""
     files: dict[str, Path] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        name = os.path.abspath(Path(pattern).expanduser())  # noqa: PTH100 (absolute() keeps a/../b)
+        name = os.path.abspath(os.path.expanduser(pattern))  # noqa: PTH100 (absolute() keeps a/../b)
         # The name of an existing file is not a pattern, though it may look like one: a[1].txt.
         matches = [name] if Path(name).exists() else sorted(glob.glob(name, recursive=True))  # noqa: PTH207
         paths = [path for path in map(Path, matches) if not path.is_dir()]

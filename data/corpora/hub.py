@@ -1,5 +1,6 @@
 """A data set from the Hugging Face Hub, or from a local folder that the `datasets` library can load."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -38,7 +39,7 @@ class HubCorpus(Corpus):
         """Raises Mistake if no data set is named."""
         if not self.dataset:
             raise Mistake("data.corpus hub needs to know which data set: set --data.dataset to its name or folder")
-        self.folder = folder = Path(self.dataset).expanduser()
+        self.folder = folder = Path(os.path.expanduser(self.dataset))
         self.name = folder.name
         files = [file_stamp(file) for file in sorted(folder.rglob("*")) if file.is_file()]
         self.identity = {**asdict(self), "files": files}

@@ -37,9 +37,11 @@ ROOT = Path(__file__).parents[2]
 # The files that a training computes with. What only records, measures or shows is left out.
 TRAINING = ("train.py", "model/*.py", "model/training/*.py", "data/**/*.py")
 PROJECT = {"train.py", "model", "data", "scripts", "tests"}
-INSTALLED = {"site-packages", "dist-packages"}
+INSTALLED = {"site-packages", "dist-packages", Path(ast.__file__).parent.name}  # the last holds Python's own modules
 PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
 GIT_SECONDS = 10
+# What only some versions of Python write of a syntax tree: its empty fields, and so some of the commas.
+EMPTY = re.compile(r"\w+=(\[\]|None)|, ")
 # What is removed from a recorded command line: the folders of absolute paths, and what looks like a password.
 HIDDEN = re.compile(
     r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^/\\\s,'\"]*[/\\])*"
@@ -53,25 +55,24 @@ def sources() -> dict[str, str]:
     The user's own modules belong to them: those that have been loaded from the current folder.
     """
     here = Path.cwd()
-    files = [getattr(module, "__file__", None) or "" for module in [*sys.modules.values()]]
-    below = [Path(file) for file in files if file.startswith(str(here))]  # before all else: a run loads thousands
-    paths = {path.relative_to(here).as_posix(): path for path in below if is_users_own(path, here)}
+    loaded = [Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]]
+    below = [path for path in loaded if path.is_relative_to(here)]
+    paths = {path.relative_to(here).as_posix(): path for path in below if is_users_own(path)}
     paths |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     return {name: path.read_text("utf-8", "replace") for name, path in sorted(paths.items())}
 
 
-def is_users_own(path: Path, here: Path) -> bool:
-    """Whether a file is Python code below the folder `here`, and neither installed nor a part of this project."""
-    if not INSTALLED.isdisjoint(path.parts) or not path.is_relative_to(here):
-        return False
+def is_users_own(path: Path) -> bool:
+    """Whether a file is Python code, and neither installed nor a part of this project."""
     is_of_project = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in PROJECT
-    return not is_of_project and path.suffix == ".py" and path.is_file()
+    is_installed = not INSTALLED.isdisjoint(path.parts)
+    return path.suffix == ".py" and path.is_file() and not (is_of_project or is_installed)
 
 
 def code_hash(source: str) -> str:
-    """Returns 16 hex digits that comments and layout do not change."""
+    """Returns 16 hex digits that comments, layout and the version of Python do not change."""
     with suppress(SyntaxError):
-        source = ast.unparse(ast.parse(source))
+        source = EMPTY.sub("", ast.dump(ast.parse(source)))
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 

@@ -16,6 +16,7 @@ a `Mistake` with the help of `explanation`.
 
 import dataclasses
 import logging
+import os
 import re
 import warnings
 from pathlib import Path
@@ -134,7 +135,8 @@ def run_to_resume(chosen: Namespace) -> Run | None:
     if chosen.get("resume_or_start"):
         if chosen.get("name") is None or chosen.get("resume") is not None:
             raise Mistake("--resume_or_start resumes or starts the run of --name: write --name, and leave out --resume")
-        run = Run(Path(chosen.get("trainer.default_root_dir") or RUNS, chosen.name).expanduser())
+        runs = os.path.expanduser(chosen.get("trainer.default_root_dir") or RUNS)
+        run = Run(Path(runs, chosen.name))
         return Run.open(run.folder, CONFIG) if run.checkpoint and run.state not in ENDED else None
     if chosen.get("resume") is None:
         return None

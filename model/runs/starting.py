@@ -33,7 +33,7 @@ def new_run_dir(options: Namespace) -> Path:
 
     Raises a `Mistake` if --name is taken, is no name of a folder in runs/, or is that of a folder within a run.
     """
-    runs = Path(options.trainer.default_root_dir).expanduser()  # as Lightning expands it
+    runs = Path(os.path.expanduser(options.trainer.default_root_dir))  # as Lightning expands it
     now = time.strftime("%Y%m%d-%H%M%S")
     if not is_first_process():
         name = options.name or os.environ.get(RUN_NAME)

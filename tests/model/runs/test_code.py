@@ -19,11 +19,12 @@ from tests.attentions import ALIBI
 from tests.command_lines import mistake, tells
 from tests.gpts import SIZES, random_gpt, save_checkpoint
 
+PYTHON = Path(json.__file__).parents[1].name  # the folder of Python's own modules
 SOURCE = "def double(x):\n    return 2 * x  # twice\n"
 
 
 def test_only_what_python_runs_changes_the_hash_of_code():
-    assert code_hash("def double(x): return (2*x)") == code_hash(SOURCE)
+    assert code_hash("def double(x): return (2*x)") == code_hash(SOURCE) == "c327d1a132ce14cd"  # on every version of Python
     for other in (SOURCE.replace("2 *", "3 *"), SOURCE + "'a'.strip()", "def double("):
         assert code_hash(other) != code_hash(SOURCE)
 
@@ -128,7 +129,7 @@ def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, mon
     run = tmp_path / "run"
     save_checkpoint(run / "checkpoints/best.ckpt", random_gpt(GPTConfig(**SIZES | {"vocab_size": 257})))
     monkeypatch.chdir(tmp_path)
-    for name in ("mine.py", "pkg/part.py", "site-packages/installed.py"):
+    for name in ("mine.py", "pkg/part.py", "site-packages/installed.py", f"{PYTHON}/ast.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(SOURCE)
         monkeypatch.setitem(sys.modules, name, Mock(__file__=str(tmp_path / name)))
