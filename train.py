@@ -30,7 +30,7 @@ from model.runs.recorder import Recorder, Samples
 from model.runs.run import RUNS, Run
 from model.runs.saving import AtomicCheckpointIO, Checkpoints
 from model.runs.starting import new_run_dir, training_in
-from model.runs.stop_signals import TrainingInterrupted
+from model.runs.stop_signals import STOP_SIGNALS, TrainingInterrupted
 from model.runs.terminal import exit_status, gets_sentence, say
 from model.runs.trainer_options import OTHERS, as_list, trainer_arguments, working_callbacks
 from model.runs.weights_and_biases import WandbMode, WeightsAndBiases
@@ -180,6 +180,6 @@ def train(parser: ArgumentParser, options: Options, run: Run) -> None:
 
 if __name__ == "__main__":
     # Until training begins, a signal exits at once. Then EndOfStep handles it: the run is saved first.
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in STOP_SIGNALS:
         signal.signal(signum, lambda received, _: sys.exit(128 + received))
     sys.exit(main())

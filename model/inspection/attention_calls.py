@@ -87,9 +87,9 @@ def attempts(
     layouts: Iterable[Layout],
     widths: Iterable[int],
     lengths: Iterable[int],
-) -> Iterator[list[Attempt]]:
-    """Yields the calls that work: for each layout and width, those of the first length and mask for which one does. One
-    text at a time is called only if nothing else works.
+) -> list[Attempt]:
+    """Returns the calls that work: for each layout and width, those of the first length and mask for which one does.
+    One text at a time is called only if nothing else works.
 
     Args:
         widths: of the tokens, or of each head if they are cut already.
@@ -98,26 +98,25 @@ def attempts(
         Mistake: if none works.
     """
     names, mask_name = arguments(function)
+    working: list[Attempt] = []
     failures = []
-    has_worked = False
     for layout, width in product([*layouts, ONE_TEXT], widths):
-        if layout is ONE_TEXT and has_worked:
-            return
+        if layout is ONE_TEXT and working:
+            break
         for T, masks, meanings in _masks(mask_name, lengths, layout.num_texts):
-            working = []
+            before = len(working)
             for mask in masks:
                 inputs = {name: SCALE * torch.randn(layout.num_texts, T, layout.num_heads * width) for name in names}
                 try:
                     working.append(Attempt(function, layout, inputs, mask, meanings))
                 except Mistake as failure:
                     failures.append(failure)
-            if working:
-                yield working
-                has_worked = True
+            if len(working) > before:
                 break
-    if not has_worked:
+    if not working:
         furthest = max(failures, key=_line_reached)
         raise Mistake(f"no way of calling it works; the one that came furthest: {furthest}") from furthest
+    return working
 
 
 def arguments(function: Callable[..., Any]) -> tuple[list[str], str]:

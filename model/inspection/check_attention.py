@@ -12,7 +12,7 @@ import copy
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -115,7 +115,7 @@ def _of_module(module: nn.Module) -> Iterator[str]:
             yield f"{name} is a plain list: what it holds is not trained, use nn.ModuleList or nn.ParameterList"
             return
     if lazy := [part.out_features for part in layer.modules() if isinstance(part, nn.LazyLinear)]:
-        next(attempts(layer.forward, [TOKENS], lazy, SHORT))  # the first call makes its matrices
+        attempts(layer.forward, [TOKENS], lazy, SHORT)  # the first call makes its matrices
     _prepare(layer)
     sizes = {size for p in layer.parameters() if p.ndim > 1 for size in p.shape}
     if not sizes:
@@ -166,7 +166,7 @@ def _of_attend(layer: CausalSelfAttention) -> Iterator[str]:
         q = SCALE * torch.randn(2, T, layer.num_heads * K)
         k, v = SCALE * torch.randn(2, 2, S, layer.num_kv_heads * K)
         call = Attempt(layer.attend, layout, {"q": q, "k": k, "v": v}, mask, [meaning])
-        for problem in _compared([[call]]):
+        for problem in _compared([call]):
             yield f"attend, with {T} queries, {S} keys and {'a' if mask else 'no'} mask: {problem}"
 
 
@@ -180,22 +180,16 @@ def _warn(text: str) -> None:
 
 
 def _compared(
-    calls: Iterable[list[Attempt]],
+    calls: list[Attempt],
     layer: nn.Module = NO_MODULE,
 ) -> Iterator[str]:
-    """Yields the problems of an attention, which is right if it is equal in one of these calls."""
+    """Yields the problems of an attention, which is right if the formula gives its output in one of these calls."""
     parameters = dict(layer.named_parameters())
     matrices = {name: p for name, p in parameters.items() if p.ndim > 1 and p.any()}
     numbers = {name: value for name, value in vars(layer).items() if re.fullmatch(NUM_HEADS, name)}
-    tried: list[Attempt] = []
-    for working in calls:
-        tried += working
-        found = (each for call in working for each in assignments(call, [*matrices.values()]))
-        right = next((each for each in found if each.explains({})), None)
-        if right:
-            break
-    call = right.attempt if right else tried[0]
-    for name in set().union(*(each.changed for each in tried)):
+    right = next((each for call in calls for each in assignments(call, matrices) if each.explains({})), None)
+    call = right.attempt if right else calls[0]
+    for name in set().union(*(each.changed for each in calls)):
         yield f"it changes its argument {name} in place: the caller still needs it"
     if not torch.allclose(call.output, call(call.inputs), equal_nan=True):
         yield "two calls with the same tokens differ, even after .eval(): dropout is on, or forward makes new layers"
@@ -207,15 +201,16 @@ def _compared(
         for name, number in numbers.items():
             if number != right.num_heads:
                 yield f"{name} is {number}, but the number of heads in its output is {right.num_heads}"
-        yield from _layout(call, tried[0])
+        yield from _layout(call, calls[0])
     else:
-        trials = [[*assignments(call, [*matrices.values()])] for call in tried]
-        # To try all numbers of heads takes seconds.
-        likely = [[each for each in trial if each.num_heads in numbers.values() or not numbers] for trial in trials]
-        if causes := next(filter(None, map(_causes, likely)), []):
-            yield from causes
-            return
-        if any(trials):
+        for each in calls:
+            possible = [*assignments(each, matrices)]
+            # To try all numbers of heads takes seconds.
+            likely = [it for it in possible if it.num_heads in numbers.values() or not numbers]
+            if causes := _causes(likely):
+                yield from causes
+                return
+        if possible:
             yield "it differs from the formula; none of the known mistakes gives its output"
         else:
             yield "it could not be compared with the formula"

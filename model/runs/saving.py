@@ -50,10 +50,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         with atomic_file(Path(path)) as file:
             try:
                 torch.save(checkpoint, file)
-            except RuntimeError as error:
-                if isinstance(error.__context__, OSError):  # the failed write, which torch's own error hides
-                    raise error.__context__ from error
-                raise
+            except RuntimeError as error:  # torch's own may hide the one that came first: a full disk, a signal
+                raise error.__context__ or error from None
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         # Plain data only, and onto the CPU, whatever the arguments say.
