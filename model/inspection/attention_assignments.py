@@ -19,8 +19,7 @@ from model.attention import split_heads
 from model.inspection.attention_calls import Attempt
 from model.inspection.attention_mistakes import formula
 
-# Of the largest value, what may be rounding: in float32; and if the output is float16 or bfloat16, whose scores are
-# rounded too.
+# Of the largest value, what may be rounding; and if the output is float16 or bfloat16, whose scores are rounded too.
 ROUNDING = 1e-3
 HALF_ROUNDING = 0.1
 # Orders of the axes of columns: p queries, keys or values; h heads; k width of a head.
@@ -46,15 +45,14 @@ class Assignment(NamedTuple):
         """Does the formula, with a change, give the output?"""
         output = self.attempt.output
         x, *_ = self.attempt.inputs.values()
-        limit = ROUNDING if output.dtype == torch.float32 else HALF_ROUNDING
-        largest = output.nan_to_num().abs().amax(-1, keepdim=True)
+        limit = ROUNDING if output.dtype.itemsize > 2 else HALF_ROUNDING
         for mask in self.attempt.meanings:
-            with suppress(RuntimeError):  # a change that does not fit these shapes
+            with suppress(RuntimeError):  # a change that does not fit these shapes, or an output that is not numbers
                 given = formula(self.q, self.k, self.v, mask, self.output_matrix, x, change)
+                largest = output.nan_to_num().abs().amax(-1, keepdim=True)
                 difference = ((given - output).abs() / largest).flatten(1)
-                is_near = difference < limit
-                is_open = difference.isnan()  # a query that may see nothing
-                if ((is_near | is_open).all(1) & is_near.any(1)).any():
+                is_near, is_far = difference < limit, difference >= limit  # NaN, of a query that sees nothing, is none
+                if (is_near.any(1) & ~is_far.any(1)).any():
                     return True
         return False
 

@@ -132,7 +132,7 @@ def arguments(function: Callable[..., Any]) -> tuple[list[str], str]:
     for p in signature.parameters.values():
         is_needed = p.default is p.empty and "*" not in str(p)
         is_other = p.default is None and re.search("context|memory|encoder", p.name)
-        if re.search("mask|valid|len", p.name) and not isinstance(p.default, int):
+        if re.search("mask|valid|len", p.name) and not isinstance(p.default, int | float):
             masks.append(p.name)
         elif is_needed or is_other:
             tokens.append(p.name)

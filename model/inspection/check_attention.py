@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from model.attention import CausalSelfAttention, merge_heads, split_heads
-from model.inspection.attention_assignments import Assignment, assignments
+from model.inspection.attention_assignments import assignments
 from model.inspection.attention_calls import (
     HEADS,
     ONE_TEXT,
@@ -58,7 +58,8 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
     It is compared with as many queries as keys; the `attend` of a `CausalSelfAttention` with fewer, as with a cache. A
     warning says if it was compared without a mask, without its norms, or with one text at a time.
     """
-    with torch.random.fork_rng([]), torch.enable_grad():
+    # As if nothing had been set: neither no_grad, nor inference mode, nor another device.
+    with torch.random.fork_rng([]), torch.inference_mode(False), torch.device("cpu"):
         torch.manual_seed(0)
         try:
             return list(_problems(attention))
@@ -94,26 +95,23 @@ def _problems(attention: Callable[..., Any]) -> Iterator[str]:
         return
     is_method = isinstance(getattr(attention, "__self__", None), nn.Module)
     for widths in [WIDTHS] if is_method else ([24], [16]):  # two, because a constant may be right for one
-        problems = [*_compared(attempts(attention, [HEADS, TOKENS], widths, LENGTHS))]
-        yield from problems
-        if problems:
+        if problems := [*_compared(attempts(attention, [HEADS, TOKENS], widths, LENGTHS))]:
+            yield from problems
             return
 
 
 def _of_module(module: nn.Module) -> Iterator[str]:
     # deepcopy fails on tensors that a forward pass has left on a module, so the copy shares them.
-    shared = {id(value): value for _, value in _plain(module, Tensor)}
+    shared = {id(held): held for _, held in _plain(module, Tensor)}
     layer = copy.deepcopy(module, {**shared})
-    layer.float().cpu().eval()
+    layer.to("cpu", torch.get_default_dtype()).eval()
     if isinstance(layer, CausalSelfAttention):
         yield from _of_attend(layer)
         if type(layer).forward is CausalSelfAttention.forward:
             return
-    known = {*layer.modules(), *layer.parameters()}
-    for name, value in _plain(layer, list):
-        if {part for part in value if isinstance(part, (nn.Module, nn.Parameter))} - known:
-            yield f"{name} is a plain list: what it holds is not trained, use nn.ModuleList or nn.ParameterList"
-            return
+    for name, _ in _plain(layer, (nn.Module, nn.Parameter)):
+        yield f"{name} is a plain list: what it holds is not trained, use nn.ModuleList or nn.ParameterList"
+        return
     if lazy := [part.out_features for part in layer.modules() if isinstance(part, nn.LazyLinear)]:
         attempts(layer.forward, [TOKENS], lazy, SHORT)  # the first call makes its matrices
     _prepare(layer)
@@ -125,17 +123,24 @@ def _of_module(module: nn.Module) -> Iterator[str]:
     else:
         calls = attempts(layer.forward, [TOKENS_FIRST], sizes, SHORT)
     yield from _compared(calls, layer)
-    for name, value in _plain(layer, Tensor):
-        if id(value) in shared and value.ndim:  # and not what the forward pass keeps for its user
-            yield f"{name} is a tensor but no buffer, so `.to` does not move it to a GPU: use register_buffer"
+    for part in layer.modules():
+        for name, value in vars(part).items():
+            if id(value) in shared and value.ndim:  # and not what the forward pass keeps for its user
+                yield f"{name} is a tensor but no buffer, so `.to` does not move it to a GPU: use register_buffer"
 
 
-def _plain(module: nn.Module, kind: type) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of this kind that are neither parameters, buffers nor modules."""
+def _plain(module: nn.Module, kind: type | tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+    """Yields what attributes, or lists and dicts in them, hold of this kind and PyTorch does not know of: their names
+    and each parameter, module or tensor that is no buffer.
+    """
+    known = {*module.modules(), *module.parameters(), *module.buffers()}
     for part in module.modules():
         for name, value in vars(part).items():
-            if isinstance(value, kind):
-                yield name, value
+            if isinstance(value, dict):
+                value = [*value.values()]
+            for held in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(held, kind) and held not in known:
+                    yield name, held
 
 
 def _prepare(layer: nn.Module) -> None:
@@ -207,8 +212,14 @@ def _compared(
             possible = [*assignments(each, matrices)]
             # To try all numbers of heads takes seconds.
             likely = [it for it in possible if it.num_heads in numbers.values() or not numbers]
-            if causes := _causes(likely):
-                yield from causes
+            causes = [
+                f"{cause}: `{name} = {line}` for `{name} = {FORMULA[name]}`"
+                for name, lines in MISTAKES.items()
+                for line, cause in lines.items()
+                if any(it.explains({name: line}) for it in likely)
+            ]
+            yield from causes
+            if causes:
                 return
         if possible:
             yield "it differs from the formula; none of the known mistakes gives its output"
@@ -239,15 +250,6 @@ def _layout(
         yield told
     elif call.layout is not first.layout:
         _warn(told)
-
-
-def _causes(trial: list[Assignment]) -> list[str]:
-    return [
-        f"{cause}: `{name} = {line}` for `{name} = {FORMULA[name]}`"
-        for name, lines in MISTAKES.items()
-        for line, cause in lines.items()
-        if any(each.explains({name: line}) for each in trial)
-    ]
 
 
 def _without_influence(

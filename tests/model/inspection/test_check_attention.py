@@ -46,15 +46,17 @@ def test_every_mistake_is_named(style, text, replacement, word):
 
 
 class Kept(MinGPT):
-    """Keeps its output, was called once before, and begins with an output of zeros."""
+    """Keeps its outputs, was called once before, and begins with an output of zeros."""
 
     def __init__(self):
         super().__init__()
+        self.all = []
         self(torch.randn(1, 3, 16))
         nn.init.zeros_(self.c_proj.weight)
 
     def forward(self, x):
         self.kept = super().forward(x)
+        self.all.append(self.kept)
         return self.kept
 
 
@@ -79,6 +81,7 @@ RIGHT = {
     "values of another width": WideValues,
     "cuts its heads": lambda: with_heads,
     "takes its matrices": lambda: lambda x, W_q, W_k, W_v: step_by_step(x @ W_q, x @ W_k, x @ W_v),
+    "a number for hidden scores": lambda: lambda q, k, v, mask_value=-1e9: step_by_step(q, k, v),
     "True hides": lambda: lambda q, k, v, key_padding_mask: step_by_step(q, k, v, ~key_padding_mask[:, None]),
     "a method for one width": lambda: MadeForEight().attend,
     "PyTorch's": lambda: nn.MultiheadAttention(64, 4, batch_first=True, dropout=0.5),
@@ -131,8 +134,19 @@ def test_what_cannot_be_compared_gets_a_sentence():
             return self.more(super().forward(x))
 
     assert any("more.weight" in sentence for sentence in check_attention(Five()))
-    for other in (nn.Linear(4, 4), lambda x: x, F.scaled_dot_product_attention):
+    for other in (nn.Linear(4, 4), lambda x: x, F.scaled_dot_product_attention, lambda q, k, v: q > 0):
         assert check_attention(other)
+    assert check_attention(lambda q, k, v: 1.01 * step_by_step(q.double(), k.double(), v.double()))  # 1% is no rounding
+
+
+def test_what_a_notebook_has_set_does_not_matter():
+    module = MinGPT()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"), torch.inference_mode():
+            assert not check_attention(module) and not check_attention(attention_styles.always_causal)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_learned_bias_of_the_scores_is_not_called_right():
