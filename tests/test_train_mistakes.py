@@ -3,17 +3,21 @@
 import math
 import os
 import re
+import runpy
 import shlex
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data.corpora import CORPORA
-from tests import programs
+from data.tokenizers import Tokenizer
 from tests.command_lines import call, last_error, tells
 from tests.gpts import CONFIGS, random_gpt, save_checkpoint
+from tests.small_runs import REPOSITORY
+from tests.watching import before_call
 from train import main
 
 TWICE = "{class_path: EarlyStopping, init_args: {monitor: val/loss}}"
@@ -172,14 +176,13 @@ def test_help_begins_with_the_usual_commands_and_explains_every_option(capsys, p
         assert re.search(rf"\b{name}\b", corpus), f"mention {name} in the docstring of TextDataModule"
 
 
-@pytest.mark.slow
-def test_ctrl_c_before_training_shows_no_traceback(here):
-    Path("text.txt").write_text("a text that takes some time\n" * 1_000_000)
-    options = ["--data.files=text.txt", "--data.tokenizer=bytes", "--data.vocab_size=null", "--data.cache_dir=cache"]
-    program, seen = programs.start("train.py", *options), ""
-    while "tokenising" not in seen:
-        seen += (character := program.stdout.read(1))
-        assert character, seen
-    os.killpg(program.pid, signal.SIGINT)
-    assert "Traceback" not in programs.end(program, 130)
-    assert not Path("runs").exists()
+def test_ctrl_c_while_text_is_tokenised_shows_no_traceback_and_leaves_nothing(small_options, here, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["train.py", *small_options, "--data.cache_dir=cache"])
+    before_call(monkeypatch.setattr, Tokenizer, "encode_array", lambda *_: os.kill(os.getpid(), signal.SIGINT), 1)
+    handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    with pytest.raises(SystemExit, match="130"):
+        runpy.run_path(str(REPOSITORY / "train.py"), run_name="__main__")
+    for handler in handlers.items():
+        signal.signal(*handler)
+    assert "Traceback" not in capsys.readouterr().err
+    assert not Path("runs").exists() and not [*Path("cache").glob("*/*.bin")]
