@@ -38,18 +38,20 @@ def open_file(browser, windows, tmp_path):
     used, trouble = [], []
 
     def open_(document, hash_="", width=1280, height=900, theme="light", touch=False, script=NO_TOUR):
-        """script: JavaScript that runs before the page. Any but NO_TOUR gets a browser that has seen no page yet."""
+        """script: JavaScript that runs before the page. The browser has stored nothing of earlier pages."""
         path = document
         if isinstance(document, str):
             path = tmp_path / "page.html"
             path.write_text(document, encoding="utf-8")
-        free = windows[touch] if script == NO_TOUR else []
-        if not free:
+        if not windows[touch]:
             context = browser.new_context(offline=True, accept_downloads=True, has_touch=touch, is_mobile=touch)
             context.set_default_timeout(TIMEOUT)
-            context.add_init_script(script)
-            free.append(context.new_page())
-        page = free.pop()
+            windows[touch].append(context.new_page())
+        page = windows[touch].pop()
+        tools = page.context.new_cdp_session(page)  # what it sets ends with it
+        tools.send("Page.enable")
+        tools.send("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+        tools.send("Storage.clearDataForOrigin", {"origin": "file://", "storageTypes": "local_storage"})
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=theme)
         allowed = (path.as_uri(), "blob:", "about:")
@@ -60,15 +62,16 @@ def open_file(browser, windows, tmp_path):
         }
         for event, hear in heard.items():
             page.on(event, hear)
-        used.append((page, heard, free))
+        used.append((page, heard, tools, windows[touch]))
         page.goto(path.as_uri() + hash_)
         return page
 
     yield open_
-    for page, heard, free in used:
+    for page, heard, tools, free in used:
         page.goto("about:blank")  # stops the page's scripts
         for event, hear in heard.items():
             page.remove_listener(event, hear)
+        tools.detach()
         free.append(page)
     assert not trouble
 
