@@ -6,7 +6,8 @@ python scripts/evaluate.py --checkpoint FOLDER --split all             a Hugging
 python scripts/evaluate.py --checkpoint runs/lr-* --json               several runs, each a line of JSON
 
 The model's own tokenizer encodes the text. Bits per byte can be compared across tokenizers, perplexity cannot.
-With the default stride, the context length, the results are computed as in the validation during training.
+With the default stride, the context length, the results are computed as in the validation during training, unless
+trainer.limit_val_batches of the run leaves some text out.
 Unless --data.corpus, --data.files or --data.dataset names a text, the --data options of the run apply.
 """
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from model.glass import Glass
-
-OTHER_TEXT = {"data.corpus", "data.files", "data.dataset"}  # each of these options replaces the text of the run
 
 
 @exit_status("evaluate.py")
@@ -116,10 +115,10 @@ def read_text(glass: Glass, parser: ArgumentParser, typed: Namespace, split: str
     from data.corpora import CorpusOptions, build
     from data.token_cache import token_stream
     from model.checkpoint import read_checkpoint
-    from model.runs.configs import check_plain, layered, parse, read_config
+    from model.runs.configs import TEXTS, check_plain, layered, parse, read_config
 
     of_run: dict[str, Any] = {}
-    if glass.folder and OTHER_TEXT.isdisjoint(typed.keys()):
+    if glass.folder and not any(name in typed for name in TEXTS):
         path, known = glass.folder / CONFIG, parser.get_defaults().data
         of_run = {name: value for name, value in read_config(path).get("data", {}).items() if name in known}
         check_plain(path, "data.corpus", of_run.get("corpus", "stdlib"))

@@ -30,7 +30,7 @@ from model.glass import Glass, open_run
 from model.gpt import GPTConfig
 from model.mistakes import Missing, Mistake, check, check_range, is_out_of_memory
 from model.runs.code import read_code, shown_command
-from model.runs.configs import layered, parse, plain_config, read_config
+from model.runs.configs import layered, merged, parse, plain_config, read_config
 from model.runs.run import CONFIG, ENDED, RUNS, Run
 from model.runs.trainer_options import as_list, check_trainer
 from model.training.hardware import fast_precision
@@ -109,11 +109,9 @@ def read_options(parser: ArgumentParser, args: list[str], default_config: Path) 
 
 def chosen_options(parser: ArgumentParser, args: list[str]) -> Namespace:
     """Returns the options that the user sets, by typing them or in files of --config."""
-    typed, chosen = parse(parser, args), Namespace()
-    for file in typed.get("config") or []:
-        chosen.update(parse_file(parser, Path(file)))
-    chosen.update(typed)
-    return chosen
+    typed = parse(parser, args)
+    files = [parse_file(parser, Path(file)) for file in typed.get("config") or []]
+    return merged(*files, typed)
 
 
 def parse_file(parser: ArgumentParser, path: Path) -> Namespace:

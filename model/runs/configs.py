@@ -35,6 +35,7 @@ NOT_COMPARED = (
     "trainer.max_time",
     "trainer.profiler",
 )
+TEXTS = ("data.corpus", "data.files", "data.dataset")  # each names a text, instead of the others
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C library needs a tenth of the time
 DEEPEST = 100  # levels of nesting: the C library crashes at a hundred thousand
 # Strings that the Trainer's other options may have: no dotted class name, no path, no URL, no YAML.
@@ -68,7 +69,17 @@ def parse(parser: ArgumentParser, source: list[str] | str, place: str = "") -> N
 def layered(parser: ArgumentParser, *layers: Namespace) -> Namespace:
     """Returns all options: each has the value of the last layer that sets it, else its default."""
     options = parser.get_defaults()
+    options.update(merged(*layers))
+    return options
+
+
+def merged(*layers: Namespace) -> Namespace:
+    """Returns the options that any layer sets, with the values of the last that does. A text replaces the others."""
+    options = Namespace()
     for layer in layers:
+        if any(name in layer for name in TEXTS):
+            for name in TEXTS:
+                options.pop(name, None)
         options.update(layer)
     return options
 

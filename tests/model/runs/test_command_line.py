@@ -36,6 +36,16 @@ def test_options_that_are_left_out_get_their_defaults(options):
         assert saved.keys() == read.config.as_dict().keys() - set(NOT_SAVED)
 
 
+def test_naming_a_text_replaces_the_one_that_an_earlier_source_names(options):
+    Path("files.yaml").write_text("data: {corpus: files, files: [a.txt], batch_size: 3}\n")
+    Path("hub.yaml").write_text("data: {corpus: hub, dataset: a/b}\n")
+    typed = {"corpus=repetitions": ("repetitions", None, None), "files+=b.txt": ("stdlib", ["b.txt"], None)}
+    typed |= {"dataset=c/d": ("stdlib", None, "c/d"), "max_tokens=9": ("files", ["a.txt"], None)}
+    for option, named in typed.items():
+        data = options("--config=hub.yaml", "--config=files.yaml", f"--data.{option}").config.data
+        assert ((data.corpus, data.files, data.dataset), data.batch_size) == (named, 3), option
+
+
 def test_a_group_of_options_with_a_plain_value_is_refused(options):
     for group in ("data", "model", "model.gpt", "model.schedule", "trainer", "samples", "checkpoints"):
         for value in ("3", "text", "[1]", "null"):
