@@ -27,6 +27,7 @@ from model.runs.run import Run
 from model.training.module import GPTModule
 from tests import programs
 from tests.command_lines import check_mistakes, last_error, tells
+from tests.html_pages import Page
 from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, column, final_state, metrics
 from tests.watching import before_call
 from train import main
@@ -177,12 +178,14 @@ def test_of_what_is_left_the_best_is_the_resumed_checkpoint_or_one_that_follows(
     assert steps_of("runs/run")["best"] == best
 
 
-def test_the_initial_model_is_the_best_where_training_makes_it_worse(train, finished_run):
+def test_the_initial_model_is_the_best_where_training_makes_it_worse(train, finished_run, capsys):
     """Its options may be null where this is the default, whatever the model has."""
     worse = ["--model.optimizer.rate_scale=500", "--model.gpt.window=null", "--model.gpt.num_kv_heads=null"]
     assert train("--model.init_from=runs/run", "--name=new", *worse, "--trainer.max_steps=4") == 0
     assert steps_of("runs/new")["best"] == 0
-    assert column("runs/new", "val/loss")[0] == column(finished_run, "val/loss")[12]
+    loss = column("runs/new", "val/loss")[0]
+    assert loss == column(finished_run, "val/loss")[12] and f"val/loss {loss:.4g}" in capsys.readouterr().out
+    assert "runs/run" in Page(Path("runs/new/report.html")).data["learning"]["story"]
 
 
 def test_weights_that_are_not_finite_are_never_saved(train, monkeypatch, capsys):

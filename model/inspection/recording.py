@@ -185,8 +185,8 @@ class Recording:
         existing = self.open(self.folder)
         if existing.header() != self.header():
             raise Mistake(
-                f"{self.folder} holds maps of another probe text or tokenizer, which cannot be resumed; "
-                "use a new run folder, or the data and the tokenizer of this one"
+                f"{self.folder} holds maps of other texts: recording.probe_text or an option of data has changed, so "
+                "use the options of this run, write --recording.enabled false, or start a new run"
             )
         existing.snapshots = [snapshot for snapshot in existing.snapshots if snapshot.step <= step]
         return existing

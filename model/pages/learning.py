@@ -74,10 +74,13 @@ def evenly(items: Sequence, count: int) -> list:
 
 def story(rows: Rows, config: Mapping) -> str:
     """Sentences for someone who has never seen the project: what the model is, and how long it trained on what."""
-    gpt = config.get("model", {}).get("gpt")
+    model = config.get("model", {})
+    gpt = model.get("gpt")
     size = f" of {_count(gpt['num_layers'], 'layer')} with {_count(gpt['num_heads'], 'head')} each" if gpt else ""
     data = config.get("data", {})
     goal = f"A GPT{size} learns to predict the next token of {_text_in_words(data)}.{_repeats_in_words(data)}"
+    if model.get("init_from"):
+        goal += f" It began as the model {model['init_from']}."
     progress = column_points(rows, "tokens")
     if not progress:
         return goal

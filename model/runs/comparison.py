@@ -42,7 +42,7 @@ EXPLANATION = (
     "each row is named by what differs from the first; ±: standard error over seeds; difference: from the first row, "
     "over pairs of runs with the same seed; minutes: of training steps, without validation, recording and saving; "
     "empty: unknown, not reached in every run, or, as a difference, not comparable: unfinished, or validated on other "
-    "text; other figures that are the same in all rows are not shown"
+    "text, or without a run of the same seed; other figures that are the same in all rows are not shown"
 )
 
 
@@ -93,7 +93,7 @@ class Comparison:
 
     def fit(self) -> str:
         """Fits a scaling law to the variants that can be compared with the first, see `power_law`."""
-        rows = self.rows[self.rows["pairs"] > 0]
+        rows = self.rows[self.rows["comparable"]]
         return power_law(rows["tokens"] * rows[FLOPS], rows[self.measure], self.measure)
 
 
@@ -222,11 +222,13 @@ def figures_of(history: pd.DataFrame, goal: float | None) -> dict[str, float]:
 def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:
     """Returns by variant the mean of each figure over "seeds" with its standard error, see ERROR, and its "runs".
 
-    figures: a row for each run. DIFFERENCE has what is compared with the first variant, in "pairs" of the same seed.
+    figures: a row for each run. DIFFERENCE has what is compared with the first variant, in "pairs" of the same seed;
+        it is NaN in runs that are not "comparable".
 
     Runs with the same seed count as one. A figure that one seed lacks is NaN.
     """
     by_seed = figures.groupby(["variant", "seed"], sort=False).mean(numeric_only=True)
+    is_comparable = by_seed[DIFFERENCE].notna().groupby("variant", sort=False).all()
     first = by_seed.loc[figures["variant"][0], DIFFERENCE]
     by_seed[DIFFERENCE] = by_seed[DIFFERENCE].sub(first, level="seed")
     seeds = by_seed.groupby("variant", sort=False)
@@ -235,6 +237,7 @@ def over_seeds(figures: pd.DataFrame) -> pd.DataFrame:
     rows = seeds.mean().where(is_known).join(seeds.sem().where(is_known).add_suffix(ERROR))
     rows["seeds"] = seeds.size()
     rows["pairs"] = seeds[DIFFERENCE].count()
+    rows["comparable"] = is_comparable
     rows["runs"] = figures.groupby("variant")["runs"].agg(", ".join)
     return rows
 

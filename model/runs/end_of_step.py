@@ -2,7 +2,7 @@
 
 A step ends like this:
 
-1. Log the training metrics, every trainer.log_every_n_steps steps and at the last step.
+1. Log the training metrics, every trainer.log_every_n_steps steps, and before each validation.
 2. Validate, if it is due. Lightning does this between `on_train_batch_end` and `on_train_epoch_end`: an epoch is what
    lies between two validations, and the run's last epoch may be shorter.
 3. Record attention maps; log the validation's metrics, write a sample and print a line; write the page.
@@ -84,12 +84,13 @@ class EndOfStep(Checkpoint):
             return
         if step == trainer.max_steps:
             trainer.should_stop = True  # ends the epoch with a validation
-        if trainer.should_stop or step % trainer.log_every_n_steps == 0:
+        ends_epoch = trainer.is_last_batch or trainer.should_stop
+        if ends_epoch or step % trainer.log_every_n_steps == 0:
             metrics = self.metrics.take(trainer)
             log_metrics(trainer, metrics)
             on_bar = {name: metrics[name] for name in ("train/loss", "tokens_per_second", "mfu") if name in metrics}
             module.log_dict(on_bar, prog_bar=True, logger=False)
-        if not (trainer.is_last_batch or trainer.should_stop):
+        if not ends_epoch:
             self.end_step(trainer, module)
 
     def on_validation_start(self, *_: Any) -> None:

@@ -68,7 +68,8 @@ def validation_line(trainer: Trainer) -> str:
     """Returns such as "step 300 of 960: train/loss 2.345, tokens_per_second 51,340, val/bits_per_byte 1.897"."""
     steps = f"{trainer.global_step} of {trainer.max_steps}" if trainer.max_steps > 0 else f"{trainer.global_step}"
     metrics = []
-    for name, value in trainer.progress_bar_metrics.items():
+    figures = trainer.progress_bar_metrics | trainer.lightning_module.validation_metrics
+    for name, value in figures.items():
         digits = ",.0f" if value >= 1000 else ".4g"
         metrics.append(f"{name} {value:{digits}}")
     return f"step {steps}: {', '.join(metrics)}"
@@ -96,7 +97,10 @@ def last_lines(trainer: Trainer) -> str:
         f"to see what it learned, and to type to it, open {run.folder / REPORT} in a browser",
     ]
     if module.schedule_config.decay != "none":
-        lines.append("if you train it further, its learning rate rises again, because the schedule then ends later")
+        lines.append(
+            f"with more than {trainer.max_steps} steps, a learning rate that has begun to fall rises again, "
+            "because the schedule then ends later"
+        )
     if step != trainer.max_steps:
         reason = stopped_early(trainer) or "trainer.max_time is over, or a callback stopped it"
         lines.append(f"ended after step {step}: {reason}")

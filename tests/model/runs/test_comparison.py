@@ -107,9 +107,11 @@ def test_what_is_not_comparable_has_a_row_without_a_difference():
     for state in ("running", "diverged"):
         save_run(state, (4.5,), state=state)
         assert tells(str(compare([f"runs/{state}"])), f"{state} 10 20 4.5000")
+    save_run("unpaired", seed=9, batch_size=7)  # a fit can use it
+    assert {row["runs"] for row in rows_of() if row["comparable"]} == {"a, b", "more", "unpaired"}
     differences = {row["runs"]: row["difference"] for row in rows_of()}
     assert {runs for runs, difference in differences.items() if difference == 0} == {"a, b", "more"}
-    assert len(differences) == 5 and sum(map(math.isnan, differences.values())) == 3
+    assert len(differences) == 6 and sum(map(math.isnan, differences.values())) == 4
 
 
 def test_variants_with_several_tokenizers_are_compared_by_bits_per_byte_alone():

@@ -28,8 +28,9 @@ def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_validation_and_without
 
 
 def test_figures_have_four_digits_or_more():
-    figures = {"tokens_per_second": torch.tensor(51340.4), "val/loss": 1.23456}
-    trainer = SimpleNamespace(global_step=3, max_steps=-1, progress_bar_metrics=figures)
+    module = SimpleNamespace(validation_metrics={"val/loss": 1.23456})
+    on_bar = {"tokens_per_second": torch.tensor(51340.4)}
+    trainer = SimpleNamespace(global_step=3, max_steps=-1, progress_bar_metrics=on_bar, lightning_module=module)
     assert tells(validation_line(trainer), "step 3 tokens_per_second 51,340 val/loss 1.235")
 
 
