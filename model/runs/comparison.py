@@ -173,6 +173,9 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
     with parsing(folder):
         last = starts[-1]
         history = history_of(rows, last["flops_per_token"])
+        for before, start in pairwise(starts):
+            if start["validation_tokens"] != before["validation_tokens"]:
+                history.loc[: start["step"], [LOSS, BITS]] = np.nan  # on other text, so no figure of today's
         formed = formation((each["step"], each["formed"]) for each in snapshots)
         figures = {
             "runs": shown(folder.resolve().name),

@@ -87,8 +87,11 @@ def test_runs_with_equal_options_are_told_apart_by_their_code():
 def test_a_run_that_was_resumed_with_other_options_is_another_variant():
     save_run("a")
     save_run("b", code="aa", seed=2)
-    save_run("c", code="aa", seed=3, options=(1, 2))
+    run = save_run("c", (2, 5), code="aa", seed=3, options=(1, 2))
     assert [row["runs"] for row in rows_of()] == ["a, b", "c"] and "step 1" in rows_of()[1]["variant"]
+    first, second = json.loads((run / "code.json").read_text())
+    (run / "code.json").write_text(json.dumps([first | {"validation_tokens": 9}, second | {"step": 10}]))
+    assert rows_of("runs/c")[0]["best val/loss"] == 5  # the other was measured on other text
 
 
 def test_a_run_counts_once_and_its_name_is_no_pattern():
