@@ -78,7 +78,7 @@ def pack(
     The manifest has:
         config, tokenizer, steps.
         parameters: how many each part has.
-        kind: how matrices are stored. bytes: the size of a block.
+        kind: how matrices are stored.
         tensors, means: lists of {name, shape, kind, start}. reference: one such entry.
         parity: the probe, and what rounding costs each model, in bits per token.
 
@@ -116,7 +116,6 @@ def pack(
         "parameters": _parameters(exact),
         "steps": [step for step, _ in models],
         "kind": kind,
-        "bytes": len(content),
         "tensors": tensors,
         "means": averages,
         "reference": reference,

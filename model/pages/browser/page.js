@@ -1,10 +1,8 @@
-// The program of the page. Each of the first imports adds a view (see render.js).
+// The program of the page. Each of the first imports adds a view, and those that it imports (see render.js).
 
 import "browser/controls.js";
 import { addFact } from "browser/learning.js";
-import "browser/heads.js";
 import "browser/large-map.js";
-import "browser/text.js";
 import "browser/coming.js";
 import "browser/writing.js";
 import "browser/sentences.js";
@@ -14,13 +12,12 @@ import "browser/patching.js";
 import "browser/measurements.js";
 import "browser/experiments.js";
 import "browser/square.js";
-import "browser/film.js";
 import "browser/tour.js";
 import { $, element } from "browser/elements.js";
 import { startEngine } from "browser/engine.js";
 import { meaningOf } from "browser/heads.js";
 import { addView, render, shown, start } from "browser/render.js";
-import { data, snapshots, state } from "browser/state.js";
+import { data, isWhole, snapshots, state } from "browser/state.js";
 import { box } from "browser/text.js";
 import { engine, useEngine } from "browser/typed-text.js";
 import { watch } from "browser/watching.js";
@@ -70,24 +67,12 @@ async function drawParity() {
   showBadge("parity", good, verdict, `the largest difference of a logit is ${scientific(error)}; ${stored}`);
 }
 
-// The model in the file: { manifest, texts: the weights of each snapshot in base64 }; null if the file is cut short.
-function modelInFile() {
-  try {
-    const manifest = JSON.parse($("manifest").textContent);
-    const texts = manifest.steps.map((_, i) => $(`weights-${i}`).textContent);
-    const complete = texts.every(({ length }) => length === 4 * Math.ceil(manifest.bytes / 3));
-    return complete ? { manifest, texts } : null;
-  } catch {
-    return null;
-  }
-}
-
 async function startModel() {
-  const model = modelInFile();
-  if (!model) return tell("This file has been cut short: copy or download it again.");
+  const manifest = JSON.parse($("manifest").textContent);
+  const texts = manifest.steps.map((_, i) => $(`weights-${i}`).textContent); // in base64
   const onWaiting = (count) => ($("main").ariaBusy = count > 0);
   onWaiting(1);
-  useEngine(await startEngine(model.manifest, model.texts, onWaiting, () => tell(STOPPED)));
+  useEngine(await startEngine(manifest, texts, onWaiting, () => tell(STOPPED)));
   state.off = state.off.filter((part) => engine.parts.includes(part));
   const [all, last] = ["model", "next token"].map((part) => engine.parameters[part].toLocaleString("en"));
   addFact(["parameters", all, `of which ${last} in “→ next token”`]);
@@ -105,7 +90,7 @@ if (typeof DecompressionStream === "undefined") {
   state.typed = box.value; // the box has made all line breaks alike
   start();
   watch();
-  if (data.text !== undefined)
+  if (data.text !== undefined && isWhole)
     startModel().catch(({ message, answered }) => tell(answered
       ? `This page cannot run this model: ${message}.`
       : `This browser cannot run the model. ${BROWSERS} can. (${message})`));

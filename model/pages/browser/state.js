@@ -3,6 +3,10 @@
 import { $, closest, systemTheme } from "browser/elements.js";
 
 export const data = JSON.parse($("data").textContent);
+// A file that was cut short has lost its model, and before the model's manifest also steps: then it shows none.
+export const isWhole = $("end") !== null;
+if (!isWhole) data.notes = ["This file has been cut short: copy or download it again."];
+if (!isWhole && !$("manifest")) Object.assign(data, { run: null, film: null });
 export const SCORES = data.scores;
 const NOTHING = { layers: 0, heads: 0, probes: [], formation: {}, stages: [], snapshots: [], opening: {} };
 export const RUN = data.run ?? NOTHING; // the recording of the model

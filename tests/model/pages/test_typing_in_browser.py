@@ -332,10 +332,11 @@ SAID = """(told) => [document.getElementById("notes")?.innerText, getComputedSty
     "change, message",
     [
         (lambda page: page[: page.index("importmap") + 5000], "cut short"),
+        (lambda page: page[: page.index('id="block-') + 500], "cut short"),
         (lambda page: page[: page.index('id="weights-1"') + 500], "cut short"),
         (lambda page: page.replace(f'"activation":"{CONFIG.activation}"', '"activation":"sine"'), "sine"),
     ],
-    ids=["cut in the program", "cut in the weights", "unknown activation"],
+    ids=["cut in the program", "cut in the maps", "cut in the weights", "unknown activation"],
 )
 def test_a_damaged_page_says_what_is_wrong(open_file, change, message):
     page = open_file(change(page_of(*GPTS)))
