@@ -3,7 +3,7 @@
 import { $, clamp, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
 import { addView, change, shown } from "browser/render.js";
-import { data, holdsWeights, LAST, PLAIN, SCORES, snapshots, state, TEXTS } from "browser/state.js";
+import { data, HELD, LAST, PLAIN, SCORES, state, TEXTS } from "browser/state.js";
 import { listed } from "browser/words.js";
 
 const openManual = () => $("manual").showModal();
@@ -32,7 +32,7 @@ addView(function drawChanged() {
 });
 
 // Compares with the first step, or while a person types with the first that can read what they type.
-const earliest = () => (shown.typing ? [...snapshots.keys()].find(holdsWeights) : 0);
+const earliest = () => (shown.typing ? HELD[0] : 0);
 const toggleCompare = () => change({ other: state.other === null ? earliest() : null });
 
 // What each key does while no input has the focus. A view may add its own keys.

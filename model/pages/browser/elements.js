@@ -48,6 +48,8 @@ export function tableHead(titles) {
   return element("thead", {}, element("tr", {}, ...cells));
 }
 
+export const tableRow = (name, ...cells) => element("tr", {}, element("th", { scope: "row" }, name), ...cells);
+
 // One span for each token, with its position in data-index. Line breaks stay, after a visible sign.
 export function tokenSpans(labels) {
   return labels.map((label, index) => {
@@ -86,8 +88,7 @@ export function createCells(table, { read, choose }) {
   return (names, length, first) => {
     const newCell = (row, token) => element("td", { tabIndex: -1, dataset: { row, token } });
     cells = names.map((_, row) => Array.from({ length }, (_, token) => newCell(row, token)));
-    const rows = names.map((name, row) => element("tr", {}, element("th", { scope: "row" }, name), ...cells[row]));
-    table.tBodies[0].replaceChildren(...rows);
+    table.tBodies[0].replaceChildren(...names.map((name, row) => tableRow(name, ...cells[row])));
     reach(first, token);
     return cells;
   };

@@ -4,7 +4,7 @@
 import { $, button, element } from "browser/elements.js";
 import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
-import { data, headNumber, headPart, holdsWeights, PLAIN, snapshots, state } from "browser/state.js";
+import { data, headNumber, headPart, HELD, holdsWeights, PLAIN, snapshots, state } from "browser/state.js";
 import { box, keepText, showInBox } from "browser/text.js";
 import { engine, tokensOf } from "browser/typed-text.js";
 import { percent, quote } from "browser/words.js";
@@ -12,13 +12,12 @@ import { stopWriting } from "browser/writing.js";
 
 const OPENING = $("experiment").textContent;
 const { effects, tried } = data.experiments ?? { effects: [], tried: {} };
-export const TRIED_AT = [...snapshots.keys()].findLast(holdsWeights); // the step at which they were tried
+export const TRIED_AT = HELD.at(-1); // the step at which they were tried
 let chosen = null; // { effect, before, after }: what the page measured before the change and after it, by step
 
 // The text and the parts that are off, before the change and after it.
 const stages = ({ trial, off }) => [{ typed: trial.text, off: [] }, { typed: trial.changed, off }];
-const isShown = ({ typed, off }) =>
-  shown.typing && shown.typed === typed && String(shown.off) === String(off);
+const isShown = ({ typed, off }) => shown.typing && shown.typed === typed && String(shown.off) === String(off);
 
 async function show(effect, stage) {
   await stopWriting();

@@ -1,7 +1,7 @@
 // The logit lens (nostalgebraist 2020): what the model would predict if it stopped after each sub-layer. A table with a
 // row for each sub-layer, a column for each position, and the likeliest next token in each cell.
 
-import { createCells, element } from "browser/elements.js";
+import { createCells, element, tableRow } from "browser/elements.js";
 import { inkOn, rgb } from "browser/maps.js";
 import { decimal, percent, quote, visible } from "browser/words.js";
 
@@ -37,8 +37,8 @@ export function createLens(parent, choose) {
     const written = [...labels.map((label) => visible(label, 8) || "∅"), ""];
     const columns = labels.map((_, i) => element("th", { scope: "col" }, written[i]));
     const nexts = labels.map((_, i) => element("th", {}, written[i + 1]));
-    head.replaceChildren(element("tr", {}, element("th", { scope: "row" }, "reads"), ...columns));
-    foot.replaceChildren(element("tr", {}, element("th", { scope: "row" }, "true next"), ...nexts));
+    head.replaceChildren(tableRow("reads", ...columns));
+    foot.replaceChildren(tableRow("true next", ...nexts));
     cells = newCells(sublayers, labels.length, sublayers.length - 1);
   }
 

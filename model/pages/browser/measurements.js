@@ -1,7 +1,7 @@
 // The views of surprise, lens and attribution. measured.js and lens.js know nothing of the page: they get what is shown
 // from this module.
 
-import { $, element } from "browser/elements.js";
+import { $, element, tableRow } from "browser/elements.js";
 import { buttons } from "browser/heads.js";
 import { createLens } from "browser/lens.js";
 import { badge, expectation, nextInWords, partsOf, sum } from "browser/measured.js";
@@ -61,12 +61,9 @@ function drawParts(parts, isKnown) {
     button.style.setProperty("--lit", (Math.abs(value) / largest).toFixed(2));
     button.classList.toggle("less", value < 0);
   }
-  const body = parts.map(({ name, value }) => element("tr", {},
-    element("th", { scope: "row" }, partName(name)),
-    element("td", { className: "balance" }, bar(value, largest)),
-    element("td", {}, signed(value))));
-  const foot = element("tr", {}, element("th", { scope: "row" }, "sum: the logit"), element("td"),
-    element("td", {}, signed(sum(parts))));
+  const body = parts.map(({ name, value }) => tableRow(partName(name),
+    element("td", { className: "balance" }, bar(value, largest)), element("td", {}, signed(value))));
+  const foot = tableRow("sum: the logit", element("td"), element("td", {}, signed(sum(parts))));
   $("parts").replaceChildren(element("tbody", {}, ...body), element("tfoot", {}, foot));
 }
 

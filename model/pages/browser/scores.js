@@ -2,14 +2,14 @@
 // their meanings. Losses: by how much the loss rises, in nats per token, if a part gives its mean, with the standard
 // error over the windows; measured at the steps whose weights were kept.
 
-import { $, button, element, tableHead, track } from "browser/elements.js";
+import { $, button, element, tableHead, tableRow, track } from "browser/elements.js";
 import { buttons, markOf, meaningOf } from "browser/heads.js";
 import { addView, change, shown, stepButton } from "browser/render.js";
 import { choosing, data, formation, formedBetween, headName, headPart, RUN, SCORES, snapshots } from "browser/state.js";
 import { engine } from "browser/typed-text.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 
-const KINDS = { text: "on text", repeated: "on repetition" }; // the windows on which losses are measured
+const KINDS = { text: "on text", repeated: "after a repeated token" }; // the windows on which losses are measured
 
 addView(function drawCard() {
   $("card-title").textContent = `Scores of ${headName(shown.head)}`;
@@ -65,9 +65,9 @@ for (const [part, partButton] of buttons)
 // A table of all parts, the part whose loss rises most first. Of two steps, it shows the first.
 addView(function drawTable() {
   const { ablation } = shown.snapshot;
-  $("ablation").hidden = !snapshots.some((snapshot) => snapshot.ablation);
-  $("ablations").hidden = !ablation;
   const jumps = snapshots.filter((snapshot) => snapshot.ablation).map(({ step }) => stepButton(step));
+  $("ablation").hidden = !jumps.length;
+  $("ablations").hidden = !ablation;
   const [{ windows }] = snapshots;
   const where = `Measured on ${windows.text[0]} windows of text and ${windows.repeated[0]} that repeat, at `;
   $("measured-at").replaceChildren(where, ...jumps, ablation ? "" : `, not at step ${shown.snapshot.step}`);
@@ -75,8 +75,7 @@ addView(function drawTable() {
   const parts = Object.keys(ablation.text);
   const ranked = largestFirst(parts.map((part) => ablation.text[part][0] ?? -Infinity)).map((place) => parts[place]);
   const cell = (change) => element("td", { className: isClear(change) ? "" : "soft" }, inWords(change));
-  const row = (part) => element("tr", {},
-    element("th", { scope: "row" }, partName(part)),
+  const row = (part) => tableRow(partName(part),
     ...Object.keys(KINDS).map((kind) => cell(ablation[kind][part])),
     ...(engine ? [element("td", {}, engine.parameters[part].toLocaleString("en"))] : []));
   const head = tableHead(["without", ...Object.values(KINDS), ...(engine ? ["parameters"] : [])]);

@@ -1,7 +1,7 @@
 // An opened square of the map: how its weight is computed, and what it does. Only typed text has this, because the
 // engine computes it. scripts/walk.py shows the same with every number.
 
-import { $, element, tableHead, track } from "browser/elements.js";
+import { $, element, tableHead, tableRow, track } from "browser/elements.js";
 import "browser/large-map.js"; // where a person chooses a square: drawn before this view
 import { rgb } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
@@ -71,12 +71,11 @@ function strip(name, vector) {
 }
 
 function scoreTable(first, scores, weights, key, labels) {
-  const row = (name, score, weight, className = "") => element("tr", { className },
-    element("th", { scope: "row" }, name), element("td", {}, score), element("td", {}, track([weight])),
-    element("td", {}, percent(weight)));
+  const row = (name, score, weight) =>
+    tableRow(name, ...[score, track([weight]), percent(weight)].map((content) => element("td", {}, content)));
   const named = [...new Set([key - first, ...largestFirst(weights)])].slice(0, SHOWN).sort((a, b) => a - b);
-  const rows = named.map((i) => row(`${first + i} ${quote(labels[first + i])}`, decimal(scores[i]), weights[i],
-    i === key - first ? "chosen" : ""));
+  const rows = named.map((i) => row(`${first + i} ${quote(labels[first + i])}`, decimal(scores[i]), weights[i]));
+  rows[named.indexOf(key - first)].className = "chosen";
   const others = [...weights.keys()].filter((i) => !named.includes(i));
   if (others.length) rows.push(row(`${others.length} more`, "", others.reduce((sum, i) => sum + weights[i], 0)));
   return element("table", { className: "numbers" }, tableHead(["token", "score", "", "weight"]),

@@ -28,8 +28,10 @@ export const stepOf = (at) => snapshots[at].step;
 // Whether the page holds the weights of a step, so that a person can type there.
 export const holdsWeights = (at) => snapshots[at].weights !== undefined;
 
+export const HELD = [...snapshots.keys()].filter(holdsWeights);
+
 // The texts that can be shown: what a person types, if the page holds weights, and the recorded texts.
-const typed = snapshots.some((_, at) => holdsWeights(at)) ? [{ name: "typed" }] : [];
+const typed = HELD.length ? [{ name: "typed" }] : [];
 export const TEXTS = [...typed, ...RUN.probes];
 export const textNumber = (wanted) => [...TEXTS.keys()].find((i) => TEXTS[i].name === wanted);
 

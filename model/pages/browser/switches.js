@@ -1,7 +1,7 @@
 // The switches: a person switches parts of the model off in its picture, and sees what the model then predicts worse.
 
 import { keys } from "browser/controls.js";
-import { $, element } from "browser/elements.js";
+import { $, button, element } from "browser/elements.js";
 import { buttons } from "browser/heads.js";
 import { addChoices, addView, change, shown } from "browser/render.js";
 import { addField, choosing, headPart, state } from "browser/state.js";
@@ -24,9 +24,9 @@ addView(function drawSwitches() {
 addView(function drawDamage() {
   if (!shown.typing) return;
   const [{ intact, measured, off, labels }] = shown.sides;
-  $("all-on").hidden = off.length > 0;
-  $("worse").hidden = $("loss-now").hidden = !off.length;
-  if (!off.length) return;
+  $("worse").hidden = $("loss-now").hidden = !off.length || labels.length < 2;
+  $("all-on").hidden = !$("loss-now").hidden;
+  if ($("loss-now").hidden) return;
   const whole = intact.figures;
   // bits[i] is the surprise at token i + 1.
   const [before, after] = [whole.bits, measured.bits];
@@ -38,9 +38,8 @@ addView(function drawDamage() {
     element("b", {}, signed(loss - lossBefore)), ` to ${decimal(loss)} nats per token. ${then}`);
   $("worse").replaceChildren(...worse.slice(0, WORST).map((place) => {
     const token = place + 1;
-    const button = element("button", { textContent: quote(labels[token]), onclick: () => change({ token }) });
     const bits = `${decimal(before[place], 1)} → ${decimal(after[place], 1)} bits`;
-    return element("li", {}, button, ` token ${token}: ${bits}`);
+    return element("li", {}, button(quote(labels[token]), () => change({ token })), ` token ${token}: ${bits}`);
   }));
 });
 
