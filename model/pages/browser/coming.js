@@ -2,7 +2,7 @@
 // each is a button that writes its token. If parts are switched off, a tick shows the probability with all parts on.
 
 import { $, element, track } from "browser/elements.js";
-import { addView, rendered, shown } from "browser/render.js";
+import { addView, shown } from "browser/render.js";
 import { likeliest, probabilities } from "browser/sampling.js";
 import { box, keepText, readBox, showInBox } from "browser/text.js";
 import { decoded } from "browser/tokenizer.js";
@@ -64,14 +64,11 @@ function row({ id, shares, before }, sides) {
   const whole = before === undefined ? "" : `, with all parts ${percent(before)}`;
   const does = isTrue ? ", the true next token" : disabled ? "" : "; write it";
   button.ariaLabel = `${quote(label)}, probability ${inWords.join(" in A and ")}${both}${whole}${does}`;
-  button.addEventListener("click", async () => {
+  button.addEventListener("click", () => {
     if (box.readOnly) return; // the model is writing
-    const place = [...$("next").children].findIndex((item) => item.contains(document.activeElement));
     keepText();
     showInBox(box.value + textOf(id));
     readBox();
-    await rendered;
-    $("next").children[place]?.firstChild.focus(); // the list is new
   });
   return element("li", {}, button);
 }
@@ -89,6 +86,6 @@ addView(function drawNext() {
     typing && (temperature !== 1 || topK) && `at temperature ${temperature}${topK ? `, top ${topK}` : ""}`,
     isLast ? typing && "click to write" : `token ${current()}`,
     $("next").querySelector(".true") && "frame: right token",
-    `others ${percent(Math.max(0, rest))}`,
+    `others ${percent(rest)}`,
   ].filter(Boolean).join("; ");
 });

@@ -36,6 +36,23 @@ export function element(name, { style, dataset, ...fields } = {}, ...children) {
 
 export const button = (textContent, onclick) => element("button", { textContent, onclick });
 
+const CONTROLS = "button:enabled, select, input, textarea, [tabindex='0']:not(dfn)";
+const controlsOf = (parent) => [...parent.querySelectorAll(CONTROLS)].filter(({ offsetParent }) => offsetParent);
+
+// Call this before elements change, and the function that it returns afterwards. If the element with the focus has
+// gone, the one that came to its place gets the focus, or else the first one in the same part of the page.
+export function keepFocus() {
+  const { activeElement: node } = document;
+  const parent = node.parentElement.closest("[id], html");
+  const place = controlsOf(parent).indexOf(node);
+  return () => {
+    if (place < 0 || node.offsetParent || document.activeElement.offsetParent) return;
+    const here = controlsOf(parent);
+    const next = here[clamp(place, here.length - 1)] ?? controlsOf(parent.closest("section, #kept-in-sight, body"))[0];
+    next?.focus({ preventScroll: true });
+  };
+}
+
 // A bar for each share of 1, and a tick at another share if it is given.
 export function track(shares, tick) {
   const bars = shares.map((share) => element("i", { style: { width: `${100 * share}%` } }));

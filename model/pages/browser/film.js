@@ -143,10 +143,8 @@ addView(async function drawFilm() {
   const [asks, answers] = stop ? questionOf(stop, figures, before.chance, weight) : [];
   const told = { asks, answers }[state.film];
   const isLive = frame.typing && !film.missing && frame.token === labels.length - 1;
-  const place = [...$("film-says").children].indexOf(document.activeElement);
   $("film-says").replaceChildren(
     ...(told ? [told, " ", button(...action())] : isLive ? experiment() : [sentenceOf(figures, weight)]));
-  $("film-says").children[place]?.focus(); // the buttons are new
 });
 
 // An arrow from each head that raises the finder's score, as thick as it does so.

@@ -25,6 +25,7 @@ export const thumbs = ALL_HEADS.map((head) => {
 });
 
 let inSight = null; // the part that was scrolled to last
+addEventListener("resize", () => (inSight = null));
 Object.assign(state, { part: null }); // the part that was chosen last, if it is not a head
 const PARTS = Object.keys(snapshots.find(({ ablation }) => ablation)?.ablation.text ?? {});
 export const buttons = new Map(ALL_HEADS.map((head) => [headPart(head), thumbs[head]]));

@@ -36,8 +36,8 @@ let drawn = null; // all that the lines depend on, when they were drawn last
 addOption("curve", [...charts.map((_, i) => String(i)), ...(snapshots.length > 1 ? ["score"] : [])]);
 
 function draw() {
-  const { head, score, theme } = shown ?? state;
-  const wanted = JSON.stringify([state.curve, head, score, theme, svg.clientWidth, svg.clientHeight, devicePixelRatio]);
+  const { head, score } = shown ?? state;
+  const wanted = JSON.stringify([state.curve, head, score, svg.clientWidth, svg.clientHeight, devicePixelRatio]);
   if (drawn !== wanted) {
     drawn = wanted;
     chart = charts[state.curve] ?? scoreChart(score, head);
@@ -62,7 +62,7 @@ function scoreChart(score, head) {
   const points = snapshots.map(({ step, scores }) => [step, scores[score].flat()[head]]);
   const guides = [{ value: RUN.uniform[score], dashes: "6 4" }];
   if (SCORES[score].is_pattern) guides.push({ value: RUN.threshold[score], dashes: "2 4" });
-  const unit = "dashes: uniform attention; dots: what a head must exceed to form";
+  const unit = `dashes: uniform attention${guides[1] ? "; dots: what a head must exceed to form" : ""}`;
   return { title: SCORES[score].label, unit, curves: [{ name: headName(head), points }], guides };
 }
 

@@ -7,7 +7,7 @@ import { inkOn, ofHead, rgb, weightAt } from "browser/maps.js";
 import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown, stepButton,
 } from "browser/render.js";
-import { addField, holdsWeights, keepView, save, snapshots, state, TEXTS } from "browser/state.js";
+import { addField, HELD, holdsWeights, keepView, save, state, stepOf, TEXTS } from "browser/state.js";
 import { lossOf, strength } from "browser/measured.js";
 import { engine, piecesOf, tokensOf } from "browser/typed-text.js";
 import { decimal, isOdd, visible } from "browser/words.js";
@@ -105,12 +105,12 @@ function tell() {
   const cost = [", ", word("loss"), ` ${decimal(loss)} `, word("nats"), ` (${decimal(loss / Math.LN2)} bits) a token`];
   $("cost").replaceChildren(`${count} ${count === 1 ? "token" : "tokens"}`, ...(count > 1 ? cost : []));
   const { period } = TEXTS.find(({ name }) => name === shown.textName);
-  const bare = engine && sides.find(({ at }) => !holdsWeights(at));
-  const why = bare
-    ? [`the page has no weights of ${bare.when} to read your text with. Back to your text: `,
-      ...snapshots.filter((_, at) => holdsWeights(at)).map(({ step }) => stepButton(step))]
+  const bare = engine ? sides.filter(({ at }) => !holdsWeights(at)) : [];
+  const back = (at) => stepButton(stepOf(at), bare.map(({ field }) => field));
+  const why = bare.length
+    ? [`the page has no weights of ${bare[0].when} to read your text with. Back to your text: `, ...HELD.map(back)]
     : ["the model in this page has not started. "];
-  const isReplaced = !typing && !shown.isWord && TEXTS[state.probe].name === "typed";
+  const isReplaced = !typing && TEXTS[state.probe].name === "typed" && (bare.length || !shown.isWord);
   $("heads").hidden = TEXTS[0].name !== "typed";
   $("window").replaceChildren(...(isReplaced ? [element("b", {}, "This is a recorded text: "), ...why] : []), [
     period && `${period} random tokens, which no model can expect, then the same again, for heads that look back.`,
@@ -225,7 +225,7 @@ box.addEventListener("click", chooseAtCaret);
 box.addEventListener("keyup", ({ key }) => /^(Arrow|Home|End)/.test(key) && chooseAtCaret());
 onKeys(tokens, SIDEWAYS, (by) => {
   const { labels } = shown;
-  const token = state.token === null ? labels.length - 1 : clamp(state.token + by, labels.length - 1);
+  const token = clamp((state.token ?? shown.token ?? labels.length) + by, labels.length - 1);
   change({ token, square: null });
   rendered.then(() => {
     $("live").textContent = `token ${token} ${visible(labels[token], 40)}: ${$("reading").textContent}`;

@@ -33,7 +33,7 @@ export function percent(share) {
   if (!Number.isFinite(share)) return "–";
   if (share >= 0.0995) return `${Math.round(100 * share)}%`;
   if (share >= 0.0005) return `${(100 * share).toFixed(1)}%`;
-  return share > 0 ? "<0.1%" : "0%";
+  return share > 1e-9 ? "<0.1%" : "0%"; // less may be rounding
 }
 
 export const capital = (text) => text[0].toUpperCase() + text.slice(1);

@@ -87,6 +87,7 @@ def assert_next(page, text, gpt=GPTS[-1]):
 def test_typed_and_clicked_text_gets_the_figures_of_pytorch(page):
     assert page.title() == "tiny" and page.input_value("#box") == OPENING
     assert "PyTorch" in page.inner_text("#parity.good")
+    assert_next(page, OPENING)
     for text in (OPENING, "def f(x):", "def f(x): return"):
         type_text(page, text)
         reading = read(GPTS[-1], Texts.of(TOKENIZER.encode(text)))
@@ -252,19 +253,37 @@ def test_the_slider_selects_the_step_whose_weights_answer(page):
 
 
 def test_a_step_without_weights_shows_the_recorded_text_and_its_button_as_pressed(open_page):
-    recording = recording_of(OPENING)
+    recording = recording_of(OPENING, has_film=True)
     recording.append(take_snapshot(GPTS[0], 4, recording, TOKENIZER.label))
     models = [(8 * i, gpt) for i, gpt in enumerate(GPTS)]
     page = open_page(run_page("tiny", recording, models=models, tokenizer=TOKENIZER))
-    type_text(page, "ab")
 
     def shown():
         return page.inner_text("#probes [aria-pressed=true]"), page.inner_text("#cost").split()[0]
 
-    slide(page, 1)
-    assert shown() == ("recorded", str(len(OPENING)))
-    click(page, "#window button >> nth=-1")
-    assert shown() == ("your text", "2")
+    def assert_shown_instead(recorded, *sliders):
+        before = shown()
+        for slider in sliders:
+            slide(page, 1, slider)
+        assert shown()[0] == recorded != before[0] == "your text"
+        click(page, "#window button >> nth=-1")
+        assert shown() == before
+
+    type_text(page, in_page(page, "state", "data.film.text"))
+    assert_shown_instead("word", "#slide-a")
+    type_text(page, "ab")
+    click(page, "#compare")
+    assert_shown_instead("recorded", "#slide-b")
+    assert_shown_instead("recorded", "#slide-a", "#slide-b")
+
+
+def test_the_focus_stays_at_its_place_when_what_had_it_is_drawn_anew_or_goes(page):
+    click(page, "text=Break it")
+    press(page, "x")
+    for part in ("reading", "square", "worse", "changed", "parts", "measured-at"):
+        press(page.locator(f"#{part} button").first, "Enter")
+        place = page.evaluate("document.activeElement.parentElement.closest('[id]').id")
+        assert place == {"square": "panes", "changed": "slide-a"}.get(part, part)
 
 
 PANELS = """#tokens #sentences #reading #next #cost #damage #worse #changed
