@@ -205,13 +205,13 @@ function reveal(span) {
 
 const indexOf = (node) => (node?.dataset?.index === undefined ? null : Number(node.dataset.index));
 
-// Chooses the token in the box that the caret is in or behind.
-function chooseAtCaret() {
+// The token in the box that the caret is in or behind; after a click, the caret may be behind the one before.
+function tokenAtCaret() {
   let end = 0;
-  const node = [...tokens.childNodes].find(({ textContent }) => (end += textContent.length) >= box.selectionStart);
-  const token = indexOf(node);
-  if (token !== null && token !== state.token) change({ token, square: null });
+  return indexOf([...tokens.childNodes].find(({ textContent }) => (end += textContent.length) >= box.selectionStart));
 }
+
+const choose = (token) => token !== null && token !== state.token && change({ token, square: null });
 
 const pointAt = (token) => token !== pointer.token && point({ token });
 $("editor").addEventListener("pointermove", ({ clientX, clientY }) =>
@@ -221,8 +221,8 @@ tokens.addEventListener("click", ({ target }) => {
   const token = indexOf(target);
   if (token !== null) change({ token: token === state.token ? null : token, square: null });
 });
-box.addEventListener("click", chooseAtCaret);
-box.addEventListener("keyup", ({ key }) => /^(Arrow|Home|End)/.test(key) && chooseAtCaret());
+box.addEventListener("click", () => choose(pointer.token ?? tokenAtCaret()));
+box.addEventListener("keyup", ({ key }) => /^(Arrow|Home|End)/.test(key) && choose(tokenAtCaret()));
 onKeys(tokens, SIDEWAYS, (by) => {
   const { labels } = shown;
   const token = clamp((state.token ?? shown.token ?? labels.length) + by, labels.length - 1);

@@ -178,6 +178,11 @@ def test_any_text_can_be_typed_and_is_shown_as_text(page):
         assert page.locator("#text img, .lens img").count() == 0
         assert page.locator("#tokens").evaluate("box => box.textContent") == text + "\u200b"
         assert_next(page, text.replace("\udc00", "\ufffd"))
+    type_text(page, "ab שלום c")
+    for span in page.locator("#tokens span").all():
+        span.click(force=True)
+        settle(page)
+        assert in_page(page, "state", "state.token") == int(span.get_attribute("data-index"))
 
 
 def test_switching_parts_off_changes_the_loss_as_in_pytorch(page, open_page):
