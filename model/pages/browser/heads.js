@@ -24,8 +24,7 @@ export const thumbs = ALL_HEADS.map((head) => {
   return element("button", { className: "thumb", title: words.get("head"), onclick }, ...parts);
 });
 
-let inSight = null; // the part that was scrolled to last
-addEventListener("resize", () => (inSight = null));
+let inSight = null; // the part that was scrolled to last, and the width of the picture then
 Object.assign(state, { part: null }); // the part that was chosen last, if it is not a head
 const PARTS = Object.keys(snapshots.find(({ ablation }) => ablation)?.ablation.text ?? {});
 export const buttons = new Map(ALL_HEADS.map((head) => [headPart(head), thumbs[head]]));
@@ -54,7 +53,6 @@ $("grid").style.setProperty("--columns", HEADS <= 4 ? HEADS : Math.ceil(Math.sqr
 addView(function drawHeads() {
   const [side] = shown.sides;
   const scores = side.snapshot.scores[shown.score].flat();
-  const patternsOf = side.descriptions.map(({ patterns }) => patterns);
   const { label } = SCORES[shown.score];
   const length = shown.labels.length;
   const width = Math.max(1, thumbs[0].clientWidth * devicePixelRatio); // the width is 0 before the page is shown
@@ -67,14 +65,16 @@ addView(function drawHeads() {
     canvas.getContext("2d").putImageData(image, 0, 0);
     bar.style.width = `${100 * scores[head]}%`;
     const formed = MARKED.filter((score) => formation(score, head) <= side.snapshot.step);
-    marks.replaceChildren(shortName(head), ...patternsOf[head].map(markOf));
+    marks.replaceChildren(shortName(head), ...side.descriptions[head].patterns.map(markOf));
     const since = formed.map((score) => `${SCORES[score].label} formed ${formedBetween(formation(score, head))}`);
     button.ariaLabel = [headName(head), `${label} ${decimal(scores[head])}`, ...since].join(", ");
   }
   const chosen = shown.part ?? headPart(side.head);
   // If the picture is wider than the window, scrolls to the chosen part.
-  if (chosen !== inSight) $("grid").scrollLeft = buttons.get(chosen).offsetLeft - $("grid").clientWidth / 2;
-  inSight = chosen;
+  const { clientWidth } = $("grid");
+  const wanted = `${chosen}, ${clientWidth}`;
+  if (wanted !== inSight) $("grid").scrollLeft = buttons.get(chosen).offsetLeft - clientWidth / 2;
+  inSight = wanted;
   for (const [part, button] of buttons) button.ariaPressed = part === chosen;
 });
 

@@ -9,7 +9,7 @@ import { choosing, data, formation, formedBetween, headName, headPart, RUN, SCOR
 import { engine } from "browser/typed-text.js";
 import { decimal, largestFirst, signed } from "browser/words.js";
 
-const KINDS = { text: "on text", repeated: "after a repeated token" }; // the windows on which losses are measured
+const KINDS = { text: "on text", repeated: "on repetition" }; // the windows on which losses are measured
 
 addView(function drawCard() {
   $("card-title").textContent = `Scores of ${headName(shown.head)}`;

@@ -8,12 +8,11 @@ import { capital, largestFirst, readsInWords } from "browser/words.js";
 
 addView(function drawSays() {
   const { head, sides } = shown;
-  const texts = sides.map(({ label, descriptions }) => ({ label, ...descriptions[head] }));
   const name = capital(headName(head));
   const isOff = shown.typing && shown.off.includes(headPart(head));
   const off = isOff ? "Switched off now: what it reads does not reach the model. " : "";
-  $("sentences").replaceChildren(...texts.map(({ label, sentence }) =>
-    element("p", {}, element("b", {}, `${label}${name}. `), off, sentence)));
+  $("sentences").replaceChildren(...sides.map(({ label, descriptions }) =>
+    element("p", {}, element("b", {}, `${label}${name}. `), off, descriptions[head].sentence)));
   drawReading();
 });
 

@@ -33,9 +33,9 @@ addView(function drawDamage() {
   const rises = after.map((bits, place) => bits - before[place]);
   const worse = largestFirst(rises).filter((place) => place + 1 < labels.length && rises[place] > 0.05);
   const then = worse.length ? "These tokens surprise it more:" : "";
-  const [lossBefore, loss] = [lossOf(whole), lossOf(measured)];
+  const loss = lossOf(measured);
   $("loss-now").replaceChildren(`Without ${listed(off)} the loss of this text changes by `,
-    element("b", {}, signed(loss - lossBefore)), ` to ${decimal(loss)} nats per token. ${then}`);
+    element("b", {}, signed(loss - lossOf(whole))), ` to ${decimal(loss)} nats per token. ${then}`);
   $("worse").replaceChildren(...worse.slice(0, WORST).map((place) => {
     const token = place + 1;
     const bits = `${decimal(before[place], 1)} → ${decimal(after[place], 1)} bits`;
