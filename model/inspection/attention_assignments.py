@@ -19,7 +19,8 @@ from model.attention import split_heads
 from model.inspection.attention_calls import Attempt
 from model.inspection.attention_mistakes import formula
 
-# Of the largest value, what may be rounding; and if the output is float16 or bfloat16, whose scores are rounded too.
+# Of the largest value, what may be rounding; and if the output is float16 or bfloat16, or bfloat16 is used inside,
+# whose scores are rounded too.
 ROUNDING = 1e-3
 HALF_ROUNDING = 0.1
 # Orders of the axes of columns: p queries, keys or values; h heads; k width of a head.
@@ -45,14 +46,15 @@ class Assignment(NamedTuple):
         """Does the formula, with a change, give the output?"""
         output = self.attempt.output
         x, *_ = self.attempt.inputs.values()
-        limit = ROUNDING if output.dtype.itemsize > 2 else HALF_ROUNDING
+        is_half = output.dtype.itemsize == 2 or torch.bfloat16 in self.attempt.seen.types
+        limit = HALF_ROUNDING if is_half else ROUNDING
         for mask in self.attempt.meanings:
             with suppress(RuntimeError):  # a change that does not fit these shapes, or an output that is not numbers
                 given = formula(self.q, self.k, self.v, mask, self.output_matrix, x, change)
                 largest = output.nan_to_num().abs().amax(-1, keepdim=True)
-                difference = ((given - output).abs() / largest).flatten(1)
-                is_near, is_far = difference < limit, difference >= limit  # NaN, of a query that sees nothing, is none
-                if (is_near.any(1) & ~is_far.any(1)).any():
+                is_near = ((given - output).abs() <= limit * largest).flatten(1)
+                is_open = given.isnan().flatten(1)  # a query that may see nothing
+                if ((is_near | is_open).all(1) & is_near.any(1)).any():
                     return True
         return False
 
@@ -81,7 +83,8 @@ def assignments(
             columns = torch.cat([_taking(D, maker) for maker in makers], -1)
             output_matrix = _taking(E, last[0]).mT
             orders = ONE_MATRIX if len(makers) == 1 else SEVERAL
-            for q, k, v in _cuts(torch.stack(sources) @ columns, len(output_matrix), orders):
+            for found in _cuts(torch.stack(sources) @ columns, len(output_matrix), orders):
+                q, k, v = (torch.stack(each) for each in zip(*found, strict=True))
                 yield Assignment(attempt, q[:, 0], k[:, 1], v[:, 2], output_matrix)
 
 
@@ -98,8 +101,9 @@ def _cuts(
     columns: Tensor,
     width: int,
     orders: list[str],
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Cuts columns (3, B, T, N) into q (A, 3, B, H, T, K), k (A, 3, B, G, T, K) and v (A, 3, B, G, T, V).
+) -> Iterator[list[tuple[Tensor, ...]]]:
+    """Cuts columns (3, B, T, N) into q (3, B, H, T, K), k (3, B, G, T, K) and v (3, B, G, T, V). Yields, for each H, G,
+    K and V, the possibilities.
 
     width: of the values that the output's matrix reads: H * V, or V if the heads are added up.
     """
@@ -107,23 +111,23 @@ def _cuts(
     concatenated = {H: width // H for H in _divisors(width)[:-1]}
     added_up = {N // (3 * width): width}
     for H, V in (concatenated | added_up).items():
+        found: list[tuple[Tensor, ...]] = []
         if N == 3 * H * V:
             sizes = {"p": 3, "h": H, "k": V}
-            found: list[tuple[Tensor, ...]] = []
             for order in orders:
                 cut = columns.unflatten(-1, [sizes[axis] for axis in order])
                 found += permutations(torch.einsum(f"sbt{order}->psbhtk", cut))
-            q, k, v = (torch.stack(each) for each in zip(*found, strict=True))
-            yield q, k, v
+            yield found
             continue
         for G in _divisors(H):
             K, rest = divmod(N - G * V, H + G)
             if not rest and K > 1 and (K == V or G == H):
-                parts = columns.split([H * K, G * K, G * V], -1)
-                q, k, v = (split_heads(part, heads)[None] for part, heads in zip(parts, (H, G, G), strict=True))
-                if G == H:  # the keys may come first
-                    q, k = torch.cat([q, k]), torch.cat([k, q])
-                yield q, k, v
+                heads, widths = (H, G, G), (H * K, G * K, G * V)  # of queries, keys and values
+                found = []
+                for places in permutations(range(3)):
+                    parts = columns.split([widths[place] for place in places], -1)
+                    found.append(tuple(split_heads(parts[places.index(i)], heads[i]) for i in range(3)))
+                yield found
 
 
 def _divisors(number: int) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from model.attention import merge_heads, split_heads
 from model.masks import causal_mask, padding_mask
@@ -43,6 +44,22 @@ TOKENS_FIRST = Layout(
 ONE_TEXT = Layout("(T, D)", lambda x: x[0], lambda x: x[None], num_texts=1)
 
 
+class Seen(TorchFunctionMode):
+    """Notes the names of PyTorch's functions that are called, and the types of the numbers that they return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: set[str] = set()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_function__(self, function, types, inputs=(), options=None) -> Any:
+        result = function(*inputs, **(options or {}))
+        self.functions.add(function.__name__)
+        if isinstance(result, Tensor):
+            self.types.add(result.dtype)
+        return result
+
+
 @dataclass
 class Attempt:
     """A call of an attention that has worked.
@@ -60,6 +77,8 @@ class Attempt:
 
     def __post_init__(self) -> None:
         self.output = self(self.inputs)
+        with Seen() as self.seen:  # again: in the traceback of an error, `Seen` would follow the user's line
+            self(self.inputs)
 
     def __call__(self, inputs: Arguments) -> Tensor:
         """Returns the output (B, T, E)."""
@@ -78,7 +97,8 @@ class Attempt:
             output = output[0]
         if not isinstance(output, Tensor) or output.shape[:-1] != shapes[0][:-1]:
             returned = getattr(output, "shape", type(output))
-            raise Mistake(f"{called} returns {returned}, which does not begin with {shapes[0][:-1]}")
+            wanted = f"a tensor (..., width) that begins with {shapes[0][:-1]}, or a tuple with it first"
+            raise Mistake(f"{called} returns {returned}: return {wanted}")
         return self.layout.back(output)
 
 
@@ -137,7 +157,10 @@ def arguments(function: Callable[..., Any]) -> tuple[list[str], str]:
         elif is_needed or is_other:
             tokens.append(p.name)
     if not tokens:
-        raise Mistake("no argument without a default: an attention takes tokens, or queries, keys and values")
+        raise Mistake(
+            "no argument without a default: an attention takes tokens, or queries, keys and values; pass a module "
+            "itself, not its class nor what torch.compile makes of it"
+        )
     tokens.sort(key=lambda name: "kv".find(name[0].lower()))
     return tokens, [*masks, ""][0]
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from model.attention import CausalSelfAttention, merge_heads, split_heads
 from model.inspection.attention_assignments import assignments
@@ -91,7 +90,7 @@ def _problems(attention: Callable[..., Any]) -> Iterator[str]:
         return
     if names := [name for name in arguments(attention)[0] if re.match("[wW](_|.$)", name)]:
         # A function of its matrices is a module that owns them.
-        matrices = nn.ParameterDict({name: torch.zeros(8, 8) for name in names})
+        matrices = nn.ParameterDict([(name, torch.zeros(8, 8)) for name in names])  # in this order
         matrices.forward = partial(attention, **matrices)
         yield from _of_module(matrices)
         return
@@ -149,13 +148,13 @@ def _prepare(layer: nn.Module) -> None:
     """Leaves out what the formula does not have. A square matrix gets rows and columns that are alike, as `assignments`
     needs it. Norms return their input, of queries and keys too; their parameters stay in use.
     """
-    layer.requires_grad_()
     norms = [part for part in layer.modules() if "norm" in type(part).__name__.lower()]
     for norm in norms:
         norm.register_forward_hook(lambda norm, inputs, output: inputs[0] + 0 * output)
     if norms:
         _warn("compared without its norms")
     for name, p in layer.named_parameters():
+        p.requires_grad_()
         if p.ndim == 1 or re.fullmatch(BIAS, name.rpartition(".")[2]):
             nn.init.zeros_(p)
         elif p.ndim > 1:
@@ -198,8 +197,8 @@ def _compared(
     call = right.attempt if right else calls[0]
     for name in set().union(*(each.changed for each in calls)):
         yield f"it changes its argument {name} in place: the caller still needs it"
-    if not torch.allclose(call.output, call(call.inputs), equal_nan=True):
-        yield "two calls with the same tokens differ, even after .eval(): dropout is on, or forward makes new layers"
+    if not torch.allclose(call(call.inputs), call(call.inputs), equal_nan=True):
+        yield "two calls with the same tokens differ, even after .eval(): it has dropout, new layers, or keeps tokens"
         return
     if unused := [*_without_influence(call, parameters, matrices)]:
         what = "no gradient" if right else "no influence on the output, or no gradient"
@@ -214,13 +213,13 @@ def _compared(
             possible = [*assignments(each, matrices)]
             # To try all numbers of heads takes seconds.
             likely = [it for it in possible if it.num_heads in numbers.values() or not numbers]
-            causes = [
-                f"{cause}: `{name} = {line}` for `{name} = {FORMULA[name]}`"
+            causes = {
+                cause: f"{cause}: `{name} = {line}` for `{name} = {FORMULA[name]}`"
                 for name, lines in MISTAKES.items()
                 for line, cause in lines.items()
                 if any(it.explains({name: line}) for it in likely)
-            ]
-            yield from causes
+            }
+            yield from causes.values()
             if causes:
                 return
         if possible:
@@ -234,7 +233,7 @@ def _compared(
     name, x = [*call.inputs.items()][-1]
     moved = influence(lambda x: call(call.inputs | {name: x}), x)
     if moved[0, 0, 0, -1] and not (right and call.mask):  # a mask may show the last token to all
-        if _makes_mask(call):
+        if call.mask or call.seen.functions & MASKING:
             yield "a mask is made, but the first output depends on the last token: it is not applied, or not to all"
         elif right:
             _warn("compared without a mask: each token sees all tokens, also later ones")
@@ -274,21 +273,3 @@ def _without_influence(
             is_zero = gradient == 0
             if is_zero.all(0).any() or is_zero.all(-1).any():
                 yield f"rows or columns of {name}"
-
-
-def _makes_mask(call: Attempt) -> bool:
-    with Functions() as functions:
-        call(call.inputs)
-    return bool(call.mask or functions.names & MASKING)
-
-
-class Functions(TorchFunctionMode):
-    """Collects the names of PyTorch's functions that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_function__(self, function, types, inputs=(), options=None) -> Any:
-        self.names.add(function.__name__)
-        return function(*inputs, **(options or {}))
