@@ -46,7 +46,7 @@ class Assignment(NamedTuple):
         """Does the formula, with a change, give the output?"""
         output = self.attempt.output
         x, *_ = self.attempt.inputs.values()
-        is_half = output.dtype.itemsize == 2 or torch.bfloat16 in self.attempt.seen.types
+        is_half = output.dtype.itemsize == 2 or torch.bfloat16 in self.attempt.seen.noted
         limit = HALF_ROUNDING if is_half else ROUNDING
         for mask in self.attempt.meanings:
             with suppress(RuntimeError):  # a change that does not fit these shapes, or an output that is not numbers

@@ -49,14 +49,11 @@ class Seen(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.functions: set[str] = set()
-        self.types: set[torch.dtype] = set()
+        self.noted: set[Any] = set()
 
     def __torch_function__(self, function, types, inputs=(), options=None) -> Any:
         result = function(*inputs, **(options or {}))
-        self.functions.add(function.__name__)
-        if isinstance(result, Tensor):
-            self.types.add(result.dtype)
+        self.noted |= {function.__name__, getattr(result, "dtype", None)}
         return result
 
 
@@ -124,14 +121,15 @@ def attempts(
         if layout is ONE_TEXT and working:
             break
         for T, masks, meanings in _masks(mask_name, lengths, layout.num_texts):
-            before = len(working)
+            these = []
             for mask in masks:
                 inputs = {name: SCALE * torch.randn(layout.num_texts, T, layout.num_heads * width) for name in names}
                 try:
-                    working.append(Attempt(function, layout, inputs, mask, meanings))
+                    these.append(Attempt(function, layout, inputs, mask, meanings))
                 except Mistake as failure:
                     failures.append(failure)
-            if len(working) > before:
+            working += these
+            if these:
                 break
     if not working:
         furthest = max(failures, key=_line_reached)

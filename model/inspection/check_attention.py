@@ -117,12 +117,11 @@ def _of_module(module: nn.Module) -> Iterator[str]:
         attempts(layer.forward, [TOKENS], lazy, SHORT)  # the first call makes its matrices
     _prepare(layer)
     sizes = {size for p in layer.parameters() if p.ndim > 1 for size in p.shape}
-    if not sizes:
-        calls = attempts(layer.forward, [HEADS, TOKENS], WIDTHS, LENGTHS)
-    elif getattr(layer, "batch_first", True):
-        calls = attempts(layer.forward, [TOKENS, TOKENS_FIRST], sizes, SHORT)
+    if sizes:
+        layouts = [TOKENS, TOKENS_FIRST] if getattr(layer, "batch_first", True) else [TOKENS_FIRST]
+        calls = attempts(layer.forward, layouts, sizes, SHORT)
     else:
-        calls = attempts(layer.forward, [TOKENS_FIRST], sizes, SHORT)
+        calls = attempts(layer.forward, [HEADS, TOKENS], WIDTHS, LENGTHS)
     yield from _compared(calls, layer)
     for part in layer.modules():
         for name, value in vars(part).items():
@@ -233,7 +232,7 @@ def _compared(
     name, x = [*call.inputs.items()][-1]
     moved = influence(lambda x: call(call.inputs | {name: x}), x)
     if moved[0, 0, 0, -1] and not (right and call.mask):  # a mask may show the last token to all
-        if call.mask or call.seen.functions & MASKING:
+        if call.mask or call.seen.noted & MASKING:
             yield "a mask is made, but the first output depends on the last token: it is not applied, or not to all"
         elif right:
             _warn("compared without a mask: each token sees all tokens, also later ones")
@@ -247,9 +246,11 @@ def _layout(
     told = f"compared as {call.layout.letters} and equal, but not as {first.layout.letters}"
     if call.layout is ONE_TEXT:
         _warn("compared with one text at a time")
-    elif call.layout is not first.layout and call.layout is TOKENS_FIRST:
+    elif call.layout is first.layout:
+        return
+    elif call.layout is TOKENS_FIRST:
         yield told
-    elif call.layout is not first.layout:
+    else:
         _warn(told)
 
 

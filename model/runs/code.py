@@ -56,8 +56,8 @@ def sources() -> dict[str, str]:
     """
     here = Path.cwd()
     loaded = [Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]]
-    below = [path for path in loaded if path.is_relative_to(here)]
-    paths = {path.relative_to(here).as_posix(): path for path in below if is_users_own(path)}
+    users_own = [path for path in loaded if path.is_relative_to(here) and is_users_own(path)]
+    paths = {path.relative_to(here).as_posix(): path for path in users_own}
     paths |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     return {name: path.read_text("utf-8", "replace") for name, path in sorted(paths.items())}
 

@@ -133,8 +133,7 @@ def run_to_resume(chosen: Namespace) -> Run | None:
     if chosen.get("resume_or_start"):
         if chosen.get("name") is None or chosen.get("resume") is not None:
             raise Mistake("--resume_or_start resumes or starts the run of --name: write --name, and leave out --resume")
-        runs = os.path.expanduser(chosen.get("trainer.default_root_dir") or RUNS)
-        run = Run(Path(runs, chosen.name))
+        run = Run(Path(os.path.expanduser(chosen.get("trainer.default_root_dir") or RUNS), chosen.name))
         return Run.open(run.folder, CONFIG) if run.checkpoint and run.state not in ENDED else None
     if chosen.get("resume") is None:
         return None

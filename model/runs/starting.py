@@ -77,9 +77,22 @@ def _create(folder: Path) -> bool:
 def training_in(folder: Path) -> Iterator[None]:
     """Keeps other processes from training in a run's folder. Removes it at the end, and runs/, if they are empty then.
 
+    The lock leaves no file, and ends with the process at the latest. There is none on Windows, on file systems that
+    cannot lock a folder, and for the processes of a run after the first.
+
     Raises a `Mistake` if another process trains in it.
     """
-    descriptor = lock(folder)
+    descriptor = None
+    if os.name == "posix" and is_first_process():
+        with file_errors(folder):
+            descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise Mistake(f"another process is training in {folder}: wait until it has ended") from None
+        except OSError:  # a file system that cannot lock a folder
+            pass
     try:
         yield
     finally:
@@ -88,23 +101,3 @@ def training_in(folder: Path) -> Iterator[None]:
         for unused in (folder, folder.parent):
             with suppress(OSError):
                 unused.rmdir()  # refuses a folder that holds something
-
-
-def lock(folder: Path) -> int | None:
-    """Locks a folder until the descriptor that this returns is closed, or the process ends. Leaves no file.
-
-    There is no lock on Windows, on file systems that cannot lock a folder, and for the processes of a run after the
-    first.
-    """
-    if os.name != "posix" or not is_first_process():
-        return None
-    with file_errors(folder):
-        descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise Mistake(f"another process is training in {folder}: wait until it has ended") from None
-    except OSError:  # a file system that cannot lock a folder
-        pass
-    return descriptor
