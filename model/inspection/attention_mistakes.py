@@ -1,6 +1,7 @@
 """The formula of attention, line by line, and the lines that people write instead: a table of its mistakes.
 
 The lines are text: one place holds what is computed and what a learner is shown. `formula` runs them.
+Of lines that have the same cause and the same output, the last is shown.
 
 Shapes: B batch, T query length, S key length, H heads, H_kv key and value heads, K head width, E width of the output.
 """
@@ -87,10 +88,10 @@ MISTAKES = {
     "weights": {
         "scores.softmax(-1) * mask": "the mask is applied after the softmax, or to the values",
         "masked.softmax(-2)": "the softmax runs over queries, not keys",
-        "masked.softmax(-3)": "the softmax runs over heads, not keys",
         "scores.masked_fill(~mask, -1e9).softmax(-3)": "the softmax runs over heads, not keys",
-        "masked.softmax(-4)": "the softmax runs over texts, not keys",
+        "masked.softmax(-3)": "the softmax runs over heads, not keys",
         "scores.masked_fill(~mask, -1e9).softmax(-4)": "the softmax runs over texts, not keys",
+        "masked.softmax(-4)": "the softmax runs over texts, not keys",
         "masked.softmax(-1).softmax(-1)": "the softmax is applied twice",
         "masked.softmax(-1) / K**0.5": "the weights are divided once more after the softmax",
         "masked.softmax(-1) / S": "the weighted values are averaged, not added up",
