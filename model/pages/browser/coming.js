@@ -36,7 +36,7 @@ function sharesOf(side, logits) {
 // The tokens to show, as { id, shares, before }. shares: the probability on each side, with the parts that are off.
 // before: that on the first side with all parts on; undefined if no part is off.
 function likeliestNext(sides) {
-  const all = sides.map((side) => sharesOf(side, side.logits));
+  const all = sides.map((side) => sharesOf(side, side.exact?.logits));
   const [first] = sides;
   const whole = first.off?.length ? sharesOf(first, first.whole) : null;
   const rank = (shares, count) => (shown.typing

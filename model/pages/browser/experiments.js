@@ -2,7 +2,7 @@
 // predicted beside what the page measures. They do only what a person can do: type, choose a head, switch it off.
 
 import { $, button, element } from "browser/elements.js";
-import { ofHead, weightAt } from "browser/maps.js";
+import { weightOf } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { data, headNumber, headPart, HELD, holdsWeights, PLAIN, snapshots, state } from "browser/state.js";
 import { box, keepText, showInBox } from "browser/text.js";
@@ -59,9 +59,9 @@ const usually = ({ means, texts }) =>
 
 function headOf({ head, weight, trial: { source }, texts }) {
   if (!weight) return "";
-  const [{ weights, labels }] = shown.sides;
+  const { labels, sides: [side] } = shown;
   const number = headNumber(head);
-  const here = percent(weightAt(ofHead(weights, number, labels.length), labels.length - 1, source));
+  const here = percent(weightOf(side, number, labels.length - 1, source));
   return `Look at the last row of its map: ${headPart(number)} gives ${here} of its attention to ` +
     `${quote(labels[source])}, which tells what comes next (mean of all ${texts} texts: ${percent(weight)}).`;
 }

@@ -5,7 +5,7 @@
 import { shape } from "browser/chart.js";
 import { $, button, element } from "browser/elements.js";
 import { thumbs } from "browser/heads.js";
-import { ofHead, weightAt } from "browser/maps.js";
+import { weightOf } from "browser/maps.js";
 import { addView, change, shown } from "browser/render.js";
 import { figuresOf } from "browser/recorded.js";
 import { probabilities } from "browser/sampling.js";
@@ -109,7 +109,7 @@ function sentenceOf({ chance, raises }, weight) {
 
 // At the end the reader switches these heads off, in the live model.
 function experiment() {
-  const [{ typed, logits, whole, off }] = shown.sides;
+  const [{ typed, exact: { logits }, whole, off }] = shown.sides;
   const chance = (of) => percent(probabilities(of, PLAIN)[typed.tokens[source]]);
   const told = off.length
     ? `Without ${listed(off)} ${quote(right)} gets ${chance(logits)} instead of ${chance(whole)}.`
@@ -138,11 +138,11 @@ addView(async function drawFilm() {
   if (!isShown) return $("film-says").replaceChildren(
     button("back to the made-up word", () => showWord({ at: LAST })),
     " Or type any letters twice: the model's heads look for copies.");
-  const [{ weights, labels }] = frame.sides;
-  const weight = finder === undefined ? 0 : weightAt(ofHead(weights, finder, labels.length), labels.length - 1, source);
+  const last = frame.labels.length - 1;
+  const weight = finder === undefined ? 0 : weightOf(frame.sides[0], finder, last, source);
   const [asks, answers] = stop ? questionOf(stop, figures, before.chance, weight) : [];
   const told = { asks, answers }[state.film];
-  const isLive = frame.typing && !film.missing && frame.token === labels.length - 1;
+  const isLive = frame.typing && !film.missing && frame.token === last;
   $("film-says").replaceChildren(
     ...(told ? [told, " ", button(...action())] : isLive ? experiment() : [sentenceOf(figures, weight)]));
 });

@@ -1,13 +1,12 @@
 // The large map of one head; of two steps that are compared, at the first.
 
 import { $, ARROWS, clamp, css, element, onKeys } from "browser/elements.js";
-import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, weightAt } from "browser/maps.js";
+import { byteAt, drawLabel, drawMap, fitCanvas, layout, ofHead, PAD, weightOf } from "browser/maps.js";
 import { addFollower, addView, change, chosenToken, point, pointer, shown } from "browser/render.js";
 import { data, headName } from "browser/state.js";
 import { capital, squareInWords } from "browser/words.js";
 
 const over = $("over");
-const mapOf = ({ head, weights, labels }) => ofHead(weights, head, labels.length);
 
 addView(function drawStage() {
   const { sides: [side], labels, palette } = shown;
@@ -20,7 +19,7 @@ addView(function drawStage() {
   const height = Math.max(300, (parseFloat(css("window")) || innerHeight) - $("main").offsetTop - rest - 28);
   const canvas = $("map");
   const geometry = (shown.geometry = layout(canvas.getContext("2d"), $("panes").clientWidth, height, labels));
-  const map = mapOf(side);
+  const map = ofHead(side.weights, side.head, labels.length);
   drawMap(fitCanvas(canvas, geometry.wide, geometry.high), geometry, (...square) =>
     palette.weights[byteAt(map, ...square)]);
   const name = `attention map, ${headName(shown.head)}, ${side.when}`;
@@ -77,7 +76,7 @@ function drawHover() {
     context.strokeRect(room + pointed.key * cell - 1, PAD + pointed.query * cell - 1, cell + 2, cell + 2);
   const invitation = `Point at a square to read it; click to ${shown.typing ? "open it" : "choose its row"}.`;
   const reading = ({ query, key }) => squareInWords(shown.labels, query, key,
-    shown.sides.map((side) => [shown.sides[1] ? side.name : "", weightAt(mapOf(side), query, key)]));
+    shown.sides.map((side) => [shown.sides[1] ? side.name : "", weightOf(side, side.head, query, key)]));
   $("readout").textContent = pointed ? reading(pointed) : invitation;
 }
 

@@ -6,7 +6,7 @@ import { Cache, CHUNK, Network, row } from "browser/network.js";
 import { logTotal, Reading } from "browser/reading.js";
 import { recent } from "browser/recent.js";
 import { sample } from "browser/sampling.js";
-import { bytesOf, tensorsOf } from "browser/weights.js";
+import { bytesOf, tensorsOf, triangle } from "browser/weights.js";
 
 const KEPT_READINGS = 6; // for each of two snapshots: text A with parts off, text A with all parts on, and text B
 
@@ -58,11 +58,12 @@ export class LiveModel {
     return { weights: reading.block(), figures: reading.figures(deep), next };
   }
 
-  // The exact logits (V,) of the next token after one token of a text.
-  *logits({ snapshot, tokens, off, token }) {
+  // What is exact at one token of a text: the logits (V,) of the next token, and the weights (token + 1,) of each head.
+  *at({ snapshot, tokens, off, token }) {
     const reading = this.reading(snapshot, off);
     yield* reading.read(tokens, false);
-    return reading.logits(token).slice();
+    const weights = reading.trace.weights.map((map) => map.slice(triangle(token), triangle(token + 1)));
+    return { logits: reading.logits(token).slice(), weights };
   }
 
   // See square in attribution.js.

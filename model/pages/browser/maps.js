@@ -13,7 +13,10 @@ export const PAD = 6; // pixels above a map: the first label may be taller than 
 export const ofHead = (weights, head, length) =>
   weights.subarray(head * triangle(length), (head + 1) * triangle(length));
 export const byteAt = (map, query, key) => (key > query ? 0 : map[triangle(query) + key]);
-export const weightAt = (map, query, key) => (byteAt(map, query, key) / 255) ** 2;
+// The weight that a head gives in a reading. exact: the weights of one query, if the running model read the text.
+export const weightOf = ({ weights, labels, exact }, head, query, key) => (exact?.query === query
+  ? exact.weights[head][key] ?? 0
+  : (byteAt(ofHead(weights, head, labels.length), query, key) / 255) ** 2);
 
 // `count` colours along a ramp, as numbers for the Uint32Array of an ImageData.
 function ramp(stops, count) {

@@ -3,7 +3,7 @@
 
 import { $, clamp, element, onKeys, SIDEWAYS, tokenSpans } from "browser/elements.js";
 import { word } from "browser/heads.js";
-import { inkOn, ofHead, rgb, weightAt } from "browser/maps.js";
+import { inkOn, rgb, weightOf } from "browser/maps.js";
 import {
   addChoices, addFollower, addView, change, chosenToken, point, pointer, render, rendered, shown, stepButton,
 } from "browser/render.js";
@@ -26,10 +26,9 @@ let spans = []; // { span, ids }: the elements of the pieces with ids
 let revealed = null; // the chosen token that was scrolled to last
 
 // The weights that the chosen token gives to each token, in the chosen head of a side.
-export function weightsOf({ weights, head, labels }) {
+export function weightsOf(side) {
   const token = chosenToken();
-  const map = ofHead(weights, head, labels.length);
-  return labels.map((_, i) => (token === null ? 0 : weightAt(map, token, i)));
+  return side.labels.map((_, key) => (token === null ? 0 : weightOf(side, side.head, token, key)));
 }
 
 // Shows the text of the box. The pieces that were read keep their spans, up to the first change since.

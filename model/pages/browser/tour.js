@@ -5,7 +5,6 @@
 import { $, button, element, onKeys, SIDEWAYS } from "browser/elements.js";
 import { TRIED_AT } from "browser/experiments.js";
 import { finder, showWord, word, writers } from "browser/film.js";
-import { ofHead, weightAt } from "browser/maps.js";
 import { addView, change, rendered, shown } from "browser/render.js";
 import { data, headPart, PLAIN, snapshots, state } from "browser/state.js";
 import { probabilities } from "browser/sampling.js";
@@ -28,11 +27,11 @@ async function stopsOf(calm) {
   if (!shown.typing || !data.film || missing) return [];
   const { tokens, labels } = tokensOf(text);
   const last = tokens.length - 1;
-  const ask = (name, off, more) => engine.ask(name, { snapshot: snapshots[calm.at].weights, tokens, off, ...more });
+  const snapshot = snapshots[calm.at].weights;
+  const lastWithout = (...heads) => engine.ask("at", { snapshot, tokens, token: last, off: heads.map(headPart) });
   const chanceWithout = async (...heads) =>
-    percent(probabilities(await ask("logits", heads.map(headPart), { token: last }), PLAIN)[tokens[source]]);
-  const { weights } = await ask("read", [], { deep: false });
-  const weight = percent(weightAt(ofHead(weights, finder, tokens.length), last, source));
+    percent(probabilities((await lastWithout(...heads)).logits, PLAIN)[tokens[source]]);
+  const weight = percent((await lastWithout()).weights[finder][source]);
   const [whole, alone] = [await chanceWithout(), await chanceWithout(finder)];
   const groups = [...writers.map((head) => [head]), ...(writers.length > 1 ? [writers] : [])];
   const without = [];

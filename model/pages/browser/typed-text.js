@@ -69,10 +69,10 @@ async function reading(at, { tokens }, { off = [], text = "A", deep = false } = 
   return (entry.answer = { ...answer, deep });
 }
 
-// The logits (V,) of the token after a token.
-async function logitsAfter(at, { tokens }, off, token) {
+// What is exact at a token: see LiveModel.at.
+async function exactAt(at, { tokens }, off, token) {
   return (kept(at, tokens, off, token).answer ??=
-    await ask("logits", { snapshot: snapshots[at].weights, tokens, off, token }));
+    await ask("at", { snapshot: snapshots[at].weights, tokens, off, token }));
 }
 
 // What `render` shows of a typed text, as readRecorded returns it of a recorded one, and what the views of typed text
@@ -89,10 +89,10 @@ export async function readTyped(frame, at) {
   const asSwitched = await reading(at, typed, { off });
   const b = frame.otherText ? tokensOf(frame.otherText) : null;
   const other = b && { typed: b, next: (await reading(at, b, { text: "B" })).next };
-  const token = Math.min(frame.token ?? Infinity, typed.tokens.length - 1);
-  const logits = await logitsAfter(at, typed, off, token);
-  const whole = off.length ? await logitsAfter(at, typed, [], token) : logits;
+  const query = Math.min(frame.token ?? Infinity, typed.tokens.length - 1);
+  const exact = { query, ...(await exactAt(at, typed, off, query)) };
+  const { logits: whole } = await exactAt(at, typed, [], query);
   const descriptions = await descriptionsOf(at); // recorded: they are not of this text
   const late = asSwitched.deep ? null : async () => (await reading(at, typed, { off, deep: true }))?.figures;
-  return { ...asSwitched, typed, labels: typed.labels, intact, off, other, late, descriptions, logits, whole };
+  return { ...asSwitched, typed, labels: typed.labels, intact, off, other, late, descriptions, exact, whole };
 }
