@@ -19,7 +19,7 @@ import torch
 from model.attention import CausalSelfAttention
 from model.runs import code
 from tests import gpts, small_runs
-from tests.small_runs import REPOSITORY
+from tests.programs import REPOSITORY
 
 # transformers copies the source of an exported folder to here. It reads the variable when it is imported.
 MODULES = TemporaryDirectory()

@@ -14,7 +14,8 @@ from data.tokenizers import Tokenizer
 from model.checkpoint import load_gpt
 from model.generation import generate
 from model.inspection.recording import Recording
-from tests.small_runs import REPOSITORY, column
+from tests.programs import REPOSITORY
+from tests.small_runs import column
 from train import main
 
 SEEDS = pytest.mark.parametrize("seed", [1337, 1])

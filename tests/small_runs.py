@@ -8,8 +8,7 @@ import torch
 
 from model.checkpoint import read_checkpoint
 from model.files import content_of
-
-REPOSITORY = Path(__file__).parent.parent
+from tests.programs import REPOSITORY
 
 # Everything that a resume could get wrong: dropout's random numbers, accumulated gradients, Muon, AdamW, the sparse
 # updates of tables, and rows, validations and saves at different steps.

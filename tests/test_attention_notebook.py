@@ -7,7 +7,7 @@ import pytest
 
 from model.attention import CausalSelfAttention
 from tests.notebooks import code_cells, run, text_of
-from tests.small_runs import REPOSITORY
+from tests.programs import REPOSITORY
 
 NUMBER = re.compile(r"\d+\.?\d*(?:e[+-]\d+)?")
 

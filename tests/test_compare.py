@@ -11,7 +11,8 @@ from model.runs.configs import parse
 from scripts.compare import main
 from tests.command_lines import call, check_mistakes, tells
 from tests.html_pages import Page
-from tests.small_runs import REPOSITORY, column, csv_rows
+from tests.programs import REPOSITORY
+from tests.small_runs import column, csv_rows
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests import programs
-from tests.small_runs import REPOSITORY
+from tests.programs import REPOSITORY
 
 
 @pytest.mark.slow

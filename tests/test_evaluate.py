@@ -14,7 +14,8 @@ from scripts.convert_huggingface import main as convert
 from scripts.evaluate import main
 from tests.command_lines import call, check_mistakes, tells
 from tests.gpts import change_checkpoint
-from tests.small_runs import REPOSITORY, column
+from tests.programs import REPOSITORY
+from tests.small_runs import column
 
 CONTEXT = 16
 

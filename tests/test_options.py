@@ -21,7 +21,7 @@ from model.training.optimizer import OptimizerConfig, build_optimizer
 from model.training.schedule import ScheduleConfig, learning_rate_factor
 from tests.command_lines import call
 from tests.gpts import loss_of
-from tests.small_runs import REPOSITORY
+from tests.programs import REPOSITORY
 
 TINY = {"vocab_size": 40, "context_length": 12, "num_layers": 2, "num_heads": 4, "embed_dim": 16, "ngram_sizes": [3]}
 TINY |= {"position": "learned", "bias": True}  # without which context_length and vector_learning_rate have no effect

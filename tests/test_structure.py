@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests import programs
-from tests.small_runs import REPOSITORY
+from tests.programs import REPOSITORY
 
 PATHS = [path for folder in ("model", "data", "scripts") for path in (REPOSITORY / folder).rglob("*.py")]
 SOURCES = ["train.py", *sorted(path.relative_to(REPOSITORY).as_posix() for path in PATHS)]

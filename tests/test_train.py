@@ -28,7 +28,8 @@ from model.training.module import GPTModule
 from tests import programs
 from tests.command_lines import check_mistakes, last_error, tells
 from tests.html_pages import Page
-from tests.small_runs import EVENTFUL, REPOSITORY, assert_same, assert_same_run, column, final_state, metrics
+from tests.programs import REPOSITORY
+from tests.small_runs import EVENTFUL, assert_same, assert_same_run, column, final_state, metrics
 from tests.watching import before_call
 from train import main
 

@@ -16,7 +16,7 @@ from data.corpora import CORPORA
 from data.tokenizers import Tokenizer
 from tests.command_lines import call, last_error, tells
 from tests.gpts import CONFIGS, random_gpt, save_checkpoint
-from tests.small_runs import REPOSITORY
+from tests.programs import REPOSITORY
 from tests.watching import before_call
 from train import main
 

@@ -16,7 +16,7 @@ from tests.attentions import ALIBI, LEAK
 from tests.by_hand import ByHand
 from tests.command_lines import call, check_mistakes, tells
 from tests.gpts import CONFIGS, random_gpt, save_checkpoint
-from tests.small_runs import REPOSITORY
+from tests.programs import REPOSITORY
 
 MODELS = ["gpt2", "tables", "window", "soft-cap", "every norm and bias"]
 PROMPT = "for x in y"

@@ -30,7 +30,7 @@ from tests.model.pages.model_pages import LETTERS
 from tests.model.pages.model_pages import recording_of as recording_of_letters
 from tests.notebooks import code_cells, text_of
 from tests.notebooks import run as run_cells
-from tests.small_runs import REPOSITORY
+from tests.programs import REPOSITORY
 
 TEXT = "the model reads"
 

@@ -44,7 +44,7 @@ def test_a_table_has_only_the_chosen_heads_and_empty_cells_for_nan(tmp_path):
 
 
 def test_a_table_of_many_heads_needs_no_more_memory_than_one_of_a_single_head(tmp_path):
-    recording = learned_recording(5, 4, TOKENS * 8, [0])
+    recording = learned_recording(5, 4, TOKENS * 4, [0])
 
     def peak(names=None):
         tracemalloc.start()

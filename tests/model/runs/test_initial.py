@@ -12,7 +12,8 @@ from model.gpt import GPT, GPTConfig
 from tests.command_lines import last_error, tells
 from tests.gpts import CONFIGS, random_gpt, save_checkpoint
 from tests.model.training.test_module import validation_nats
-from tests.small_runs import REPOSITORY, column
+from tests.programs import REPOSITORY
+from tests.small_runs import column
 from train import main
 
 SMALL_GPT2 = replace(CONFIGS["gpt2"], vocab_size=257, context_length=32)
