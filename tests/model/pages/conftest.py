@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+from contextlib import ExitStack
 
 import pytest
 
@@ -35,7 +36,7 @@ def windows():
 @pytest.fixture
 def open_file(browser, windows, tmp_path):
     """Opens a file, or the text of an HTML file, in a window."""
-    used, trouble = [], []
+    used, trouble = ExitStack(), []
 
     def open_(document, hash_="", width=1280, height=900, theme="light", touch=False, script=NO_TOUR):
         """script: JavaScript that runs before the page. The browser has stored nothing of earlier pages."""
@@ -62,17 +63,15 @@ def open_file(browser, windows, tmp_path):
         }
         for event, hear in heard.items():
             page.on(event, hear)
-        used.append((page, heard, tools, windows[touch]))
+            used.callback(page.remove_listener, event, hear)
+        used.callback(windows[touch].append, page)
+        used.callback(tools.detach)
+        used.callback(page.goto, "about:blank")  # done first: it stops the page's scripts
         page.goto(path.as_uri() + hash_)
         return page
 
-    yield open_
-    for page, heard, tools, free in used:
-        page.goto("about:blank")  # stops the page's scripts
-        for event, hear in heard.items():
-            page.remove_listener(event, hear)
-        tools.detach()
-        free.append(page)
+    with used:
+        yield open_
     assert not trouble
 
 

@@ -71,16 +71,11 @@ def test_a_link_opens_its_view_and_only_offers_the_tour(first_visit):
     """An earlier version began the tour, and replaced the text in the page and its address."""
     link = "#typed=abcabc&off=head+0.1&step=8"
     page = first_visit(hash_=link)
-
-    def check():
-        assert page.is_hidden("#tour") and page.is_visible("#tour-start")
-        assert page.input_value("#box") == "abcabc" and page.url.endswith(link)
-        assert in_page(page, "render", "shown.off") == ["head 0.1"]
-
-    check()
     page.reload()
     settle(page)
-    check()
+    assert page.is_hidden("#tour") and page.is_visible("#tour-start")
+    assert page.input_value("#box") == "abcabc" and page.url.endswith(link)
+    assert in_page(page, "render", "shown.off") == ["head 0.1"]
     click(page, "#tour-start")
     assert told(page)[0] == "1 of 5" and page.input_value("#box") != "abcabc"
     page.fill("#box", "my own words")  # what the user does ends the tour
