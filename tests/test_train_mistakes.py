@@ -118,8 +118,8 @@ CANNOT_RESUME = {
     "--resume=runs/run --model.gpt.num_layers=3": "num_layers 2 3",
     "--resume=runs/run --data.tokenizer=bpe --data.vocab_size=300": "vocab_size",
     "--resume=runs/run --model.optimizer.algorithm=torch.optim.AdamW": "runs/run --model.optimizer.algorithm muon",
-    "--resume=runs/run --recording.probe_tokens=9": "runs/run probe",
-    "--resume=runs/run --data.files=other.txt": "runs/run probe",
+    "--resume=runs/run --recording.probe_tokens=9": "runs/run recording.probe_text",
+    "--resume=runs/run --data.files=other.txt": "runs/run recording.probe_text",
     "--model.init_from=runs/run --model.gpt='{num_layers: 6}'": "model.gpt.num_layers 6 2",  # the default, but typed
     "--model.init_from=diverged.ckpt": "model.init_from diverged.ckpt",
     "--model.init_from=runs/run --model.gpt.window=4": "model.gpt.window 4 None",
