@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import logging
+import os
 import platform
 import re
 import secrets
@@ -133,7 +134,8 @@ def changed_files(entries: list[dict[str, Any]], code: dict[str, Any]) -> str:
 
 def shown_command(args: list[str]) -> str:
     """Returns the command line of train.py as text, without absolute folders and passwords."""
-    return HIDDEN.sub("...", shlex.join(["python", "train.py", *args]))
+    text = os.fsencode(shlex.join(["python", "train.py", *args])).decode(errors="replace")  # whatever the locale
+    return HIDDEN.sub("...", text)
 
 
 def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:

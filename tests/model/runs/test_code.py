@@ -107,6 +107,7 @@ def test_the_command_line_is_told_without_folders_outside_and_without_secrets():
     for hidden in ("home", "me", "abc", "def", "~", "/a/", "/c/"):
         assert hidden not in told, told
     assert tells(told, "train.py *.txt b.yaml runs/a d.txt --data.files")
+    assert code.shown_command(["--name=\udcff"]).encode()  # a byte that is no text, as Python reads it
 
 
 def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, finished_run, capsys, replace_attend):
