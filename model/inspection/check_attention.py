@@ -111,7 +111,7 @@ def _of_module(module: nn.Module) -> Iterator[str]:
         if type(layer).forward is CausalSelfAttention.forward:
             return
     for name, _ in _plain(layer, (nn.Module, nn.Parameter)):
-        yield f"{name} is a plain list: what it holds is not trained, use nn.ModuleList or nn.ParameterList"
+        yield f"{name} is a plain list or dict: what it holds is not trained, use nn.ModuleList or nn.ParameterList"
         return
     if lazy := [part.out_features for part in layer.modules() if isinstance(part, nn.LazyLinear)]:
         attempts(layer.forward, [TOKENS], lazy, SHORT)  # the first call makes its matrices
@@ -130,8 +130,8 @@ def _of_module(module: nn.Module) -> Iterator[str]:
 
 
 def _plain(module: nn.Module, kind: type | tuple[type, ...]) -> Iterator[tuple[str, Any]]:
-    """Yields what attributes, or lists and dicts in them, hold of this kind and PyTorch does not know of: their names
-    and each parameter, module or tensor that is no buffer.
+    """Yields the names of attributes that hold something of this kind, also in a list or dict, and what they hold.
+    Leaves out parameters, buffers and modules that PyTorch knows of.
     """
     known = {*module.modules(), *module.parameters(), *module.buffers()}
     for part in module.modules():
@@ -197,7 +197,7 @@ def _compared(
     for name in set().union(*(each.changed for each in calls)):
         yield f"it changes its argument {name} in place: the caller still needs it"
     if not torch.allclose(call(call.inputs), call(call.inputs), equal_nan=True):
-        yield "two calls with the same tokens differ, even after .eval(): it has dropout, new layers, or keeps tokens"
+        yield "two calls with the same tokens differ, even after .eval(): it has dropout, makes layers or keeps tokens"
         return
     if unused := [*_without_influence(call, parameters, matrices)]:
         what = "no gradient" if right else "no influence on the output, or no gradient"
