@@ -7,7 +7,7 @@ Shapes: B texts, T length, D width of the tokens, N columns, H heads of queries,
 a head of queries and keys, V of values, E width of the output, A possibilities.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import permutations
 from typing import NamedTuple
@@ -61,13 +61,13 @@ class Assignment(NamedTuple):
 
 def assignments(
     attempt: Attempt,
-    matrices: Mapping[str, Tensor],
+    matrices: Sequence[Tensor],
 ) -> Iterator[Assignment]:
     """Yields the assignments for a call with tokens; or, without matrices, with queries, keys and values.
 
     A square matrix has to be symmetric, so that nobody has to know whether its rows or its columns are multiplied.
     """
-    inputs, made = [*attempt.inputs.values()], [*matrices.values()]
+    inputs = [*attempt.inputs.values()]
     D = inputs[0].shape[-1]
     E = attempt.output.shape[-1]
     identity = torch.eye(E)
@@ -78,7 +78,7 @@ def assignments(
                 yield Assignment(attempt, q, k, v, identity)
     sources = (inputs[0], inputs[:2][-1], inputs[-1])  # of queries, keys and values
     # The matrix of the output was made last, or first, or there is none.
-    for makers, last in ((made[:-1], made[-1:]), (made[1:], made[:1]), (made, [identity])):
+    for makers, last in ((matrices[:-1], matrices[-1:]), (matrices[1:], matrices[:1]), (matrices, [identity])):
         if makers and E in last[0].shape and all(D in maker.shape for maker in makers):
             columns = torch.cat([_taking(D, maker) for maker in makers], -1)
             output_matrix = _taking(E, last[0]).mT

@@ -94,8 +94,7 @@ class Attempt:
             output = output[0]
         if not isinstance(output, Tensor) or output.shape[:-1] != shapes[0][:-1]:
             returned = getattr(output, "shape", type(output))
-            wanted = f"a tensor (..., width) that begins with {shapes[0][:-1]}, or a tuple with it first"
-            raise Mistake(f"{called} returns {returned}: return {wanted}")
+            raise Mistake(f"{called} returns {returned}: return {shapes[0][:-1]} and a width, or a tuple with it first")
         return self.layout.back(output)
 
 

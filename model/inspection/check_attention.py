@@ -58,8 +58,8 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
     It is compared with as many queries as keys; the `attend` of a `CausalSelfAttention` with fewer, as with a cache. A
     warning says if it was compared without a mask, without its norms, or with one text at a time.
     """
-    is_set = torch.get_default_device().type != "cpu"
-    on_cpu = torch.device("cpu") if is_set else nullcontext()  # torch.device makes each function of PyTorch slower
+    # Where it is not needed, torch.device would only make each function of PyTorch slower.
+    on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     with on_cpu, torch.random.fork_rng([]), torch.inference_mode(False):
         torch.default_generator.manual_seed(0)  # not those of GPUs
         try:
@@ -129,7 +129,7 @@ def _of_module(module: nn.Module) -> Iterator[str]:
                 yield f"{name} is a tensor but no buffer, so `.to` does not move it to a GPU: use register_buffer"
 
 
-def _plain(module: nn.Module, kind: type | tuple[type, ...]) -> Iterator[tuple[str, Any]]:
+def _plain(module: nn.Module, kind: type | tuple) -> Iterator[tuple[str, Any]]:
     """Yields the names of attributes that hold something of this kind, also in a list or dict, and what they hold.
     Leaves out parameters, buffers and modules that PyTorch knows of.
     """
@@ -191,8 +191,9 @@ def _compared(
     """Yields the problems of an attention, which is right if the formula gives its output in one of these calls."""
     parameters = dict(layer.named_parameters())
     matrices = {name: p for name, p in parameters.items() if p.ndim > 1 and p.any()}
+    made = [*matrices.values()]
     numbers = {name: value for name, value in vars(layer).items() if re.fullmatch(NUM_HEADS, name)}
-    right = next((each for call in calls for each in assignments(call, matrices) if each.explains({})), None)
+    right = next((each for call in calls for each in assignments(call, made) if each.explains({})), None)
     call = right.attempt if right else calls[0]
     for name in set().union(*(each.changed for each in calls)):
         yield f"it changes its argument {name} in place: the caller still needs it"
@@ -209,7 +210,7 @@ def _compared(
         yield from _layout(call, calls[0])
     else:
         for each in calls:
-            possible = [*assignments(each, matrices)]
+            possible = [*assignments(each, made)]
             # To try all numbers of heads takes seconds.
             likely = [it for it in possible if it.num_heads in numbers.values() or not numbers]
             causes = {

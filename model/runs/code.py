@@ -134,8 +134,8 @@ def changed_files(entries: list[dict[str, Any]], code: dict[str, Any]) -> str:
 
 def shown_command(args: list[str]) -> str:
     """Returns the command line of train.py as text, without absolute folders and passwords."""
-    text = os.fsencode(shlex.join(["python", "train.py", *args])).decode(errors="replace")  # whatever the locale
-    return HIDDEN.sub("...", text)
+    typed = os.fsencode(shlex.join(["python", "train.py", *args]))  # the bytes, whatever the locale
+    return HIDDEN.sub("...", typed.decode(errors="replace"))
 
 
 def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
