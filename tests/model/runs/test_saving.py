@@ -1,6 +1,7 @@
 """Checkpoint files are complete or absent, and restore the random states."""
 
 import errno
+import io
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import torch
 
 from model.checkpoint import read_checkpoint
 from model.files import write_atomically
+from model.runs import saving
 from model.runs.records import read_metrics, write_metrics
 from model.runs.run import Run
 from model.runs.saving import AtomicCheckpointIO, rewind, seed_step
@@ -68,6 +70,24 @@ def test_an_error_while_saving_is_passed_on_and_keeps_the_old_file(tmp_path, mon
         AtomicCheckpointIO().save_checkpoint({}, path)
     assert path.read_bytes() == b"before"
     assert [entry.name for entry in path.parent.iterdir()] == ["last.ckpt"]
+
+
+class Interrupted(io.BytesIO):
+    """A file; a signal comes in its third write."""
+
+    writes = 0
+
+    def write(self, content):
+        self.writes += 1
+        if self.writes == 3:
+            raise KeyboardInterrupt
+        return super().write(content)
+
+
+def test_a_signal_during_a_save_ends_it_as_a_signal(monkeypatch):
+    monkeypatch.setattr(saving, "atomic_file", lambda _: Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        AtomicCheckpointIO().save_checkpoint({"w": torch.zeros(10**5)}, "x.ckpt")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a device that is always full")
