@@ -38,7 +38,7 @@ OTHER_VALIDATION = """trainer.limit_val_batches=1 data.validation_batch_size=2 d
 # These change when something is done: the steps of the rows, and of the validations.
 OTHER_CLOCKS = {
     "trainer.max_steps=9": ([4, 8, 9], [4, 8, 9]),
-    "trainer.val_check_interval=7": ([4, 8], [4, 7, 8]),
+    "trainer.val_check_interval=7": ([4, 7, 8], [4, 7, 8]),
     "trainer.log_every_n_steps=7": ([4, 7, 8], [4, 8]),
 }
 CHANGES = [*SAME.splitlines(), *NEAR.split(), *OTHER_VALIDATION.split(), *OTHER_CLOCKS]
