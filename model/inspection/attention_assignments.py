@@ -19,10 +19,6 @@ from model.attention import split_heads
 from model.inspection.attention_calls import Attempt
 from model.inspection.attention_mistakes import formula
 
-# Of the largest value, what may be rounding; and if the output is float16 or bfloat16, or bfloat16 is used inside,
-# whose scores are rounded too.
-ROUNDING = 1e-3
-HALF_ROUNDING = 0.1
 # Orders of the axes of columns: p queries, keys or values; h heads; k width of a head.
 ONE_MATRIX = ["phk", "pkh", "hpk", "hkp", "kph"]
 SEVERAL = ONE_MATRIX[:3]
@@ -41,18 +37,15 @@ class Assignment(NamedTuple):
     def num_heads(self) -> int:
         return self.q.shape[-3]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def explains(self, change: dict[str, str]) -> bool:
         """Does the formula, with a change, give the output?"""
         output = self.attempt.output
         x, *_ = self.attempt.inputs.values()
-        is_half = output.dtype.itemsize == 2 or torch.bfloat16 in self.attempt.seen.noted
-        limit = HALF_ROUNDING if is_half else ROUNDING
         for mask in self.attempt.meanings:
-            with suppress(RuntimeError):  # a change that does not fit these shapes, or an output that is not numbers
+            with suppress(RuntimeError):  # a change that does not fit these shapes, or an output of booleans
                 given = formula(self.q, self.k, self.v, mask, self.output_matrix, x, change)
-                largest = output.nan_to_num().abs().amax(-1, keepdim=True)
-                is_near = ((given - output).abs() <= limit * largest).flatten(1)
+                is_near = ((given - output).abs() <= self.attempt.rounding).flatten(1)
                 is_open = given.isnan().flatten(1)  # a query that may see nothing
                 if ((is_near | is_open).all(1) & is_near.any(1)).any():
                     return True

@@ -19,6 +19,10 @@ from model.attention import merge_heads, split_heads
 from model.masks import causal_mask, padding_mask
 from model.mistakes import Mistake
 
+# Of the largest value, what may be rounding; and if the output is float16 or bfloat16, or bfloat16 is used inside,
+# whose scores are rounded too.
+ROUNDING = 1e-3
+HALF_ROUNDING = 0.1
 SCALE = 3.0  # of the inputs, so large that a hidden score of -10 can be seen
 Arguments = dict[str, Tensor]
 
@@ -76,6 +80,9 @@ class Attempt:
         self.output = self(self.inputs)
         with Seen() as self.seen:  # again: in the traceback of an error, `Seen` would follow the user's line
             self(self.inputs)
+        is_half = self.output.dtype.itemsize == 2 or torch.bfloat16 in self.seen.noted
+        largest = self.output.float().nan_to_num().abs().amax(-1, keepdim=True)
+        self.rounding = largest * (HALF_ROUNDING if is_half else ROUNDING)
 
     def __call__(self, inputs: Arguments) -> Tensor:
         """Returns the output (B, T, E)."""
@@ -94,7 +101,8 @@ class Attempt:
             output = output[0]
         if not isinstance(output, Tensor) or output.shape[:-1] != shapes[0][:-1]:
             returned = getattr(output, "shape", type(output))
-            raise Mistake(f"{called} returns {returned}: return {shapes[0][:-1]} and a width, or a tuple with it first")
+            begin = shapes[0][:-1]
+            raise Mistake(f"{called} returns {returned}: return a tensor that begins with {begin}, or a tuple of it")
         return self.layout.back(output)
 
 

@@ -177,11 +177,11 @@ def formula(
     H, T, K = q.shape[-3:]
     S = k.shape[-2]
     names: dict[str, Any] = TOOLS | locals()
-    for name, line in {**FORMULA, **change}.items():
-        exec(_compiled(f"{name} = {line}"), names)
+    lines = [f"{name} = {line}" for name, line in {**FORMULA, **change}.items()]
+    exec(_compiled("\n".join(lines)), names)
     return names["output"]
 
 
 @cache
-def _compiled(line: str) -> CodeType:
-    return compile(line, "the formula", "exec")
+def _compiled(lines: str) -> CodeType:
+    return compile(lines, "the formula", "exec")

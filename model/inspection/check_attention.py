@@ -209,10 +209,10 @@ def _compared(
                 yield f"{name} is {number}, but the number of heads in its output is {right.num_heads}"
         yield from _layout(call, calls[0])
     else:
-        for each in calls:
-            possible = [*assignments(each, made)]
+        trials = [[*assignments(each, made)] for each in calls]
+        for trial in trials:
             # To try all numbers of heads takes seconds.
-            likely = [it for it in possible if it.num_heads in numbers.values() or not numbers]
+            likely = [it for it in trial if it.num_heads in numbers.values() or not numbers]
             causes = {
                 cause: f"{cause}: `{name} = {line}` for `{name} = {FORMULA[name]}`"
                 for name, lines in MISTAKES.items()
@@ -222,7 +222,7 @@ def _compared(
             yield from causes.values()
             if causes:
                 return
-        if possible:
+        if any(trials):
             yield "it differs from the formula; none of the known mistakes gives its output"
         else:
             yield "it could not be compared with the formula"
