@@ -89,10 +89,14 @@ def gpt_weights(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+class OtherNetwork(Mistake):
+    """Raised for a checkpoint whose weights do not fit the network that this code builds for its config."""
+
+
 def open_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[GPT, dict[str, Any]]:
     """Returns the GPT in a checkpoint, on `device`, in evaluation mode and float32, and the checkpoint's content.
 
-    Raises the errors of `read_checkpoint`, and a `Mistake` that names `path` if the weights do not fit the config.
+    Raises the errors of `read_checkpoint`, and `OtherNetwork`.
     """
     checkpoint = read_checkpoint(path)
     with parsing(path, ", or was written by another version of GlassGPT"):
@@ -101,9 +105,8 @@ def open_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[GPT
     try:
         gpt = with_weights(config, weights)
     except Mistake as error:
-        raise Mistake(
-            f"{path} holds weights that do not fit its own config in this version of the code: {error}"
-        ) from error
+        message = f"{path} holds weights that do not fit its own config in this version of the code: {error}"
+        raise OtherNetwork(message) from error
     return gpt.to(device).eval(), checkpoint
 
 

@@ -18,14 +18,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data.tokenizers import Tokenizer
-from model.checkpoint import open_checkpoint
 from model.exchange.huggingface import check_vocabulary, from_huggingface, local_folder, masks_documents
 from model.generation import stream
 from model.gpt import GPT
@@ -37,7 +36,7 @@ from model.inspection.texts import Kind, Texts, repeated_tokens
 from model.kernels import check_device
 from model.mistakes import Missing, Mistake, check, check_range, parsing
 from model.pages.page import run_page
-from model.runs.code import check_code
+from model.runs.code import OtherCode, open_known
 from model.runs.run import ATTENTION, RUNS, Run
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,6 @@ PERIOD = 32  # distinct tokens in the repeated probe, or fewer if the context do
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HEIGHT = 760  # of a page in a notebook, in pixels
 
-OtherCode = Literal["warn", "refuse", "accept"]
 Text = str | Tensor | Sequence[int]  # a text, or its token ids (T,)
 
 
@@ -85,9 +83,7 @@ def open_run(
         return Glass(gpt.to(device), encoding, path, document_masking=masks_documents(folder))
     run = Run.open(path if path is None else Path(path))
     checkpoint = run.checkpoint if step is None else run.at(step)
-    gpt, description = open_checkpoint(checkpoint, device)
-    if other_code != "accept":
-        check_code(checkpoint, gpt, description, refuse=other_code == "refuse")
+    gpt, description = open_known(checkpoint, device, other_code)
     with parsing(checkpoint):
         encoding = Tokenizer.from_dict(description["tokenizer"])
         check_vocabulary(gpt, encoding)

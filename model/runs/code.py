@@ -21,7 +21,7 @@ import zlib
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from model.files import content_of, write_atomically
 from model.mistakes import Mistake, parsing
@@ -41,6 +41,7 @@ PROJECT = {"train.py", "model", "data", "scripts", "tests"}
 INSTALLED = {"site-packages", "dist-packages", Path(ast.__file__).parent.name}  # the last holds Python's own modules
 PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
 GIT_SECONDS = 10
+OtherCode = Literal["warn", "refuse", "accept"]
 # What only some versions of Python write of a syntax tree: its empty fields, and so some of the commas.
 EMPTY = re.compile(r"\w+=(\[\]|None)|, ")
 # What is removed from a recorded command line: the folders of absolute paths, and what looks like a password.
@@ -190,21 +191,32 @@ def read_code(run_dir: Path) -> list[dict[str, Any]]:
         ]
 
 
-def check_code(path: Path, gpt: GPT, checkpoint: dict[str, Any], *, refuse: bool) -> None:
-    """Warns if `gpt`, opened from `path`, computes something else than the code that trained it.
+def open_known(path: Path, device: Any = "cpu", other_code: OtherCode = "warn") -> tuple[GPT, dict[str, Any]]:
+    """Opens a checkpoint as `open_checkpoint` does, and tells what has changed in the code that trained it.
 
-    Raises a `Mistake` instead, if `refuse`.
+    other_code: what to do if this code computes something else: warn, raise a `Mistake`, or accept it. If it cannot
+        open the checkpoint at all, this raises a `Mistake` in any case.
     """
+    from model.checkpoint import OtherNetwork, open_checkpoint, read_checkpoint
     from model.proof import difference
 
-    found = difference(path, gpt, checkpoint["proof"])
-    if not found:
-        return
-    step = max(1, checkpoint["global_step"])
-    entries = [entry for entry in read_code(Run.open(path).folder) if entry["step"] < step]
-    reason = changed_files(entries, current_code()) or (
+    try:
+        gpt, checkpoint = open_checkpoint(path, device)
+    except OtherNetwork as error:
+        step = read_checkpoint(path, on_disk=True)["global_step"]
+        raise Mistake(f"{error}; {changes_since(path, step)}") from error
+    found = "" if other_code == "accept" else difference(path, gpt, checkpoint["proof"])
+    if found:
+        message = f"{found}: {changes_since(path, checkpoint['global_step'])}"
+        if other_code == "refuse":
+            raise Mistake(f"{message}; write --other_code if you mean this code")
+        log.warning("%s", message)
+    return gpt, checkpoint
+
+
+def changes_since(path: Path, step: int) -> str:
+    """Returns which files have changed since the step of a checkpoint, or that none has."""
+    entries = [entry for entry in read_code(Run.open(path).folder) if entry["step"] < max(1, step)]
+    return changed_files(entries, current_code()) or (
         "no file is known to have changed, so a function was replaced, or a package computes something else"
     )
-    if refuse:
-        raise Mistake(f"{found}: {reason}; write --other_code if you mean this code")
-    log.warning("%s: %s", found, reason)

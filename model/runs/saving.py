@@ -24,11 +24,11 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Trainer
 
-from model.checkpoint import open_checkpoint, read_checkpoint
+from model.checkpoint import read_checkpoint
 from model.files import atomic_file, write_atomically
 from model.inspection.recording import Recording
 from model.mistakes import Mistake, file_errors, listed
-from model.runs.code import check_code
+from model.runs.code import open_known
 from model.runs.records import as_line, read_lines, read_metrics, write_metrics
 from model.runs.run import ATTENTION, BEST, HEAD_SCORES, LAST, METRICS, SAMPLES, Run
 
@@ -55,14 +55,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
         # Plain data only, and onto the CPU, whatever the arguments say.
-        gpt, checkpoint = open_checkpoint(Path(path))
+        _, checkpoint = open_known(Path(path), other_code="accept" if self.other_code else "refuse")
         if missing := [key for key in RESUMED if key not in checkpoint]:
             raise Mistake(
                 f"{path} has no {listed(missing)}: it has the weights only, or is of another version; start a new run "
                 "from its weights with --model.init_from"
             )
-        if not self.other_code:
-            check_code(Path(path), gpt, checkpoint, refuse=True)
         del checkpoint["loops"]  # see start_loops_at
         return checkpoint
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 
+from model.checkpoint import read_checkpoint
 from model.glass import open_run
 from model.gpt import GPTConfig
 from model.runs import code
@@ -17,7 +19,7 @@ from model.runs.code import changed_files, code_hash, current_code, read_code
 from model.runs.results import write_report
 from tests.attentions import ALIBI
 from tests.command_lines import mistake, tells
-from tests.gpts import SIZES, random_gpt, save_checkpoint
+from tests.gpts import SIZES, change_checkpoint, random_gpt, save_checkpoint
 
 PYTHON = Path(json.__file__).parents[1].name  # the folder of Python's own modules
 SOURCE = "def double(x):\n    return 2 * x  # twice\n"
@@ -144,6 +146,12 @@ def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, mon
     assert not caplog.records
     replace_attend(ALIBI)
     open_run(run)
+    path = run / "checkpoints/best.ckpt"
+    weights = read_checkpoint(path)["state_dict"]
+    change_checkpoint(path, state_dict=weights | {"gpt.blocks.0.attention.sink": torch.zeros(2)})
+    with mistake(r"attention\.sink.*; model/gpt\.py changed: \+1 -0$"):
+        open_run(run, other_code="accept")
+    change_checkpoint(path, state_dict=weights)
     commit()
     (run / "code.json").unlink()
     open_run(run)
