@@ -115,10 +115,10 @@ def read_text(glass: Glass, parser: ArgumentParser, typed: Namespace, split: str
     from data.corpora import CorpusOptions, build
     from data.token_cache import token_stream
     from model.checkpoint import read_checkpoint
-    from model.runs.configs import TEXTS, check_plain, layered, parse, read_config
+    from model.runs.configs import check_plain, layered, names_text, parse, read_config
 
     of_run: dict[str, Any] = {}
-    if glass.folder and not any(name in typed for name in TEXTS):
+    if glass.folder and not names_text(typed):
         path, known = glass.folder / CONFIG, parser.get_defaults().data
         of_run = {name: value for name, value in read_config(path).get("data", {}).items() if name in known}
         check_plain(path, "data.corpus", of_run.get("corpus", "stdlib"))

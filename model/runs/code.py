@@ -57,8 +57,9 @@ def sources() -> dict[str, str]:
     The user's own modules belong to them: those that have been loaded from the current folder.
     """
     here = Path.cwd()
-    loaded = [Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]]
-    users_own = [path for path in loaded if path.is_relative_to(here) and is_users_own(path)]
+    files = [str(getattr(module, "__file__", "")) for module in [*sys.modules.values()]]
+    near = [Path(file) for file in files if file.startswith(str(here))]  # before all else: a run loads thousands
+    users_own = [path for path in near if path.is_relative_to(here) and is_users_own(path)]
     paths = {path.relative_to(here).as_posix(): path for path in users_own}
     paths |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     return {name: path.read_text("utf-8", "replace") for name, path in sorted(paths.items())}

@@ -173,9 +173,19 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
     with parsing(folder):
         last = starts[-1]
         history = history_of(rows, last["flops_per_token"])
+        if state != "finished" or history.index[-1] != options["trainer.max_steps"]:
+            unended = "running or killed" if state == "running" else state
+            state = f"{unended} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
+        traits = {name: str(value) for name, value in compared(options).items()}
+        traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
         for before, start in pairwise(starts):
+            if start["options"] != before["options"]:
+                traits[f"other options at step {start['step']}"] = "yes"
             if start["validation_tokens"] != before["validation_tokens"]:
                 history.loc[: start["step"], [LOSS, BITS]] = np.nan  # on other text, so no figure of today's
+        for file in last["hashes"]:
+            traits[file] = " then ".join(dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts))
+        code = {traits[file]: f"{traits[file]} {changed}" for file, changed in last["changed"].items()}
         formed = formation((each["step"], each["formed"]) for each in snapshots)
         figures = {
             "runs": shown(folder.resolve().name),
@@ -185,17 +195,6 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
             FLOPS: last["flops_per_token"],
             **{f"{score} formed": min(heads.values(), default=np.nan) for score, heads in formed.items()},
         }
-        if state != "finished" or history.index[-1] != options["trainer.max_steps"]:
-            unended = "running or killed" if state == "running" else state
-            state = f"{unended} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
-        traits = {name: str(value) for name, value in compared(options).items()}
-        traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
-        for before, start in pairwise(starts):
-            if start["options"] != before["options"]:
-                traits[f"other options at step {start['step']}"] = "yes"
-        for file in last["hashes"]:
-            traits[file] = " then ".join(dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts))
-        code = {traits[file]: f"{traits[file]} {changed}" for file, changed in last["changed"].items()}
         return traits, code, figures, history
 
 

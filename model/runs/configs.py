@@ -73,11 +73,16 @@ def layered(parser: ArgumentParser, *layers: Namespace) -> Namespace:
     return options
 
 
+def names_text(options: Namespace) -> bool:
+    """Whether these options say which text to read."""
+    return any(name in options for name in TEXTS)
+
+
 def merged(*layers: Namespace) -> Namespace:
     """Returns the options that any layer sets, with the values of the last that does. A text replaces the others."""
     options = Namespace()
     for layer in layers:
-        if any(name in layer for name in TEXTS):
+        if names_text(layer):
             for name in TEXTS:
                 options.pop(name, None)
         options.update(layer)

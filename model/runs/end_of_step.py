@@ -50,6 +50,11 @@ def is_due(step: int, every: int | None) -> bool:
     return every is not None and step > 0 and step % every == 0
 
 
+def ends_epoch(trainer: Trainer) -> bool:
+    """Whether the current step is the last before a validation, or the last of the run."""
+    return trainer.is_last_batch or trainer.should_stop
+
+
 class EndOfStep(Checkpoint):
     """The callback that ends each step. It is a `Checkpoint` because Lightning runs those after all other callbacks."""
 
@@ -84,13 +89,12 @@ class EndOfStep(Checkpoint):
             return
         if step == trainer.max_steps:
             trainer.should_stop = True  # ends the epoch with a validation
-        ends_epoch = trainer.is_last_batch or trainer.should_stop
-        if ends_epoch or step % trainer.log_every_n_steps == 0:
+        if ends_epoch(trainer) or step % trainer.log_every_n_steps == 0:
             metrics = self.metrics.take(trainer)
             log_metrics(trainer, metrics)
             on_bar = {name: metrics[name] for name in ("train/loss", "tokens_per_second", "mfu") if name in metrics}
             module.log_dict(on_bar, prog_bar=True, logger=False)
-        if not ends_epoch:
+        if not ends_epoch(trainer):
             self.end_step(trainer, module)
 
     def on_validation_start(self, *_: Any) -> None:
@@ -125,9 +129,8 @@ class EndOfStep(Checkpoint):
         # each would wait for the slowest.
         asks_ranks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
         stop_now = asks_ranks and trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
-        is_end_of_epoch = trainer.is_last_batch or trainer.should_stop
         is_saved = is_validated or is_kept or is_due(step, self.checkpoints.every_n_steps)
-        if is_saved or stop_now or is_end_of_epoch:
+        if is_saved or stop_now or ends_epoch(trainer):
             self.metrics.stop_clock()
             self.checkpoints.save(trainer, is_best)
         if stop_now:
