@@ -25,7 +25,7 @@ RUNS = {
         --trainer.accumulate_grad_batches=2 --trainer.deterministic=true --trainer.precision=bf16-mixed
         --model.gpt.num_heads=4 --model.gpt.num_kv_heads=2 --model.gpt.window=5""",
     "compiled": f"""{COMPILED} --model.gpt.num_heads=4 --model.gpt.num_kv_heads=2 --model.gpt.window=5
-        --trainer.gradient_clip_val=1.0 --trainer.precision=bf16-mixed""",
+        --trainer.gradient_clip_val=1.0 --trainer.precision=bf16-mixed --trainer.deterministic=true""",
     "GPT-2": f"""{COMPILED} --model.gpt.position=learned --model.gpt.norm=layernorm --model.gpt.tie_embeddings=true
         --model.optimizer.algorithm=adamw --trainer.precision=16-mixed --model.gpt.activation=swiglu""",
 }
