@@ -37,7 +37,7 @@ def test_the_table_has_a_row_for_each_variant_and_every_kind_of_file_can_be_writ
     svg, page = Path("runs.svg").read_text(), Path("runs.HTML").read_text()
     assert tells(svg, "seconds val/loss 0.01 0.02") and tells(page, "flops val/loss 0.01 0.02")
     assert "<svg" in page and not Page(page).suspicious and not Page(page).scripts
-    assert tells(call(main, capsys, runs[0], "--to", "99")[1], f"{first['val/loss']:.6} minutes 99")
+    assert tells(call(main, capsys, runs[0], "--to", "99")[1], f"{float(first['val/loss']):.4f} minutes 99")
 
 
 MISTAKES = {

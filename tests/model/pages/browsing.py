@@ -32,6 +32,15 @@ def settle(page) -> None:
     page.evaluate(SETTLED)
 
 
+def until(page, expression: str, argument=None) -> None:
+    """Waits until JavaScript is true. wait_for_function would poll by eval, which a page's policy forbids."""
+    for _ in range(1000):
+        if page.evaluate(expression, argument):
+            return
+        page.wait_for_timeout(20)
+    raise AssertionError(expression)
+
+
 def wait_for(page, selector: str, text: str) -> None:
     """Waits until an element contains a text and the page is drawn."""
     page.locator(selector, has_text=text).wait_for()

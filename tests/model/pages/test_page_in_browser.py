@@ -32,6 +32,7 @@ from tests.model.pages.browsing import (
     shares,
     slide,
     unnamed,
+    until,
     wait_for,
 )
 from tests.model.pages.conftest import NO_TOUR
@@ -296,7 +297,7 @@ def test_a_reload_paints_nothing_before_the_view_is_drawn(open_page):
     page = open_page(run_page("a run", HISTORY, state="running"), hash_="#step=4&head=1.1", script=DRAWN_AT)
     page.reload()
     settle(page)
-    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
+    until(page, "performance.getEntriesByName('first-contentful-paint').length")
     assert page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime >= drawnAt")
     assert page.inner_text("#slide-a output") == "step 4"
 

@@ -30,6 +30,7 @@ from tests.model.pages.browsing import (
     shares,
     slide,
     unnamed,
+    until,
     wait_for,
 )
 from tests.model.pages.model_pages import (
@@ -364,7 +365,7 @@ SAID = """(told) => [document.getElementById("notes")?.innerText, getComputedSty
 )
 def test_a_damaged_page_says_what_is_wrong(open_file, change, message):
     page = open_file(change(page_of(*GPTS)))
-    page.wait_for_function(SAID, arg=message)
+    until(page, SAID, message)
     for part in ("#box", "#writing", "#try"):
         assert page.locator(part).is_hidden()
 
