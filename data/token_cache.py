@@ -162,8 +162,9 @@ def write_split(path: Path, stream: Iterable[np.ndarray], tokenizer: Tokenizer, 
             os.fsync(file.fileno())
     if num_bytes == 0:
         raise Mistake(
-            f"the {path.stem} split of this corpus holds no text: choose files with text for both splits (and for "
-            "tables the right --data.text_column), or change --data.validation_fraction"
+            f"the {path.stem} split of this corpus holds no text: choose files with text for both splits (those of "
+            "--data.validation_files are not trained on; for tables, choose the right --data.text_column), or change "
+            "--data.validation_fraction"
         )
     return TokenStore(path, tokenizer.dtype, num_tokens, num_bytes, checksum)
 

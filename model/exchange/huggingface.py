@@ -286,14 +286,17 @@ def local_folder(source: str | Path) -> Path:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Reads all weights of a folder, from one safetensors file or several."""
+    """Reads the weights of a folder, from model.safetensors or model-00001-of-00002.safetensors and so on.
+
+    Files of other names are left alone: model_old.safetensors may be a copy, which would replace the model's weights.
+    """
     load_file = optional_package("safetensors.torch").load_file
-    paths = sorted(folder.glob("model*.safetensors"))
+    paths = sorted(folder.glob("model[.-][s0]*tensors"))
     if not paths:
         raise Missing(f"{folder / WEIGHTS} is missing: save the weights as safetensors; a pickle could run code")
     weights: dict[str, Tensor] = {}
     for path in paths:
-        with file_errors(path), parsing(path):
+        with parsing(path):
             weights |= load_file(path)
     return weights
 
@@ -307,7 +310,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Reads a file that holds a JSON object. Raises a `Mistake` if it is missing or holds something else."""
     if not path.is_file():
         raise Missing(f"{path.parent} has no {path.name}, so it is not the folder of a Hugging Face model")
-    with file_errors(path), parsing(path):
+    with parsing(path):
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")

@@ -185,8 +185,8 @@ class Recording:
         existing = self.open(self.folder)
         if existing.header() != self.header():
             raise Mistake(
-                f"{self.folder} holds maps of other texts: recording.probe_text or an option of data has changed, so "
-                "use the options of this run, write --recording.enabled false, or start a new run"
+                f"{self.folder} holds maps of other texts: the text, recording.probe_text or an option of data has "
+                "changed, so use what this run began with, write --recording.enabled false, or start a new run"
             )
         existing.snapshots = [snapshot for snapshot in existing.snapshots if snapshot.step <= step]
         return existing

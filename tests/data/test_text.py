@@ -196,8 +196,10 @@ def test_other_columns_may_have_mixed_types_or_no_name_and_a_missing_text_is_emp
     Path("rows.csv").write_text("\n".join([",code,text", *(f"0,{code},a text" for code in codes)]))
     assert list(table_texts(Path("rows.csv"), "code")) == codes
     rows = [{"text": "é", "meta": {"a": 1}, "parts": "x"}, {"text": None, "meta": 3, "parts": [{"text": "y"}]}]
-    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert list(table_texts(Path("rows.jsonl"), "text")) == ["é", ""]
+    dated = {"text": "2024-01-31", "parts": "x" * 2**20}
+    rows += [dated] * 10 + [{}, {"text": "a\ud83d", "parts": 1}]  # `datasets` reads 10 MB at once
+    Path("rows.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
+    assert list(table_texts(Path("rows.jsonl"), "text")) == ["é", "", *[dated["text"]] * 10, "", "a?"]
 
 
 def test_quote_marks_can_be_read_as_text_and_a_quoted_field_of_many_rows_warns(here, caplog):

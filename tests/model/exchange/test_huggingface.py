@@ -188,7 +188,7 @@ def test_a_folder_of_shards_is_read_and_a_missing_one_is_named(transformers, tmp
     refuse(tmp_path / "model", r"model .* absent")
 
 
-def test_half_precision_and_the_names_and_masks_of_published_files_are_read(tmp_path):
+def test_half_precision_and_the_names_and_masks_of_published_files_are_read_and_copies_left_alone(tmp_path):
     """On the Hub GPT-2's weights have other names, and each layer stores the causal mask."""
     gpt = gpt_of(GPT2).bfloat16()
     to_huggingface(gpt, tmp_path / "model")
@@ -197,6 +197,7 @@ def test_half_precision_and_the_names_and_masks_of_published_files_are_read(tmp_
     published = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
     published |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in range(3)}
     safetensors.save_file(published, tmp_path / "model/model.safetensors")
+    safetensors.save_file({"wpe.weight": torch.zeros(64, 32)}, tmp_path / "model/model_old.safetensors")
     assert same_weights(from_huggingface(tmp_path / "model"), gpt.float())
 
 
