@@ -52,7 +52,7 @@ def test_a_run_leaves_everything_in_its_folder_tells_of_itself_and_opens_no_conn
     gpt, _ = load_gpt(run)
 
     output = capsys.readouterr().out
-    model, corpus, *lines = output.splitlines()
+    model, corpus, *lines = output[output.index("runs/first: ") :].splitlines()  # after what you have changed
     assert re.match(rf"runs/first: {gpt.num_parameters():,} .* \d+ threads.* 32-true", model)
     assert tells(corpus, "words bytes 257")
     validated = [line for line in lines if tells(line, "train/loss val/bits_per_byte")]  # without a terminal one each
@@ -283,8 +283,8 @@ from data.text import Corpus, Passage
 class Words(Corpus):
     name, identity = "words", {"words": 1}
 
-    def __init__(self, validation_fraction):
-        pass
+    def __init__(self, validation_fraction, files):
+        assert files == "some.txt"  # which does not select the corpus of files
 
     def passages(self, split):
         yield Passage(split + " own words" * 300, ends_document=True)
@@ -301,7 +301,11 @@ def test_an_own_optimizer_which_follows_the_schedule_and_an_own_corpus_are_found
     Path("own_of_tests.py").write_text(OWN)
     importlib.invalidate_caches()  # the folder may have been searched in the same tick of the file system's clock
     options = [option for option in small_options if not option.startswith("--data.files")]
-    own = ["--data.corpus=own_of_tests.Words", "--model.optimizer.algorithm=own_of_tests.quick"]
+    own = [
+        "--data.corpus=own_of_tests.Words",
+        "--data.files=some.txt",
+        "--model.optimizer.algorithm=own_of_tests.quick",
+    ]
     assert main([*options, *own, "--name=run", "--model.optimizer.rate_scale=0", "--model.gpt.ngram_sizes=[2]"]) == 0
     assert "it has learned nothing" in capsys.readouterr().out
     (entry,) = read_code(Path("runs/run"))

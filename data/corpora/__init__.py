@@ -36,12 +36,12 @@ class CorpusOptions:
     Args:
         files: files to read, as glob patterns: json, jsonl (or jsonlines, ndjson), csv, tsv, parquet, arrow, or plain
             text with any other ending; json, jsonl, csv and tsv may be compressed (.gz, .zst, .xz or .bz2). Setting
-            this selects --data.corpus files.
+            this selects --data.corpus files, unless that is your own.
         validation_files: files to validate on, as glob patterns (null: validation_fraction of files).
         text_column: column that holds the text, in tables and data sets.
         quotes: whether quote marks enclose fields in csv and tsv files; false: they are part of the text.
         dataset: data set to read: its name on the Hugging Face Hub, or a folder of parquet, jsonl or arrow files.
-            Setting this selects --data.corpus hub.
+            Setting this selects --data.corpus hub, unless that is your own.
         dataset_config: configuration of the data set, if it has several.
         dataset_split: name of the split to train on.
         dataset_validation_split: name of the split to validate on (null: the data set's validation split if it has
@@ -80,7 +80,8 @@ class CorpusOptions:
 def build(name: str, options: CorpusOptions) -> Corpus:
     """Builds the corpus `name`, or the corpus that an option selects instead (see SELECTED_BY).
 
-    A name with a dot, such as mine.my_corpus, is imported: a function or class like those in CORPORA.
+    A name with a dot, such as mine.my_corpus, is imported: a function or class like those in CORPORA. No option selects
+    another instead.
 
     Warns about every option that is set but not read by this corpus. This is not a Mistake: a user may combine a config
     with another corpus than it was written for.
@@ -96,7 +97,7 @@ def build(name: str, options: CorpusOptions) -> Corpus:
     selected = [option for option in SELECTED_BY if option in is_set]
     if len(selected) > 1:
         raise Mistake(f"data.{' and data.'.join(selected)} are both set: keep only the one to train on")
-    if selected:
+    if selected and "." not in name:
         name = SELECTED_BY[selected[0]]
     builder = CORPORA.get(name) or imported("data.corpus", name)
     reads = signature(builder).parameters
