@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 RELEASE = "0.1.0"  # of the package too, see pyproject.toml
-ROOT = Path(__file__).parents[2]
+ROOT = Path(os.path.abspath(__file__)).parents[2]  # noqa: PTH100  a module's folder may be written with ..
 # The files that a training computes with. What only records, measures or shows is left out.
-TRAINING = ("train.py", "model/*.py", "model/training/*.py", "data/**/*.py")
-PROJECT = {"train.py", "model", "data", "scripts", "tests"}
+TRAINING = ("train.py", "model/*.py", "model/training/*.py", "data/**/*.py")  # loaded or not
+OTHER = ("model/runs/", "model/inspection/", "model/pages/", "model/exchange/", "scripts/", "tests/")
 INSTALLED = {"site-packages", "dist-packages", Path(ast.__file__).parent.name}  # the last holds Python's own modules
 PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
 GIT_SECONDS = 10
@@ -54,22 +54,21 @@ HIDDEN = re.compile(
 def sources() -> dict[str, str]:
     """Returns the text of the files that a training runs, by their names as seen from the checkout.
 
-    The user's own modules belong to them: those that have been loaded from the current folder.
+    The user's own modules belong to them: those that have been loaded from the checkout, the current folder or one that
+    PYTHONPATH names. A file outside of the checkout is named as its module, so that no folder is recorded.
     """
-    here = Path.cwd()
-    files = [str(getattr(module, "__file__", "")) for module in [*sys.modules.values()]]
-    near = [Path(file) for file in files if file.startswith(str(here))]  # before all else: a run loads thousands
-    users_own = [path for path in near if path.is_relative_to(here) and is_users_own(path)]
-    paths = {path.relative_to(here).as_posix(): path for path in users_own}
-    paths |= {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
-    return {name: path.read_text("utf-8", "replace") for name, path in sorted(paths.items())}
-
-
-def is_users_own(path: Path) -> bool:
-    """Whether a file is Python code, and neither installed nor a part of this project."""
-    is_of_project = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in PROJECT
-    is_installed = not INSTALLED.isdisjoint(path.parts)
-    return path.suffix == ".py" and path.is_file() and not (is_of_project or is_installed)
+    known = map(os.path.abspath, [str(ROOT), "", *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    folders = tuple(folder for folder in known if not any(Path(folder).glob("*.dist-info")))  # pip installs into others
+    paths = {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
+    for module in [*sys.modules.values()]:
+        file = os.path.abspath(getattr(module, "__file__", None) or "")  # noqa: PTH100
+        path = file.startswith(folders) and Path(file)  # the text before all else: a run loads thousands
+        if path and path.suffix == ".py" and path.is_file() and INSTALLED.isdisjoint(path.parts):
+            name = f"{module.__name__.replace('.', '/')}.py"
+            paths[path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else name] = path
+    return {
+        name: path.read_text("utf-8", "replace") for name, path in sorted(paths.items()) if not name.startswith(OTHER)
+    }
 
 
 def code_hash(source: str) -> str:

@@ -1,12 +1,13 @@
 """code.json: which code a run had, what has changed since, and what a stranger's file may hold."""
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,14 +133,28 @@ def test_a_run_records_its_code_and_refuses_other_code_until_it_is_meant(train, 
 def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, monkeypatch, replace_attend, caplog):
     run = tmp_path / "run"
     save_checkpoint(run / "checkpoints/best.ckpt", random_gpt(GPTConfig(**SIZES | {"vocab_size": 257})))
-    monkeypatch.chdir(tmp_path)
-    for name in ("mine.py", "pkg/part.py", "site-packages/installed.py", f"{PYTHON}/ast.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(SOURCE)
-        monkeypatch.setitem(sys.modules, name, Mock(__file__=str(tmp_path / name)))
-    assert current_code()["hashes"].keys() == {"mine.py", "model/gpt.py", "pkg/part.py", "train.py"}
+    here, there, target = tmp_path / "here", tmp_path / "there", tmp_path / "target"
+    (target / "a.dist-info").mkdir(parents=True)
+    own = [
+        here / "mine.py",
+        here / "pkg/part.py",
+        there / "theirs.py",
+        checkout / "x.py",
+        checkout / "model/new/part.py",
+    ]
+    others = [target / "installed.py", here / f"{PYTHON}/ast.py", checkout / "model/runs/run.py", tmp_path / "far.py"]
+    for path in [*own, *others, checkout / "train.py"]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SOURCE)
+        name = ".".join(path.with_suffix("").parts[-1 - (path.parent.name == "pkg") :])
+        as_typed = str(here / os.path.relpath(path, here))
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__file__=as_typed, __name__=name))
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", f"{there}:../target")
+    names = {"mine.py", "model/gpt.py", "pkg/part.py", "train.py", "theirs.py", "model/new/part.py", "x.py"}
+    assert current_code()["hashes"].keys() == names
     entries = [PLAIN | current_code(), PLAIN | {"step": 7}]  # the checkpoint is of step 7, so the second came later
-    monkeypatch.delitem(sys.modules, "mine.py")
+    monkeypatch.delitem(sys.modules, "mine")
     (run / "code.json").write_text(json.dumps(entries))
     (checkout / "model/gpt.py").write_text(SOURCE + "x = 1\n")
     open_run(run)
