@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from model.checkpoint import read_checkpoint
+from model.runs.code import read_code
 from tests.small_runs import assert_same, column, final_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pages")]
@@ -73,6 +74,7 @@ def test_a_run_resumed_with_another_option_continues_all_that_was_saved(train, t
     assert ([*after], [*validated]) == OTHER_CLOCKS.get(change, ([4, 8], [4, 8]))
     assert after[8] == pytest.approx(before[8], rel=0.3)
     if change in NEAR:
+        assert len({start["options"] for start in read_code(Path("runs/run"))}) == 2  # no seed of the same variant
         assert validated[8] != column(whole, "val/loss")[8]
     if change == "data.files=other.txt":
         assert "training text has changed" in caplog.text

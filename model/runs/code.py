@@ -153,7 +153,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     run_dir, step = Path(trainer.default_root_dir), trainer.global_step
     gpt = trainer.lightning_module.gpt
     data = trainer.datamodule
-    validation = data.tokenized.validation
+    validation, training_tokens = data.tokenized.validation, data.tokenized.train.checksum
     num_targets = sum(trainer.num_val_batches) * data.validation_batch_size * data.context_length
     read = validation.read(0, num_targets + 1)  # all of it, unless trainer.limit_val_batches leaves some out
     options = sorted(compared(dict(flat(read_config(run_dir / CONFIG)))).items())
@@ -165,7 +165,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
         "id": earlier[0]["id"] if earlier else secrets.token_hex(4),  # of the run, for Weights & Biases
         "step": step,
         "command": command,
-        "options": zlib.crc32(repr(options).encode()),
+        "options": zlib.crc32(repr([options, training_tokens]).encode()),
         "release": RELEASE,
         "since": changed_files(earlier, code),
         **code,
@@ -174,6 +174,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
         "threads": torch.get_num_threads(),
         "parameters": gpt.num_parameters(),
         "flops_per_token": gpt.flops_per_token(),
+        "training_tokens": training_tokens,
         "validation_tokens": zlib.crc32(read),
         "validation_bytes": data.tokenizer.num_bytes(read),
     }

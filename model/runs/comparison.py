@@ -28,7 +28,8 @@ from model.runs.terminal import sentence, shown
 
 TOKENIZER = ["data.tokenizer", "data.vocab_size"]
 STATE = "state"
-TOKENS = "validation text"  # the checksum of its tokens
+TRAINED = "training text"  # the checksum of its tokens
+TOKENS = "validation text"
 BYTES = "validation bytes"  # the length of this text, which is the same with every tokenizer
 LOSS = "val/loss"
 BITS = "val/bits_per_byte"
@@ -74,7 +75,7 @@ class Comparison:
         table = table.rename(columns={DIFFERENCE: f"{DIFFERENCE} of {self.measure}"})
         return table.join(self.rows[["seeds", "pairs", "runs"]])
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         table = self.table().to_string(index_names=False, max_colwidth=WIDEST)
         return "\n".join([table, "", *self.notes])
 
@@ -123,7 +124,7 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
     measure = LOSS
     if traits.filter(TOKENIZER).nunique().gt(1).any():
         measure = BITS
-        traits = traits.drop(columns=TOKENS)
+        traits = traits.drop(columns=[TRAINED, TOKENS])
         figures = figures.drop(columns=figures.filter(like=LOSS))
         if goal is not None:
             notes.append("no steps and minutes to a loss, because nats per token do not compare across tokenizers")
@@ -156,8 +157,8 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
     """Reads what a run has reached so far, which may still be training.
 
     Returns:
-        What the runs of a variant share: options, and since which step they are other ones; STATE, TOKENS, BYTES; and
-            the first digits of each file's hash.
+        What the runs of a variant share: options, and since which step they or the code are other ones; STATE, TRAINED,
+            TOKENS, BYTES; and the first digits of each file's hash.
         What the digits of changed files are called, such as "3f2a1b changed: +9 -2".
         The figures of the table: the run's name as "runs", its "seed", and numbers, see `figures_of`.
         The `history_of` the run.
@@ -173,14 +174,23 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
     with parsing(folder):
         last = starts[-1]
         history = history_of(rows, last["flops_per_token"])
-        if state != "finished" or history.index[-1] != options["trainer.max_steps"]:
+        end = options["trainer.max_steps"]
+        # A run that was killed once its last step was saved has finished, though its state.json does not say so.
+        if state == "diverged" or pd.isna(history[LOSS].get(end)):
             unended = "running or killed" if state == "running" else state
-            state = f"{unended} at step {history.index[-1]} of {options['trainer.max_steps']} in {folder}"
+            state = f"{unended} at step {history.index[-1]} of {end} in {folder}"
+        else:
+            state = "finished"
         traits = {name: str(value) for name, value in compared(options).items()}
-        traits |= {STATE: state, TOKENS: last["validation_tokens"], BYTES: last["validation_bytes"]}
+        traits |= {
+            STATE: state,
+            TRAINED: last.get("training_tokens"),
+            TOKENS: last["validation_tokens"],
+            BYTES: last["validation_bytes"],
+        }
         for before, start in pairwise(starts):
-            if start["options"] != before["options"]:
-                traits[f"other options at step {start['step']}"] = "yes"
+            if start["options"] != before["options"] or start["since"]:
+                traits[f"other options or code at step {start['step']}"] = "yes"
             if start["validation_tokens"] != before["validation_tokens"]:
                 history.loc[: start["step"], [LOSS, BITS]] = np.nan  # on other text, so no figure of today's
         for file in last["hashes"]:
@@ -189,7 +199,7 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
         formed = formation((each["step"], each["formed"]) for each in snapshots)
         figures = {
             "runs": shown(folder.resolve().name),
-            "seed": int(options["seed_everything"]),
+            "seed": int(traits.pop("seed_everything")),
             **figures_of(history, goal),
             "parameters": last["parameters"],
             FLOPS: last["flops_per_token"],

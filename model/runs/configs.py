@@ -21,7 +21,6 @@ CLASS_OPTIONS = ("trainer.callbacks", "trainer.logger")
 CODE_OPTIONS = ("model.optimizer.algorithm", "data.corpus")  # a value with a dot is imported
 # How options begin that make no difference to what is learned.
 NOT_COMPARED = (
-    "seed_everything",
     "wandb",
     "code_difference",
     "checkpoints.",

@@ -16,13 +16,23 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 def save_run(
-    name, losses=(4.0, 3.0), seed=1, code="a", state="finished", bits=2.0, rate=100, text=(1, 9), options=(1, 1), **data
+    name,
+    losses=(4.0, 3.0),
+    seed=1,
+    code="a",
+    state="finished",
+    bits=2.0,
+    rate=100,
+    text=(1, 9),
+    read=3,
+    options=(1, 1),
+    **data,
 ):
     """Writes a run of 20 steps of 50 tokens that validates at steps 10 and 20.
 
     code: a digit of attention.py's hash, one for each start. Only "a" is as in the commit.
-    text: the checksum of the tokens on which it validates, and the bytes of their text. options: their checksum at each
-    start. data: options.
+    text: the checksum of the tokens on which it validates, and the bytes of their text. read: that of those on which it
+    trains. options: their checksum at each start. data: options.
     """
     run = Path("runs", name)
     run.mkdir(parents=True)
@@ -33,10 +43,12 @@ def save_run(
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     rows = [f"{step},{50 * step},{loss},{bits},{rate}" for step, loss in zip((10, 20), losses, strict=False)]
     (run / "metrics.csv").write_text("\n".join(["step,tokens,val/loss,val/bits_per_byte,tokens_per_second", *rows, ""]))
-    known = {"since": "", "changed": {} if code[-1] == "a" else {"attention.py": "changed: +9 -2"}}
+    known = {"training_tokens": read, "changed": {} if code[-1] == "a" else {"attention.py": "changed: +9 -2"}}
     known |= {"parameters": 1000, "flops_per_token": 6000, "validation_tokens": text[0], "validation_bytes": text[1]}
     starts = [
-        {"step": step, "hashes": {"attention.py": 16 * digit}, "options": options[step]} | known
+        {"step": step, "since": code[step - 1] if digit != code[step - 1] else "", "options": options[step]}
+        | {"hashes": {"attention.py": 16 * digit}}
+        | known
         for step, digit in enumerate(code)
     ]
     (run / "code.json").write_text(json.dumps(starts))
@@ -79,8 +91,12 @@ def test_runs_with_equal_options_are_told_apart_by_their_code():
         save_run(f"b{seed}", code="b", seed=seed)
     save_run("c", code="c")  # as many lines, but others
     save_run("d", code="bc")  # it was resumed with other code
+    save_run("e", code="bbc", options=(1, 1, 1), seed=2)  # later, so it is no further seed
     changed = [f"attention.py {digits} changed: +9 -2" for digits in ("bbbbbb", "cccccc", "bbbbbb then cccccc")]
-    expected = zip(["attention.py aaaaaa", *changed], ["a", "b1, b2", "c", "d"], strict=True)
+    resumed = [f"other options or code at step {step}" for step in (1, 2)]
+    labels = [f"attention.py aaaaaa, {resumed[0]} none, {resumed[1]} none", *changed[:2]]
+    labels += [f"{changed[2]}, {when} yes" for when in resumed]
+    expected = zip(labels, ["a", "b1, b2", "c", "d", "e"], strict=True)
     assert [(row["variant"], row["runs"]) for row in rows_of()] == [*expected]
 
 
@@ -104,17 +120,19 @@ def test_a_run_counts_once_and_its_name_is_no_pattern():
 
 def test_what_is_not_comparable_has_a_row_without_a_difference():
     save_run("a")
-    save_run("b", seed=2)
+    save_run("b", seed=2, state="running")  # killed once its last step was saved
     save_run("edited", text=(2, 9))  # the options are the same, and the file is not
+    save_run("reread", read=4)  # only the training text has been edited
+    save_run("infinite", state="diverged")  # a weight, at the last step
     save_run("more", files="b.txt")  # trained on other text, validated on the same
     for state in ("running", "diverged"):
         save_run(state, (4.5,), state=state)
         assert tells(str(compare([f"runs/{state}"])), f"{state} 10 20 4.5000")
     save_run("unpaired", seed=9, batch_size=7)  # a fit can use it
-    assert {row["runs"] for row in rows_of() if row["comparable"]} == {"a, b", "more", "unpaired"}
+    assert {row["runs"] for row in rows_of() if row["comparable"]} == {"a, b", "more", "reread", "unpaired"}
     differences = {row["runs"]: row["difference"] for row in rows_of()}
-    assert {runs for runs, difference in differences.items() if difference == 0} == {"a, b", "more"}
-    assert len(differences) == 6 and sum(map(math.isnan, differences.values())) == 4
+    assert {runs for runs, difference in differences.items() if difference == 0} == {"a, b", "more", "reread"}
+    assert len(differences) == 8 and sum(map(math.isnan, differences.values())) == 5
 
 
 def test_variants_with_several_tokenizers_are_compared_by_bits_per_byte_alone():
@@ -166,7 +184,7 @@ def test_hostile_text_is_shown_and_never_parsed():
     hostile = "<script>alert(1)</script>\x1b[2J\n" + "x" * 5000
     save_run("a", files=hostile)
     save_run("<b>", files=f"{hostile}y{'x' * 5000}")  # differs in what is cut
-    html, text = compare(["runs/*"])._repr_html_(), str(compare(["runs/*"]))
+    html, text = compare(["runs/*"])._repr_html_(), repr(compare(["runs/*"]))
     assert len(rows_of()) == 2 and len(text) < 10_000
     assert "<script" not in html and "<b>" not in html and "\x1b" not in html + text
 
