@@ -40,11 +40,12 @@ export function createLens(parent, choose) {
     head.replaceChildren(tableRow("reads", ...columns));
     foot.replaceChildren(tableRow("true next", ...nexts));
     cells = newCells(sublayers, labels.length, sublayers.length - 1);
+    readout.textContent = "Point at a cell to read it; click to choose its token.";
   }
 
   return (next) => {
     const { measured, colours, token: chosen, name } = next;
-    const same = view?.measured.labels === measured.labels;
+    const same = view?.measured.lens === measured.lens;
     const moved = view?.token !== chosen;
     view = next;
     if (!same) build();
@@ -57,7 +58,6 @@ export function createLens(parent, choose) {
         cell.textContent = text === null ? "–" : visible(text, 8) || "∅";
         Object.assign(cell.style, { background: rgb(colour), color: inkOn(colour) });
       }
-    readout.textContent = "Point at a cell to read it; click to choose its token.";
     if (moved && chosen !== null) box.scrollLeft = cells[0][chosen].offsetLeft - box.clientWidth / 2;
   };
 }

@@ -68,6 +68,7 @@ def test_the_lens_has_a_cell_for_each_sublayer_and_position_whose_figures_can_be
     assert tells(told, f"attention 0 token 7 {lens['divergence'][1][7]:.1f} bits")
     rows.locator("td[tabindex='0']").press("ArrowRight")
     press(page, "Enter")
+    assert tells(page.inner_text("#lenses .readout >> nth=0"), "token 1")  # what was read stays
     assert "token=1" in page.url and rows.locator("td.chosen").count() == len(lens["token"])
 
 
