@@ -28,7 +28,7 @@ addView(function drawSteps() {
 addView(function drawChanged() {
   const { typing, off } = shown;
   $("changed").hidden = !typing || !off.length;
-  $("what-changed").textContent = `Switched off: ${listed(off)} (gives its mean, the same at every token).`;
+  $("what-changed").textContent = `Switched off: ${listed(off)}. What is off gives its mean, the same at every token.`;
 });
 
 // Compares with the first step, or while a person types with the first that can read what they type.

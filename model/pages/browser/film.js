@@ -108,13 +108,14 @@ function sentenceOf({ chance, raises }, weight) {
 }
 
 // At the end the reader switches these heads off, in the live model.
-function experiment() {
+function experiment(weight) {
   const [{ typed, exact: { logits }, whole, off }] = shown.sides;
   const chance = (of) => percent(probabilities(of, PLAIN)[typed.tokens[source]]);
   const told = off.length
     ? `Without ${listed(off)} ${quote(right)} gets ${chance(logits)} instead of ${chance(whole)}.`
     : `Random letters: only their first copy tells that ${quote(right)} comes next (${chance(whole)}). ` +
-      `${capital(headPart(finder))} looks there; arrows: who tells it where. Switch them off, one by one and together:`;
+      `${capital(headPart(finder))} looks there (${percent(weight)}); arrows: who tells it where. ` +
+      "Switch them off, one by one and together:";
   const switchOf = (part) => {
     const isOff = off.includes(part);
     const onclick = () => change({ off: toggled(part), head: finder, part: null });
@@ -137,14 +138,14 @@ addView(async function drawFilm() {
   drawArrows(frame.off?.length ? null : figures?.raises);
   if (!isShown) return $("film-says").replaceChildren(
     button("back to the made-up word", () => showWord({ at: LAST })),
-    " Or type any letters twice: the model's heads look for copies.");
+    " Or type any letters twice, and see whether a head looks at their first copy.");
   const last = frame.labels.length - 1;
   const weight = finder === undefined ? 0 : weightOf(frame.sides[0], finder, last, source);
   const [asks, answers] = stop ? questionOf(stop, figures, before.chance, weight) : [];
   const told = { asks, answers }[state.film];
   const isLive = frame.typing && !film.missing && frame.token === last;
   $("film-says").replaceChildren(
-    ...(told ? [told, " ", button(...action())] : isLive ? experiment() : [sentenceOf(figures, weight)]));
+    ...(told ? [told, " ", button(...action())] : isLive ? experiment(weight) : [sentenceOf(figures, weight)]));
 });
 
 // An arrow from each head that raises the finder's score, as thick as it does so.
