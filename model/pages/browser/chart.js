@@ -33,10 +33,11 @@ export function stepAxis(stops, last) {
 // [{ value, dashes }], lines for values from 0 to 1. Returns { x, y }, functions from a step and a value to pixels.
 export function drawChart(svg, { share, stops, curves, stages, guides }) {
   const [low, high] = guides ? [0, 1] : range(curves.flatMap(({ points }) => points.map(([, value]) => value)));
-  const [width, height] = [svg.clientWidth, svg.clientHeight];
+  const [width, height, foot] = [svg.clientWidth, svg.clientHeight, svg.clientHeight - BOX.bottom];
   const x = (step) => BOX.left + share(step) * (width - BOX.left - BOX.right);
-  const y = (value) => BOX.top + (1 - (value - low) / (high - low)) * (height - BOX.top - BOX.bottom);
+  const y = (value) => BOX.top + (1 - (value - low) / (high - low)) * (foot - BOX.top);
   svg.replaceChildren();
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`); // on paper the chart shrinks with the page
   const ends = { x1: BOX.left, x2: width - BOX.right };
   const level = (value, look) => shape(svg, "line", { ...ends, y1: y(value), y2: y(value), ...look });
   for (const value of ticks(low, high, height > 150 ? 4 : 3)) {
@@ -48,13 +49,12 @@ export function drawChart(svg, { share, stops, curves, stages, guides }) {
   for (const { step, isMarked } of [...stops].reverse()) {
     const fits = x(step) <= free;
     if (fits) free = x(step) - NUMBER_GAP;
-    const foot = height - BOX.bottom;
     shape(svg, "line", { class: "stop", x1: x(step), x2: x(step), y1: foot, y2: foot + 4 });
     if (isMarked) shape(svg, "circle", { cx: x(step), cy: foot + 2, r: 4, style: "fill: var(--ink)" });
     if (fits) shape(svg, "text", { x: x(step), y: height - 2, "text-anchor": "middle" }, written(step));
   }
   for (const { step, colour: stroke } of stages)
-    shape(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: 14, y2: height - BOX.bottom, stroke });
+    shape(svg, "line", { class: "stage", x1: x(step), x2: x(step), y1: 14, y2: foot, stroke });
   for (const { points, colour } of curves) {
     const drawn = points.filter(([, value]) => value !== null);
     const d = drawn.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
@@ -98,7 +98,6 @@ export function ticks(low, high, count) {
   const rough = (high - low) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.7);
-  const first = Math.ceil(low / step - 1e-9);
-  const last = Math.floor(high / step + 1e-9);
+  const [first, last] = [Math.ceil(low / step - 1e-9), Math.floor(high / step + 1e-9)];
   return Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
 }

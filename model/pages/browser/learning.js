@@ -46,14 +46,14 @@ function draw() {
     const stages = STAGES.map((stage) => ({ step: stage.step, colour: colourOf(stage.score) }));
     curve = drawChart(svg, { share: SHARE, stops: STOPS, stages, ...chart });
     const places = apart(STAGES.map(({ step }) => curve.x(step)), svg.clientWidth);
-    flags.forEach((flag, i) => (flag.style.left = `${places[i]}px`));
+    flags.forEach((flag, i) => (flag.style.left = `${(100 * places[i]) / svg.clientWidth}%`));
     svg.ariaLabel = [`${chart.title}, ${chart.unit}`, ...flags.map(({ title }) => title)].join("; ");
     $("curves").value = chart.guides ? score : state.curve;
   }
   ["cursor-a", "cursor-b"].forEach((id, i) => {
     const side = shown?.sides[i];
     $(id).hidden = !side;
-    if (side) $(id).style.left = `${curve.x(side.snapshot.step)}px`;
+    if (side) $(id).style.left = `${(100 * curve.x(side.snapshot.step)) / svg.clientWidth}%`;
   });
   for (const show of [showValues, showSample]) show(shown?.snapshot.step ?? LAST_STEP);
 }

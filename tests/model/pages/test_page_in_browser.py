@@ -244,6 +244,10 @@ def test_the_theme_follows_the_system_until_it_is_switched_and_both_themes_have_
             assert back == "rgba(0, 0, 0, 0)" or contrast(back, ink) >= 4.5
     click(page, "#theme")
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "dark")
+    assert style("html", "colorScheme") == page.get_attribute("html", "data-theme")  # of scroll bars
+    page.add_style_tag(content="#curve { width: 200px }")  # as on paper: nothing draws the chart again
+    curve, point = (page.locator(f"#curve{part}").last.bounding_box() for part in ("", " circle"))
+    assert point["x"] + point["width"] <= curve["x"] + curve["width"]
 
 
 # A page that looks for a newer one every 0.2 seconds.
