@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from model.files import RUN_CHECKPOINTS
 from model.gpt import GPT, GPTConfig
-from model.mistakes import Missing, Mistake, file_errors, parsing
+from model.mistakes import Missing, Mistake, parsing
 from model.proof import difference, prove
 
 log = logging.getLogger(__name__)
@@ -162,12 +162,7 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
     """
     if not path.is_file():
         raise Missing(f"there is no checkpoint {path}")
-    with (
-        file_errors(path),
-        path.open("rb") as file,
-        parsing(path, NO_CHECKPOINT),
-        zipfile.ZipFile(file) as archive,
-    ):
+    with parsing(path, NO_CHECKPOINT), zipfile.ZipFile(path) as archive:
         records = archive.infolist()
         if sum(record.file_size for record in records) > path.stat().st_size:
             raise Mistake("it is compressed, and would be larger when unpacked")  # torch.save compresses nothing

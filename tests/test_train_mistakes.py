@@ -37,6 +37,7 @@ MISTAKES = {
     "--config=plain.yaml": "plain.yaml model",
     "--config=nested.yaml": "nested.yaml config",
     "--config=empty.yaml": "empty.yaml options",
+    "--config=twice.yaml": "twice.yaml option",
     "--config=utf16.yaml": "utf16.yaml",
     "--resume": "--resume one",
     "--resume=runs/a --model.init_from=runs/a": "--model.init_from",
@@ -99,6 +100,7 @@ MISTAKES = {
 
 FILES = {"short.txt": "0123456789" * 3, "misspelled.yaml": "data: {lenght: 3}", "plain.yaml": "model: 3"}
 FILES |= {"nested.yaml": "config: [own.yaml]", "empty.yaml": "", "broken_of_tests.py": "undefined"}
+FILES |= {"twice.yaml": "data: {batch_size: 4}\ndata: {max_tokens: 99}"}
 
 
 def test_every_mistake_gets_one_sentence_and_leaves_nothing(train, capsys):

@@ -37,7 +37,7 @@ from model.inspection.parts import Vectors, measure_losses, replaced
 from model.inspection.passes import in_float32
 from model.inspection.reading import RecordedReading, as_json, read
 from model.inspection.texts import Label, Texts
-from model.mistakes import Missing, Mistake, file_errors, listed, parsing
+from model.mistakes import Missing, Mistake, listed, parsing
 
 VERSION = 5  # of the folder's file format
 SCORE_DIGITS = ".5f"  # five decimals in scores.jsonl
@@ -243,7 +243,7 @@ class Recording:
     def _arrays(self, step: int) -> Iterator[Mapping[str, np.ndarray]]:
         """Opens a step's file. Errors in the block are taken for damage of the file."""
         path = self.path(step)
-        with file_errors(path), path.open("rb") as content, parsing(path, LEFT_OUT), np.load(content) as file:
+        with parsing(path, LEFT_OUT), np.load(path) as file:
             yield file
 
     def readings(self, step: int) -> Mapping[str, RecordedReading]:

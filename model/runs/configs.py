@@ -94,8 +94,9 @@ def read_config(path: Path) -> dict[str, Any]:
         return {}
     content = content_of(path)
     with parsing(path):
-        depth = 0
+        depth = length = 0
         for event in yaml.parse(content.decode(), LOADER):
+            length += 1
             # With aliases, a few lines can describe lists of any length, which would fill the memory.
             if isinstance(event, yaml.AliasEvent):
                 raise Mistake("it has an alias, such as *name: write the value itself")
@@ -105,6 +106,10 @@ def read_config(path: Path) -> dict[str, Any]:
         settings = yaml.load(content, LOADER)
         if not isinstance(settings, dict):
             raise Mistake("it has no options")
+        if (
+            len([*yaml.parse(yaml.safe_dump(settings), LOADER)]) < length
+        ):  # of two values for a key, YAML takes the last
+            raise Mistake("it has an option or a group of options twice: keep one of the two")
         return settings
 
 
