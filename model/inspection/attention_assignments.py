@@ -101,7 +101,7 @@ def _cuts(
     width: of the values that the output's matrix reads: H * V, or V if the heads are added up.
     """
     N = columns.shape[-1]
-    concatenated = {H: width // H for H in _divisors(width)[:-1]}
+    concatenated = {H: width // H for H in _divisors(width)}
     added_up = {N // (3 * width): width}
     for H, V in (concatenated | added_up).items():
         found: list[tuple[Tensor, ...]] = []

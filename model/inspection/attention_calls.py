@@ -23,7 +23,8 @@ from model.mistakes import Mistake
 # whose scores are rounded too.
 ROUNDING = 1e-3
 HALF_ROUNDING = 0.1
-SCALE = 3.0  # of the inputs, so large that a hidden score of -10 can be seen
+# Of the inputs: so large that a hidden score of -10 can be seen, and so small for some tokens that a wrong scale can.
+SCALE = 3.0
 Arguments = dict[str, Tensor]
 
 
@@ -41,6 +42,7 @@ class Layout(NamedTuple):
 
 
 HEADS = Layout("(B, H, T, K)", lambda x: split_heads(x, 3), merge_heads, num_heads=3)
+HEADS_SECOND = Layout("(B, T, H, K)", lambda x: x.unflatten(-1, (3, -1)), lambda x: x.flatten(-2), num_heads=3)
 TOKENS = Layout("(B, T, D)", lambda x: x, lambda x: x)
 TOKENS_FIRST = Layout(
     "(T, B, D), as without batch_first=True,", lambda x: x.transpose(0, 1), lambda x: x.transpose(0, 1)
@@ -130,7 +132,8 @@ def attempts(
         for T, masks, meanings in _masks(mask_name, lengths, layout.num_texts):
             these = []
             for mask in masks:
-                inputs = {name: SCALE * torch.randn(layout.num_texts, T, layout.num_heads * width) for name in names}
+                shape = layout.num_texts, T, layout.num_heads * width
+                inputs = {name: SCALE * torch.randn(T, 1) * torch.randn(shape) for name in names}
                 try:
                     these.append(Attempt(function, layout, inputs, mask, meanings))
                 except Mistake as failure:

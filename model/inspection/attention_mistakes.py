@@ -44,6 +44,7 @@ MISTAKES = {
     "scores": {
         "q @ k.mT": "the scores are not divided by the root of the head's width",
         "q @ k.mT / K": "the scores are divided by the head's width, not by its root; or twice by its root",
+        "q @ k.mT / K**1 / 2": "`K**1 / 2` is half of K, not its root: write `K**0.5`",
         "q @ k.mT * K**0.5": "the scores are multiplied by the root of the head's width, not divided",
         "q @ k.mT * K": "the scores are multiplied by the head's width, not divided by its root",
         "q @ k.mT / (H * K)**0.5": "the scores are divided by the root of the width of all heads, not of one",
@@ -106,6 +107,7 @@ MISTAKES = {
         **dict.fromkeys(EXPONENTIALS, "the exponentials are not divided by their sum"),
         "masked.flatten(-2).softmax(-1).view(masked.shape)": "the softmax runs over all queries and keys together",
         "scores * mask": "there is no softmax",
+        "scores * mask / (scores * mask).sum(-1, keepdim=True)": "the scores are divided by their sum: no softmax",
     },
     "q, k, v": {
         "q, q, v": "queries and keys are made alike",

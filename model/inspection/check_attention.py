@@ -24,6 +24,7 @@ from model.attention import CausalSelfAttention, merge_heads, split_heads
 from model.inspection.attention_assignments import assignments
 from model.inspection.attention_calls import (
     HEADS,
+    HEADS_SECOND,
     ONE_TEXT,
     SCALE,
     TOKENS,
@@ -50,10 +51,10 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
     """Compares an attention with the formula: returns a sentence for each problem, [] if it was compared and is equal.
 
     Args:
-        attention: a function (q, k, v, mask=None) of tensors (B, H, T, K) or (B, T, K); or a module of tokens
-            (B, T, D) or (T, B, D), or of queries, keys and values. B may be missing. A mask is boolean, and True means
-            may attend; or 0 and -inf, to be added to the scores; or `valid_lens`, the number of tokens of each text. If
-            the attention returns a tuple, the first element is the output.
+        attention: a function (q, k, v, mask=None) of tensors (B, H, T, K), (B, T, H, K) or (B, T, K); or a module of
+            tokens (B, T, D) or (T, B, D), or of queries, keys and values. B may be missing. A mask is boolean, and True
+            means may attend; or 0 and -inf, to be added to the scores; or `valid_lens`, the number of tokens of each
+            text. If the attention returns a tuple, the first element is the output.
 
     It is compared with as many queries as keys; the `attend` of a `CausalSelfAttention` with fewer, as with a cache. A
     warning says if it was compared without a mask, without its norms, or with one text at a time.
@@ -96,7 +97,7 @@ def _problems(attention: Callable[..., Any]) -> Iterator[str]:
         return
     is_method = isinstance(getattr(attention, "__self__", None), nn.Module)
     for widths in [WIDTHS] if is_method else ([24], [16]):  # two, because a constant may be right for one
-        if problems := [*_compared(attempts(attention, [HEADS, TOKENS], widths, LENGTHS))]:
+        if problems := [*_compared(attempts(attention, [HEADS, TOKENS, HEADS_SECOND], widths, LENGTHS))]:
             yield from problems
             return
 
@@ -159,7 +160,7 @@ def _prepare(layer: nn.Module) -> None:
         elif p.ndim > 1:
             nn.init.xavier_normal_(p)
             if p.shape[-1] == p.shape[-2]:
-                p.data = p.data + p.data.mT
+                p.data = (p.data + p.data.mT) / 2
 
 
 def _of_attend(layer: CausalSelfAttention) -> Iterator[str]:
