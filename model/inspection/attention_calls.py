@@ -51,15 +51,16 @@ ONE_TEXT = Layout("(T, D)", lambda x: x[0], lambda x: x[None], num_texts=1)
 
 
 class Seen(TorchFunctionMode):
-    """Notes the names of PyTorch's functions that are called, and the types of the numbers that they return."""
+    """Notes the names of PyTorch's functions that are called, `is_causal`, and the types of the returned numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.noted: set[Any] = set()
 
     def __torch_function__(self, function, types, inputs=(), options=None) -> Any:
-        result = function(*inputs, **(options or {}))
-        self.noted |= {function.__name__, getattr(result, "dtype", None)}
+        options = options or {}
+        result = function(*inputs, **options)
+        self.noted |= {function.__name__, getattr(result, "dtype", None), options.get("is_causal") and "is_causal"}
         return result
 
 

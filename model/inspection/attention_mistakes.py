@@ -93,6 +93,7 @@ MISTAKES = {
         "masked.softmax(-3)": "the softmax runs over heads, not keys",
         "scores.masked_fill(~mask, -1e9).softmax(-4)": "the softmax runs over texts, not keys",
         "masked.softmax(-4)": "the softmax runs over texts, not keys",
+        "masked.softmax(-1).mean(-3, keepdim=True)": "the weights are averaged over the heads: each needs its own",
         "masked.softmax(-1).softmax(-1)": "the softmax is applied twice",
         "masked.softmax(-1) / K**0.5": "the weights are divided once more after the softmax",
         "masked.softmax(-1) / S": "the weighted values are averaged, not added up",

@@ -44,7 +44,13 @@ LENGTHS = (11, 5, 4)  # in tokens, the first that works: 11 detects an attention
 SHORT = LENGTHS[1:]  # for modules of matrices: more tokens cost time
 WIDTHS = (11, 2, 4, 8, 16, 32, 64)  # of heads: an attention that is made for one width is right if one is right
 NO_MODULE = nn.Module()
-MASKING = {"tril", "triu", "masked_fill", "masked_fill_"}  # functions that make or apply a mask
+MASKING = {
+    "tril",
+    "triu",
+    "masked_fill",
+    "masked_fill_",
+    "is_causal",
+}  # functions and an option that make or apply a mask
 
 
 def check_attention(attention: Callable[..., Any]) -> list[str]:
@@ -233,9 +239,9 @@ def _compared(
         yield "with large scores the output is not finite: an exponential overflows, or a sum of weights is 0"
     name, x = [*call.inputs.items()][-1]
     moved = influence(lambda x: call(call.inputs | {name: x}), x)
-    if moved[0, 0, 0, -1] and not (right and call.mask):  # a mask may show the last token to all
+    if moved[0, -2, 0, -1] and not (right and call.mask):  # a mask may show the last token to all
         if call.mask or call.seen.noted & MASKING:
-            yield "a mask is made, but the first output depends on the last token: it is not applied, or not to all"
+            yield "a mask is made, but an earlier output depends on the last token: it is not applied, or not to all"
         elif right:
             _warn("compared without a mask: each token sees all tokens, also later ones")
 
