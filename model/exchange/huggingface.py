@@ -286,12 +286,12 @@ def local_folder(source: str | Path) -> Path:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Reads the weights of a folder, from model.safetensors or model-00001-of-00002.safetensors and so on.
+    """Reads the weights of a folder, from model.safetensors, or else model-00001-of-00002.safetensors and so on.
 
     Files of other names are left alone: model_old.safetensors may be a copy, which would replace the model's weights.
     """
     load_file = optional_package("safetensors.torch").load_file
-    paths = sorted(folder.glob("model[.-][s0]*tensors"))
+    paths = [*folder.glob(WEIGHTS)] or sorted(folder.glob("model-*-of-*.safetensors"))
     if not paths:
         raise Missing(f"{folder / WEIGHTS} is missing: save the weights as safetensors; a pickle could run code")
     weights: dict[str, Tensor] = {}

@@ -62,8 +62,10 @@ def sources() -> dict[str, str]:
     paths = {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     for module in [*sys.modules.values()]:
         file = os.path.abspath(getattr(module, "__file__", None) or "")  # noqa: PTH100
-        path = file.startswith(folders) and Path(file)  # the text before all else: a run loads thousands
-        if path and path.suffix == ".py" and path.is_file() and INSTALLED.isdisjoint(path.parts):
+        if not (file.startswith(folders) and file.endswith(".py")):  # fast: a run loads thousands of modules
+            continue
+        path = Path(file)
+        if path.is_file() and INSTALLED.isdisjoint(path.parts):
             name = f"{module.__name__.replace('.', '/')}.py"
             paths[path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else name] = path
     return {
