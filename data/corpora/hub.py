@@ -78,7 +78,8 @@ class HubCorpus(Corpus):
             raise Mistake(
                 f"cannot read data set {self.dataset!r} ({type(error).__name__}: {reason}). If it needs a login, run "
                 "hf auth login. Offline, set --data.dataset to a folder of parquet, jsonl or arrow files, or set "
-                "--data.corpus stdlib, which is on every machine"
+                "--data.corpus stdlib, which is on every machine. In a folder, --data.files also reads jsonl files "
+                "with columns that change their types"
             ) from error
 
     def _load(self) -> dict[str, Any]:
