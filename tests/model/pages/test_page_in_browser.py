@@ -297,8 +297,10 @@ DRAWN_AT = """new MutationObserver((_, observer) => {
 }).observe(document, { subtree: true, attributes: true })"""
 
 
-def test_a_reload_paints_nothing_before_the_view_is_drawn(open_page):
-    page = open_page(run_page("a run", HISTORY, state="running"), hash_="#step=4&head=1.1", script=DRAWN_AT)
+@pytest.mark.parametrize("known", ["blocking", "unknown-to-firefox"])
+def test_a_reload_paints_nothing_before_the_view_is_drawn(open_page, known):
+    text = run_page("a run", HISTORY, state="running").replace("blocking=", f"{known}=")
+    page = open_page(text, hash_="#step=4&head=1.1", script=DRAWN_AT)
     page.reload()
     settle(page)
     until(page, "performance.getEntriesByName('first-contentful-paint').length")
