@@ -44,13 +44,7 @@ LENGTHS = (11, 5, 4)  # in tokens, the first that works: 11 detects an attention
 SHORT = LENGTHS[1:]  # for modules of matrices: more tokens cost time
 WIDTHS = (11, 2, 4, 8, 16, 32, 64)  # of heads: an attention that is made for one width is right if one is right
 NO_MODULE = nn.Module()
-MASKING = {
-    "tril",
-    "triu",
-    "masked_fill",
-    "masked_fill_",
-    "is_causal",
-}  # functions and an option that make or apply a mask
+MASKING = {"tril", "triu", "masked_fill", "masked_fill_", "is_causal"}  # what makes or applies a mask
 
 
 def check_attention(attention: Callable[..., Any]) -> list[str]:
