@@ -181,13 +181,13 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
             state = f"{unended} at step {history.index[-1]} of {end} in {folder}"
         else:
             state = "finished"
-        traits = {name: str(value) for name, value in compared(options).items()}
-        traits |= {
+        shared = compared(options) | {
             STATE: state,
             TRAINED: last.get("training_tokens"),
             TOKENS: last["validation_tokens"],
             BYTES: last["validation_bytes"],
         }
+        traits = {name: str(value) for name, value in shared.items()}
         for before, start in pairwise(starts):
             if start["options"] != before["options"] or start["since"]:
                 traits[f"other options or code at step {start['step']}"] = "yes"
