@@ -245,6 +245,11 @@ def test_the_theme_follows_the_system_until_it_is_switched_and_both_themes_have_
     click(page, "#theme")
     assert (luminance(style("body", "backgroundColor")) > 0.5) == (theme == "dark")
     assert style("html", "colorScheme") == page.get_attribute("html", "data-theme")  # of scroll bars
+    backs = []
+    for forced in ("active", "none"):  # with the system's few colours a bar is still seen
+        page.emulate_media(forced_colors=forced)
+        backs.append(style("#next .track i", "backgroundColor"))
+    assert backs[0] == backs[1]
     page.add_style_tag(content="#curve { width: 200px }")  # as on paper: nothing draws the chart again
     curve, point = (page.locator(f"#curve{part}").last.bounding_box() for part in ("", " circle"))
     assert point["x"] + point["width"] <= curve["x"] + curve["width"]
