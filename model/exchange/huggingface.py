@@ -263,7 +263,9 @@ def to_ours(weights: dict[str, Tensor], config: GPTConfig, *, as_gpt2: bool) -> 
             raise Mistake(f"it has weights for which a GPT has no place, such as {name}") from None
         ours[our_name] = in_their_layout(their_name, weight).cpu().contiguous()
     if config.tie_embeddings and "token_embedding.weight" in ours:  # a file may store a tied lm_head or leave it out
-        ours["lm_head.weight"] = ours["token_embedding.weight"]
+        tied = ours["token_embedding.weight"]
+        if not ours.setdefault("lm_head.weight", tied).equal(tied):
+            raise Mistake("its lm_head has other weights than its embedding: set tie_word_embeddings to false")
     return ours
 
 

@@ -232,6 +232,7 @@ def test_an_option_that_a_gpt_does_not_have_is_named(options, message, exported)
         ("score.weight", torch.ones(2, 2), r"no place, such as score\.weight"),
         ("transformer.h.0.mlp.c_fc.weight", torch.ones(128, 32), r"up_proj\.weight.*\[32, 128\].*\[128, 32\]"),
         ("transformer.wpe.weight", torch.ones(64, 32).int(), "int32"),
+        ("lm_head.weight", torch.ones(257, 32), "tie_word_embeddings"),
     ],
 )
 def test_weights_that_do_not_fit_are_named(name, weight, message, exported):
