@@ -83,15 +83,14 @@ def _csv_batches(path: Path, separator: str, quotes: bool) -> Iterator[Any]:
     )
 
 
-def _json_rows(lines: Batch) -> Any:
-    """Returns the rows that lines of JSON describe as a data frame, with "" for null and where a row has no value."""
-    import pandas
-
+def _json_rows(lines: Batch) -> Batch:
+    """Returns the columns of the rows that lines of JSON describe, None where a row has no value."""
     rows = []
     for line in filter(str.strip, lines["text"]):
         with parsing(f"the row {line:.80}"):
-            rows.append(json.loads(line))
-    return pandas.DataFrame(rows, dtype=object).fillna("")
+            rows.append(dict(json.loads(line)))
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _read_all(path: Path) -> None:

@@ -155,7 +155,8 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     run_dir, step = Path(trainer.default_root_dir), trainer.global_step
     gpt = trainer.lightning_module.gpt
     data = trainer.datamodule
-    validation, training_tokens = data.tokenized.validation, data.tokenized.train.checksum
+    training_tokens = data.tokenized.train.checksum
+    validation = data.tokenized.validation
     num_targets = sum(trainer.num_val_batches) * data.validation_batch_size * data.context_length
     read = validation.read(0, num_targets + 1)  # all of it, unless trainer.limit_val_batches leaves some out
     options = sorted(compared(dict(flat(read_config(run_dir / CONFIG)))).items())

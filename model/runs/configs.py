@@ -88,28 +88,33 @@ def merged(*layers: Namespace) -> Namespace:
     return options
 
 
+class StrictLoader(LOADER):  # type: ignore[valid-type, misc]
+    """Refuses two values for one key, of which YAML takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            raise Mistake("it has an option or a group of options twice: keep one of the two")
+        return mapping
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Reads a config.yaml; {} if it is missing. Raises a `Mistake` unless it is YAML of plain values."""
     if not path.exists():
         return {}
     content = content_of(path)
     with parsing(path):
-        depth = length = 0
+        depth = 0
         for event in yaml.parse(content.decode(), LOADER):
-            length += 1
             # With aliases, a few lines can describe lists of any length, which would fill the memory.
             if isinstance(event, yaml.AliasEvent):
                 raise Mistake("it has an alias, such as *name: write the value itself")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
                 raise Mistake(f"its values are nested more than {DEEPEST} levels deep")
-        settings = yaml.load(content, LOADER)
+        settings = yaml.load(content, StrictLoader)
         if not isinstance(settings, dict):
             raise Mistake("it has no options")
-        if (
-            len([*yaml.parse(yaml.safe_dump(settings), LOADER)]) < length
-        ):  # of two values for a key, YAML takes the last
-            raise Mistake("it has an option or a group of options twice: keep one of the two")
         return settings
 
 
