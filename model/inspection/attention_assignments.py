@@ -101,7 +101,8 @@ def _cuts(
     width: of the values that the output's matrix reads: H * V, or V if the heads are added up.
     """
     N = columns.shape[-1]
-    concatenated = {H: width // H for H in _divisors(width)}
+    most = min(64, max(16, width // 2))  # many heads would take most of the time
+    concatenated = {H: width // H for H in _divisors(width) if most >= H}
     added_up = {N // (3 * width): width}
     for H, V in (concatenated | added_up).items():
         found: list[tuple[Tensor, ...]] = []
