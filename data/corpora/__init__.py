@@ -88,7 +88,8 @@ def build(name: str, options: CorpusOptions) -> Corpus:
 
     Raises Mistake if options contradict each other, or if `name` is unknown.
     """
-    if name not in CORPORA and "." not in name:
+    is_own = "." in name
+    if name not in CORPORA and not is_own:
         raise Mistake(
             f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}, or your own such as mine.my_corpus"
         )
@@ -97,7 +98,7 @@ def build(name: str, options: CorpusOptions) -> Corpus:
     selected = [option for option in SELECTED_BY if option in is_set]
     if len(selected) > 1:
         raise Mistake(f"data.{' and data.'.join(selected)} are both set: keep only the one to train on")
-    if selected and "." not in name:
+    if selected and not is_own:
         name = SELECTED_BY[selected[0]]
     builder = CORPORA.get(name) or imported("data.corpus", name)
     reads = signature(builder).parameters

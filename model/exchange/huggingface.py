@@ -23,6 +23,7 @@ from model.gpt import GPT, GPTConfig
 from model.mistakes import Missing, Mistake, file_errors, listed, parsing
 
 CONFIG_JSON, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
+PARTS = "model-*-of-*.safetensors"  # of weights that are stored in several files
 MODELLING = "modeling_glassgpt"
 GPT2_CLASS, OUR_CLASS = "GPT2LMHeadModel", "GlassGPTForCausalLM"
 # What the config.json of a GlassGPTForCausalLM holds besides its GPTConfig.
@@ -277,7 +278,7 @@ def local_folder(source: str | Path) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
-    hub, patterns = optional_package("huggingface_hub"), [CONFIG_JSON, "model*.safetensors", "tokenizer*.json"]
+    hub, patterns = optional_package("huggingface_hub"), [CONFIG_JSON, WEIGHTS, PARTS, "tokenizer*.json"]
     try:
         return Path(hub.snapshot_download(str(source), allow_patterns=patterns))
     except (OSError, ValueError) as error:  # ValueError: not a valid model name
@@ -293,7 +294,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     Files of other names are left alone: model_old.safetensors may be a copy, which would replace the model's weights.
     """
     load_file = optional_package("safetensors.torch").load_file
-    paths = [*folder.glob(WEIGHTS)] or sorted(folder.glob("model-*-of-*.safetensors"))
+    paths = [*folder.glob(WEIGHTS)] or sorted(folder.glob(PARTS))
     if not paths:
         raise Missing(f"{folder / WEIGHTS} is missing: save the weights as safetensors; a pickle could run code")
     weights: dict[str, Tensor] = {}

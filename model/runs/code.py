@@ -61,11 +61,12 @@ def sources() -> dict[str, str]:
     folders = tuple(folder for folder in known if not any(Path(folder).glob("*.dist-info")))  # pip installs into others
     paths = {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     for module in [*sys.modules.values()]:
-        file = os.path.abspath(getattr(module, "__file__", None) or "")  # noqa: PTH100
-        if not (file.startswith(folders) and file.endswith(".py")):  # fast: a run loads thousands of modules
+        file = getattr(module, "__file__", None) or ""
+        if not INSTALLED.isdisjoint(file.split(os.sep)):  # noqa: PTH206  fast: a run loads thousands
             continue
+        file = os.path.abspath(file)  # noqa: PTH100
         path = Path(file)
-        if path.is_file() and INSTALLED.isdisjoint(path.parts):
+        if file.startswith(folders) and path.suffix == ".py" and path.is_file():
             name = f"{module.__name__.replace('.', '/')}.py"
             paths[path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else name] = path
     return {
