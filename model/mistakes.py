@@ -7,7 +7,7 @@ import errno
 import importlib
 import math
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
@@ -145,12 +145,13 @@ def listed(parts: Sequence[str], word: str = "and") -> str:
     return f" {word} ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
-def imported(option: str, path: str) -> Any:
-    """Imports what a dotted path such as mine.my_corpus names, the value of an option.
+def imported(option: str, path: str, names: Iterable[str]) -> Any:
+    """Imports what a dotted path such as mine.my_corpus names, the value of an option that may also be one of `names`.
 
-    Raises a `Mistake` if there is no such module or nothing of that name in it.
+    Raises a `Mistake` if it is no dotted path, or if there is no such module or nothing of that name in it.
     """
     module, _, name = path.rpartition(".")
+    check(bool(module), option, listed([*map(repr, names), "a path such as mine.my_own"], "or"), path)
     found = None
     try:
         if all(map(str.isidentifier, path.split("."))):

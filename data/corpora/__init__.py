@@ -88,19 +88,14 @@ def build(name: str, options: CorpusOptions) -> Corpus:
 
     Raises Mistake if options contradict each other, or if `name` is unknown.
     """
-    is_own = "." in name
-    if name not in CORPORA and not is_own:
-        raise Mistake(
-            f"unknown data.corpus {name!r}: write one of {', '.join(CORPORA)}, or your own such as mine.my_corpus"
-        )
     values = vars(options)
     is_set = {option: value for option, value in values.items() if value != getattr(CorpusOptions, option)}
     selected = [option for option in SELECTED_BY if option in is_set]
     if len(selected) > 1:
         raise Mistake(f"data.{' and data.'.join(selected)} are both set: keep only the one to train on")
-    if selected and not is_own:
+    if selected and name in CORPORA:
         name = SELECTED_BY[selected[0]]
-    builder = CORPORA.get(name) or imported("data.corpus", name)
+    builder = CORPORA.get(name) or imported("data.corpus", name, CORPORA)
     reads = signature(builder).parameters
     for option in is_set:
         if option not in reads:

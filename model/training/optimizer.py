@@ -22,6 +22,7 @@ from model.gpt import GPT
 from model.kernels import has_fast_bfloat16
 from model.mistakes import Mistake, check_choices, check_range, imported
 
+ALGORITHMS = ("muon", "adamw")
 Matrices = defaultdict[tuple[int, int], list[tuple[Tensor, Tensor]]]  # shape -> pairs of weight and direction
 
 
@@ -69,11 +70,9 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_choices(self, "model.optimizer.")
-        if self.algorithm not in ("muon", "adamw") and "." not in self.algorithm:
-            raise Mistake(
-                f"model.optimizer.algorithm must be 'muon', 'adamw' or a path such as mine.MyAdam, not "
-                f"{self.algorithm!r}"
-            )
+        self.own = None  # what the path of your own algorithm names
+        if self.algorithm not in ALGORITHMS:
+            self.own = imported("model.optimizer.algorithm", self.algorithm, ALGORITHMS)
         names = (
             "rate_scale",
             "learning_rate",
@@ -111,7 +110,7 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     if config.algorithm == "muon":
         groups["matrices"] = {"lr": config.matrix_learning_rate, "momentum": config.momentum, "rule": "muon"}
         groups["vectors"]["lr"] = config.vector_learning_rate
-    if "." in config.algorithm:
+    if config.own:
         groups["tables"]["lr"] = config.learning_rate
     for name, group in groups.items():
         group["name"] = name
@@ -122,8 +121,8 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     for name, parameter in zip(group_names(gpt), gpt.parameters(), strict=True):
         groups[name]["params"].append(parameter)
     used = [group for group in groups.values() if group["params"]]
-    if "." in config.algorithm:
-        return imported("model.optimizer.algorithm", config.algorithm)(used)
+    if config.own:
+        return config.own(used)
     # The projections to queries, keys and values share one weight, but learn at very different speeds: Muon treats them
     # as three matrices.
     stacked_rows = {}
