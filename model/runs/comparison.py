@@ -119,7 +119,8 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
     if not outcomes:
         raise Mistake("; ".join(["there is no run to compare", *notes]))
     all_traits, code, all_figures, histories = zip(*outcomes, strict=True)
-    traits, figures = pd.DataFrame(all_traits).fillna("none"), pd.DataFrame(all_figures)
+    traits, figures = pd.DataFrame(all_traits), pd.DataFrame(all_figures)
+    traits.update(traits.filter(like=".py").ffill().bfill())  # a module that was not loaded yet is no other code
 
     measure = LOSS
     if traits.filter(TOKENIZER).nunique().gt(1).any():
@@ -144,6 +145,7 @@ def variants(traits: pd.DataFrame, words: Mapping[str, str]) -> list[str]:
 
     words: for the digits of changed files, see `read_outcome`.
     """
+    traits = traits.fillna("none")
     first, *others = traits.loc[:, traits.nunique() > 1].to_dict("records")
     names = []
     for own in (first, *others):
@@ -194,7 +196,8 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
             if start["validation_tokens"] != before["validation_tokens"]:
                 history.loc[: start["step"], [LOSS, BITS]] = np.nan  # on other text, so no figure of today's
         for file in last["hashes"]:
-            traits[file] = " then ".join(dict.fromkeys(start["hashes"].get(file, "none")[:6] for start in starts))
+            digits = [start["hashes"][file][:6] for start in starts if file in start["hashes"]]
+            traits[file] = " then ".join(dict.fromkeys(digits))
         code = {traits[file]: f"{traits[file]} {changed}" for file, changed in last["changed"].items()}
         formed = formation((each["step"], each["formed"]) for each in snapshots)
         figures = {
@@ -259,4 +262,5 @@ def with_error(title: str, mean: float, error: float) -> str:
     if np.isnan(mean):
         return ""
     number = "{:.4f}".format if title.endswith((DIFFERENCE, LOSS, BITS)) else short
-    return f"{number(mean)} ± {number(error)}" if error > 0 else number(mean)
+    text = number(mean).replace("-0.0000", "0.0000")
+    return f"{text} ± {number(error)}" if error > 0 else text

@@ -149,8 +149,12 @@ def flat(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any
 
 
 def compared(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options, by their full names, that make a difference to what is learned."""
-    return {name: value for name, value in options.items() if not name.startswith(NOT_COMPARED)}
+    """Returns the options, by their full names, that make a difference to what is learned. 1.0 is 1 here."""
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in options.items()
+        if not name.startswith(NOT_COMPARED)
+    }
 
 
 def check_plain(path: Path, name: str, value: Any) -> None:

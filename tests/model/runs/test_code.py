@@ -142,7 +142,8 @@ def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, mon
         checkout / "x.py",
         checkout / "model/new/part.py",
     ]
-    others = [target / "installed.py", here / f"{PYTHON}/ast.py", checkout / "model/runs/run.py", tmp_path / "far.py"]
+    others = [target / "installed.py", here / f"{PYTHON}/ast.py", checkout / "model/runs/run.py"]
+    others += [tmp_path / "far.py", tmp_path / "here-lib/far_too.py"]
     for path in [*own, *others, checkout / "train.py"]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(SOURCE)

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 import pytest
 import yaml
 
-from model.runs.comparison import compare
+from model.runs.comparison import compare, with_error
 from tests import programs
 from tests.command_lines import mistake, tells
 
@@ -82,6 +82,7 @@ def test_means_errors_and_paired_differences_are_those_of_the_formulas():
     assert (again["seeds"], again["runs"]) == (3, "a0, a1, a2, d0")
     last = compare(["runs/a*", "runs/d0"]).curves("steps").iloc[-1]
     assert [last["y"], last["error"]] == pytest.approx([again["val/loss"], again["val/loss ±"]])  # curves too
+    assert with_error("difference", -0.00001, 0) == "0.0000"
     assert again["val/loss"] == pytest.approx((6.49 + 6.46 + 6.43) / 3)
 
 
@@ -102,7 +103,10 @@ def test_runs_with_equal_options_are_told_apart_by_their_code():
 
 def test_a_run_that_was_resumed_with_other_options_is_another_variant():
     save_run("a")
-    save_run("b", code="aa", seed=2)
+    run = save_run("b", code="aa", seed=2, batch_size=8.0)
+    first, second = json.loads((run / "code.json").read_text())
+    second["hashes"]["mine.py"] = "b" * 16  # a module that was loaded later
+    (run / "code.json").write_text(json.dumps([first, second]))
     run = save_run("c", (2, 5), code="aa", seed=3, options=(1, 2))
     assert [row["runs"] for row in rows_of()] == ["a, b", "c"] and "step 1" in rows_of()[1]["variant"]
     first, second = json.loads((run / "code.json").read_text())
