@@ -45,11 +45,6 @@ from model.runs.stop_signals import StopSignals, TrainingInterrupted
 log = logging.getLogger(__name__)
 
 
-def is_due(step: int, every: int | None) -> bool:
-    """Whether `step` is a multiple of `every`. False at step 0, and if `every` is None."""
-    return every is not None and step > 0 and step % every == 0
-
-
 def ends_epoch(trainer: Trainer) -> bool:
     """Whether the current step is the last before a validation, or the last of the run."""
     return trainer.is_last_batch or trainer.should_stop
@@ -69,8 +64,10 @@ class EndOfStep(Checkpoint):
         self.best_loss = math.inf
         self.best_of: list[Any] = []  # what best_loss was measured on
         self.is_running = False
+        self.batch_began_at = math.inf  # the step at which the last batch began
 
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        self.batch_began_at = trainer.global_step
         self.metrics.start_clock()
 
     def on_train_batch_end(
@@ -114,7 +111,7 @@ class EndOfStep(Checkpoint):
         is_validated, self.is_validated = self.is_validated, False
         is_kept = step in self.checkpoints.keep_steps
         is_best = is_validated and self.is_best(trainer, module, module.validation_metrics["val/loss"])
-        is_its_turn = step == 0 or is_due(step, self.recorder.every_n_steps)
+        is_its_turn = step % (self.recorder.every_n_steps or math.inf) == 0  # step 0 too
         is_recorded = self.recorder.enabled and (is_validated or is_kept or is_its_turn)
         if is_recorded:
             self.metrics.stop_clock()
@@ -129,7 +126,7 @@ class EndOfStep(Checkpoint):
         # each would wait for the slowest.
         asks_ranks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
         stop_now = asks_ranks and trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
-        is_saved = is_validated or is_kept or is_due(step, self.checkpoints.every_n_steps)
+        is_saved = is_validated or is_kept or (step > 0 and step % (self.checkpoints.every_n_steps or math.inf) == 0)
         if is_saved or stop_now or ends_epoch(trainer):
             self.metrics.stop_clock()
             self.checkpoints.save(trainer, is_best)
@@ -204,9 +201,12 @@ class EndOfStep(Checkpoint):
         self.show(trainer, "finished" if has_ended else "stopped", "ended")
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        """Ends the run's page after an error."""
+        """Ends the run's page after an error. If the error came between two steps, saves the steps that are done."""
         state = "failed" if isinstance(exception, Exception) else "stopped"
         if self.is_running:
+            is_between = trainer.global_step > self.batch_began_at and trainer.world_size == 1  # others may be within
+            if is_between and state == "failed" and not isinstance(exception, Mistake):
+                self.checkpoints.save(trainer)
             self.show(trainer, "diverged" if isinstance(exception, Diverged) else state, "interrupted")
 
     # What this callback saves in a checkpoint, and restores from it.
