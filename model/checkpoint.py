@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from model.files import RUN_CHECKPOINTS
 from model.gpt import GPT, GPTConfig
-from model.mistakes import Missing, Mistake, parsing
+from model.mistakes import Missing, Mistake, check_range, parsing
 from model.proof import difference, prove
 
 log = logging.getLogger(__name__)
@@ -180,6 +180,7 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
             raise Mistake(f"it has no {', '.join(missing)}")
     if version != VERSION:
         raise Mistake(f"{path} is of version {version}, and this is version {VERSION}: open it with its own GlassGPT")
+    check_range(f"global_step in {path}", checkpoint["global_step"], 0, whole=True)
     return checkpoint
 
 

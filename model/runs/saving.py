@@ -33,7 +33,7 @@ from model.runs.records import as_line, read_lines, read_metrics, write_metrics
 from model.runs.run import ATTENTION, BEST, HEAD_SCORES, LAST, METRICS, SAMPLES, Run
 
 # What a checkpoint needs to be resumed, besides what every checkpoint has.
-RESUMED = ("best", "callbacks", "loops", "loss_sum", "lr_schedulers", "optimizer_states")
+RESUMED = ("TextDataModule", "best", "callbacks", "loops", "loss_sum", "lr_schedulers", "optimizer_states")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
