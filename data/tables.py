@@ -68,7 +68,10 @@ def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
 
 
 def _csv_batches(path: Path, separator: str, quotes: bool) -> Iterator[Any]:
-    """Returns the rows as data frames of strings. With types, the text 007 would become the number 7."""
+    """Returns the rows as data frames of strings. With types, the text 007 would become the number 7.
+
+    A row with more cells than the header is refused. pandas 2, on Python 3.10, does not notice it where a batch begins.
+    """
     import pandas
 
     warnings.filterwarnings("error", message="Length of header or names")  # raised, because pandas then drops cells

@@ -146,11 +146,12 @@ def variants(traits: pd.DataFrame, words: Mapping[str, str]) -> list[str]:
     words: for the digits of changed files, see `read_outcome`.
     """
     traits = traits.fillna("none")
-    first, *others = traits.loc[:, traits.nunique() > 1].to_dict("records")
+    varying = traits.columns[traits.nunique() > 1]
+    first, *others = traits.to_dict("records")
     names = []
     for own in (first, *others):
-        differing = {name: value for name, value in own.items() if own == first or value != first[name]}
-        label = ", ".join(f"{name} {words.get(value, value)}" for name, value in differing.items())
+        differing = [name for name in varying if own == first or own[name] != first[name]]
+        label = ", ".join(f"{name} {words.get(own[name], own[name])}" for name in differing)
         names.append(shown(label) or traits[STATE][0])
     return names
 

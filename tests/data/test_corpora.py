@@ -182,7 +182,7 @@ def test_a_folder_of_text_files_is_refused_as_a_data_set(here):
 
 def test_an_empty_file_of_a_data_set_is_skipped(here):
     for name, rows in (("a", []), ("b", ["one", "two"]), ("c", [])):
-        pandas.DataFrame({"text": rows}, dtype=str).to_parquet(f"{name}.parquet")
+        pandas.DataFrame({"text": rows}, dtype="string").to_parquet(f"{name}.parquet")
     for options in ({"dataset": str(here)}, {"files": "*.parquet"}):
         assert sorted(texts(build(**options), *SPLITS)) == ["one", "two"]
 
