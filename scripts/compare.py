@@ -16,18 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python 
 
 from model.files import write_atomically
 from model.mistakes import Mistake
-from model.runs.terminal import exit_status, say
-from scripts.parser import call
+from model.runs.terminal import say
+from scripts.parser import program
 
 if TYPE_CHECKING:
     from model.runs.comparison import Comparison
 
 KINDS = (".svg", ".pdf", ".png", ".csv", ".html")
-
-
-@exit_status("compare.py")
-def main(argv: list[str] | None = None) -> None:
-    call(show, argv, __doc__)
 
 
 def show(
@@ -73,5 +68,6 @@ def content(comparison: Comparison, kind: str, axis: str) -> bytes:
     return comparison_page(comparison.html(), picture) if kind == ".html" else picture
 
 
+main = program("compare.py", show, __doc__)
 if __name__ == "__main__":
     sys.exit(main())

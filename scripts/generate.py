@@ -17,24 +17,12 @@ from typing import TYPE_CHECKING, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
-from model.mistakes import Mistake, check_range, is_out_of_memory
-from model.runs.terminal import exit_status, say
-from scripts.parser import call, choose_device, prompt_text
+from model.mistakes import Mistake, check_range
+from model.runs.terminal import say
+from scripts.parser import choose_device, program, prompt_text
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
-
-
-@exit_status("generate.py")
-def main(argv: list[str] | None = None) -> None:
-    try:
-        call(generate, argv, __doc__)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise Mistake(
-            "there is not enough memory: lower --max_new_tokens or --num_samples, or choose another --device"
-        ) from error
 
 
 class Continuation:
@@ -155,5 +143,6 @@ def write_text(text: str) -> None:
         print(text, end="", flush=True)
 
 
+main = program("generate.py", generate, __doc__)
 if __name__ == "__main__":
     sys.exit(main())

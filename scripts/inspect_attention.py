@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python 
 from model.files import write_atomically
 from model.mistakes import Mistake, check
 from model.runs.run import ATTENTION, HEAD_SCORES, REPORT, Run
-from model.runs.terminal import exit_status, say
-from scripts.parser import call, prompt_text
+from model.runs.terminal import say
+from scripts.parser import program, prompt_text
 
 if TYPE_CHECKING:
     from model.inspection.recording import Recording
@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 PAGE, TABLE, FILM = ".html", ".csv", ".gif"
 PICTURES_AND_TABLE = (".png", ".svg", ".pdf", TABLE)
 TITLE_CHARS = 60  # of the prompt, in the title of the page
-
-
-@exit_status("inspect_attention.py")
-def main(argv: list[str] | None = None) -> None:
-    call(inspect, argv, __doc__)
 
 
 def inspect(
@@ -189,5 +184,6 @@ def write_maps(recording: Recording, output: Path, steps: list[int], heads: list
         draw_maps(recording, output, step, rows)
 
 
+main = program("inspect_attention.py", inspect, __doc__)
 if __name__ == "__main__":
     sys.exit(main())

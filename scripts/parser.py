@@ -16,7 +16,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from model.mistakes import Mistake
-from model.runs.terminal import with_hint
+from model.runs.terminal import exit_status, with_hint
 
 if TYPE_CHECKING:
     import torch
@@ -66,11 +66,15 @@ def add_parameters(parser: argparse.ArgumentParser, function: Callable) -> None:
         parser.add_argument(f"--{name}" if is_option else name, default=default, help=text, **settings)
 
 
-def call(function: Callable, argv: list[str] | None, description: str) -> None:
-    """Calls a function with the options of a command line, which are its parameters."""
-    parser = Parser(description=description)
-    add_parameters(parser, function)
-    function(**vars(parser.parse_args(argv)))
+def program(name: str, function: Callable, description: str | None) -> Callable[..., int]:
+    """Returns the `main` of a script, which calls `function` with the options of the command line, its parameters."""
+
+    def main(argv: list[str] | None = None) -> None:
+        parser = Parser(description=description)
+        add_parameters(parser, function)
+        function(**vars(parser.parse_args(argv)))
+
+    return exit_status(name)(main)
 
 
 def read_command(functions: dict[str, Callable], argv: list[str] | None, description: str) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
 from model.mistakes import Missing, check_range
-from model.runs.terminal import exit_status, say
-from scripts.parser import call, prompt_text
+from model.runs.terminal import say
+from scripts.parser import program, prompt_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,11 +157,6 @@ class Stop(NamedTuple):
     function: Callable
     value: Tensor
     why: str
-
-
-@exit_status("walk.py")
-def main(argv: list[str] | None = None) -> None:
-    call(walk, argv, __doc__)
 
 
 def open_model(checkpoint: Path | None) -> Glass:
@@ -348,5 +343,6 @@ def quoted(text: str) -> str:
     return repr(text).replace(" ", KEPT_SPACE)
 
 
+main = program("walk.py", walk, __doc__)
 if __name__ == "__main__":
     sys.exit(main())

@@ -80,7 +80,7 @@ MISTAKES = {
     "--num_samples 0": "--num_samples 0",
     "--stop ''": "--stop",
     f"--seed {2**70}": "--seed 2^53",
-    f"--num_samples {10**12}": "--num_samples --max_new_tokens",
+    f"--num_samples {10**12}": "memory --device",
     "--device toaster": "--device toaster cpu",
     "--device meta": "--device meta",
     "--prompt \udcff": "--prompt UTF-8 0 0xff",

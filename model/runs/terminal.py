@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from model.mistakes import WHERE_MODULES_ARE, Mistake
+from model.mistakes import WHERE_MODULES_ARE, Mistake, is_out_of_memory
 
 # What the system answers where no check for a missing file expects it, or where a program prints: a path that is too
 # long, a folder that this user may not read, a full disk.
@@ -52,8 +52,8 @@ def gets_sentence(error: BaseException) -> bool:
 def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
     """Decorator for a `main` function: makes it return the exit status, and show some errors without a traceback.
 
-    The status is what `main` returns, 0 for None; 2 after an error that `gets_sentence`, printed on standard error; 130
-    after Ctrl-C; 0 if the reader of standard output has closed it.
+    The status is what `main` returns, 0 for None; 2 after an error that `gets_sentence`, printed on standard error, or
+    without memory; 130 after Ctrl-C; 0 if the reader of standard output has closed it.
     """
 
     def decorate(main: Callable[..., int | None]) -> Callable[..., int]:
@@ -77,6 +77,8 @@ def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[
                     return 0
                 raise
             except Exception as error:
+                if is_out_of_memory(error):
+                    error = Mistake("there is not enough memory: ask for fewer or shorter texts, or for another --device")
                 if not gets_sentence(error):
                     raise
                 say(f"{program}: {sentence(error)}", sys.stderr)
