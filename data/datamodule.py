@@ -106,7 +106,7 @@ class TextDataModule(lightning.LightningDataModule):
 
         self.corpus = corpora.build(corpus, options)
         name_or_tokenizer = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
-        self.cache = CorpusCache(self.corpus, name_or_tokenizer, vocab_size or 2048, limits, cache_dir)
+        self.cache = CorpusCache(self.corpus, name_or_tokenizer, vocab_size or 2048, limits, cache_dir, num_threads)
         self.context_length = context_length
         self.batch_size = batch_size
         self.validation_batch_size = validation_batch_size or batch_size
@@ -114,12 +114,11 @@ class TextDataModule(lightning.LightningDataModule):
         self.repeats = Repeats(repeat_fraction, repeat_from, end, random_repeat_fraction)
         self.document_masking = document_masking
         self.seed = seed
-        self.num_threads = num_threads
         self.windows_read = 0  # training windows, by all devices since the start of the run
 
     def setup(self, stage: str | None = None) -> None:
         """Tokenises the corpus, or opens its tokens in the cache. Raises Mistake if there are too few tokens."""
-        self.tokenized = self.cache.prepare(self.num_threads)
+        self.tokenized = self.cache.prepare()
         self.windows = TrainingWindows(
             self.tokenized.train, self.context_length, self.seed, self.repeats, self.tokenizer
         )

@@ -80,6 +80,7 @@ class CorpusCache:
     vocab_size: int  # of "bpe"
     max_tokens: dict[str, int | None]  # for each split; None: no limit
     cache_dir: str | None = None  # None: $GLASSGPT_CACHE, or else DEFAULT_FOLDER
+    num_threads: int | None = None  # that tokenise at once; None: one per core
 
     def __post_init__(self):
         name, recipe = self.tokenizer, [self.tokenizer]
@@ -101,7 +102,7 @@ class CorpusCache:
             return TokenizedCorpus(Tokenizer.from_dict(index["tokenizer"]), **splits)
         return None
 
-    def prepare(self, num_threads: int | None = None) -> TokenizedCorpus:
+    def prepare(self) -> TokenizedCorpus:
         """Opens the cached corpus, or tokenises it. If several runs need it at once, one tokenises and the others wait.
 
         Raises Mistake if the text cannot be read or the tokens cannot be written.
@@ -113,10 +114,10 @@ class CorpusCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.folder / "lock").acquire()
         with lock:
-            return self.open() or self._make(num_threads or os.cpu_count() or 1)
+            return self.open() or self._make()
 
-    def _make(self, num_threads: int) -> TokenizedCorpus:
-        path, splits = self.folder / INDEX, {}
+    def _make(self) -> TokenizedCorpus:
+        path, splits, num_threads = self.folder / INDEX, {}, self.num_threads or os.cpu_count() or 1
         try:
             tokenizer = self._tokenizer()
             index = {"tokenizer": tokenizer.to_dict()}

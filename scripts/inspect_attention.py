@@ -68,8 +68,8 @@ def inspect(
         experiments: instead of writing a file, try experiments on the model: change a text, or switch a head off, and
             print the prediction and what was measured, or why an experiment does not work
     """
-    others = [prompt, output, steps, head, open or None]
-    if (film or experiments) and (others.count(None) < len(others) or (film and experiments)):
+    others = prompt is not None or output or steps or head or open
+    if sum(map(bool, (film, experiments, others))) > 1:
         raise Mistake("--film and --experiments are about a whole run: leave out all other options but --run")
     if run and checkpoint:
         raise Mistake("--checkpoint is another name of --run: write one of them")

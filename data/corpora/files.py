@@ -4,6 +4,7 @@ import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from data.tables import COMPRESSIONS, table_ending, table_texts
 from data.text import WHOLE, Corpus, Passage, Share, file_stamp, row_passages, text_passages, uniform_hash
@@ -14,12 +15,12 @@ Shares = dict[Path, Share]  # the files of a split, in order, and which part of 
 
 
 class FileCorpus(Corpus):
-    """Text files and tables on this machine. Of a table, only the texts in `column` are read."""
+    """Text files and tables on this machine. reading: options for `table_texts`."""
 
-    def __init__(self, name: str, train: Shares, validation: Shares, column: str = "text", quotes: bool = True):
-        self.name, self.column, self.quotes = name, column, quotes
+    def __init__(self, name: str, train: Shares, validation: Shares, **reading: Any):
+        self.name, self.reading = name, reading
         self.files = {"train": train, "validation": validation}
-        self.identity = {"column": column, "quotes": quotes}
+        self.identity = {**reading}
         for split, shares in self.files.items():
             self.identity[split] = [[file_stamp(path), share] for path, share in shares.items()]
 
@@ -33,7 +34,7 @@ class FileCorpus(Corpus):
 
     def _read(self, path: Path, share: Share) -> Iterator[Passage]:
         if table_ending(path):
-            return row_passages(table_texts(path, self.column, self.quotes), share)
+            return row_passages(table_texts(path, **self.reading), share)
         return text_passages(path, share)
 
 
@@ -64,7 +65,7 @@ def file_corpus(
         shares = {train[0]: (0.0, cut)}, {train[0]: (cut, 1.0)}
     else:
         shares = split_by_name(train, root, validation_fraction)
-    return FileCorpus(name, *shares, text_column, quotes)
+    return FileCorpus(name, *shares, column=text_column, quotes=quotes)
 
 
 def split_by_name(paths: list[Path], root: Path, fraction: float) -> tuple[Shares, Shares]:

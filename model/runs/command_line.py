@@ -151,7 +151,7 @@ def base_options(parser: ArgumentParser, chosen: Namespace, run: Run | None, def
     if run:
         path = run.folder / CONFIG
         known = {*parser.get_defaults().keys()} - {*NOT_SAVED}
-        base = parse(parser, plain_config(path, chosen.keys(), known), f"{path}: ")
+        base = parse(parser, plain_config(path, {*chosen.keys()}, known), f"{path}: ")
         for name in PATHS:
             outside = [file for file in as_list(base.get(name)) if OUTSIDE.match(file)]
             if outside and name not in chosen:

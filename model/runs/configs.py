@@ -5,7 +5,7 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,19 +118,18 @@ def read_config(path: Path) -> dict[str, Any]:
         return settings
 
 
-def plain_config(path: Path, typed: Iterable[str], known: Iterable[str]) -> str:
+def plain_config(path: Path, typed: set[str], known: set[str]) -> str:
     """Returns a run's config as YAML, without options that may name code and are also `typed`: that value is used.
 
     The run may come from a stranger, and an option of the Trainer may name a class to import, or a file that names one.
     So this raises a `Mistake` for an option that is not `known`, or whose value is not plain, see `check_plain`.
     """
-    settings, typed, known = read_config(path), set(typed), set(known)
+    settings = read_config(path)
     if not all(isinstance(settings.get(group), dict) for group in ("model", "data", "trainer")):
         raise Mistake(f"{path} is damaged: restore the options that the run was started with")
     for name in typed:
-        section, _, option = name.partition(".")
-        if section == "trainer":
-            settings["trainer"].pop(option.partition(".")[0], None)
+        if name.startswith("trainer."):
+            settings["trainer"].pop(name.split(".")[1], None)
     for name, value in flat(settings):
         if name not in known:
             raise Mistake(f"{path}: there is no option {name}")

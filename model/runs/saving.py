@@ -26,11 +26,10 @@ from lightning.pytorch import Trainer
 
 from model.checkpoint import read_checkpoint
 from model.files import atomic_file, write_atomically
-from model.inspection.recording import Recording
 from model.mistakes import Mistake, file_errors, listed
 from model.runs.code import open_known
 from model.runs.records import as_line, read_lines, read_metrics, write_metrics
-from model.runs.run import ATTENTION, BEST, HEAD_SCORES, LAST, METRICS, SAMPLES, Run
+from model.runs.run import ATTENTION, BEST, CHECKPOINTS, HEAD_SCORES, LAST, METRICS, SAMPLES, Run
 
 # What a checkpoint needs to be resumed, besides what every checkpoint has.
 RESUMED = ("TextDataModule", "best", "callbacks", "loops", "loss_sum", "lr_schedulers", "optimizer_states")
@@ -107,21 +106,20 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
 
     Raises a `Mistake` for a damaged metrics.csv, samples.jsonl or scores.jsonl, before it changes anything.
     """
-    run, metrics, scores = Run(run_dir), run_dir / METRICS, run_dir / HEAD_SCORES
-    best, last = run_dir / BEST, run_dir / LAST
+    metrics, best, last = run_dir / METRICS, run_dir / BEST, run_dir / LAST
     rows = [row for row in read_metrics(metrics) if row["step"] <= step]
     losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row}
-    records = {path: read_lines(path) for path in (run_dir / SAMPLES, scores)}
-    recording = Recording({}, folder=run_dir / ATTENTION)
-    maps = [recording.path(record["step"]) for record in records[scores] if record["step"] > step]
-    later = [run.kept(kept_step) for kept_step in run.kept_steps if kept_step > step]
+    records = {path: read_lines(path) for path in (run_dir / SAMPLES, run_dir / HEAD_SCORES)}
+    files = [*run_dir.glob(f"{CHECKPOINTS}/step_*.ckpt"), *run_dir.glob(f"{ATTENTION}/step_*.npz")]
+    steps = [path.stem.removeprefix("step_") for path in files]
+    later = [path for path, digits in zip(files, steps, strict=True) if digits.isdecimal() and int(digits) > step]
     with suppress(Mistake):  # best.ckpt is missing, or damaged: then its step is unknown, and it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
             later.append(best)
     # Checkpoints first: a run that is killed in between resumes from this step and deletes the rest then.
     if resumed.resolve() != last.resolve():
         copy(resumed, last)
-    for path in later + maps:
+    for path in later:
         with file_errors(path):
             path.unlink(missing_ok=True)
     if not best.exists() and step in losses and losses[step] == min(losses.values()):

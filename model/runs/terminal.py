@@ -78,7 +78,7 @@ def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[
                 raise
             except Exception as error:
                 if is_out_of_memory(error):
-                    error = Mistake("there is not enough memory: ask for fewer or shorter texts, or for another --device")
+                    error = Mistake("there is not enough memory: ask for less text, or for another --device")
                 if not gets_sentence(error):
                     raise
                 say(f"{program}: {sentence(error)}", sys.stderr)

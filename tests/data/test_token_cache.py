@@ -181,7 +181,7 @@ def tokenise():
             yield passage
 
     token_cache.BATCH_CHARS, FileCorpus.passages = 2000, passages
-    cache_of().prepare(num_threads=2)
+    cache_of().prepare()
 
 
 @pytest.mark.slow
