@@ -232,10 +232,10 @@ class Glass:
             log.warning("The text has %s tokens; only the last %s, the model's context, are read.", length, context)
         return tokens[-context:]
 
-    def texts(self, tokens: Tensor, kind: Kind = "text") -> Texts:
+    def texts(self, tokens: Tensor | np.ndarray | Sequence, kind: Kind = "text") -> Texts:
         """Makes `Texts` of token ids (T,) or (N, T), with this model's document masking and attention window."""
         return Texts.of(
-            tokens.cpu(),
+            torch.as_tensor(tokens).cpu(),
             self.tokenizer.label,
             kind=kind,
             end_of_text=self.tokenizer.end_of_text if self.document_masking else None,
@@ -368,7 +368,7 @@ class Glass:
             return recorded.probes["repeated"]
         period = min(PERIOD, (self.gpt.config.context_length - 1) // 2)
         drawn = repeated_tokens(range(self.tokenizer.vocab_size), period, first=self.tokenizer.end_of_text)
-        return self.texts(torch.tensor(drawn), "repeated")
+        return self.texts(drawn, "repeated")
 
     def page(self) -> str:
         """Returns the HTML of a page that holds the model and runs it on what a user types.

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,10 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from lightning.pytorch import LightningModule, Trainer
 
 from model.files import append
-from model.generation import generate
+from model.glass import Glass
 from model.inspection.film import film_texts
 from model.inspection.recording import Recording, take_snapshot
-from model.inspection.texts import MAX_TOKENS, Texts, repeated_tokens, repeated_windows, spread_starts
+from model.inspection.texts import MAX_TOKENS, repeated_tokens, repeated_windows, spread_starts
 from model.mistakes import Mistake
 from model.runs.metrics import log_metrics
 from model.runs.records import as_line
@@ -56,12 +55,12 @@ class Recorder:
             return
         data, config = trainer.datamodule, module.gpt.config
         tokenizer, validation = data.tokenizer, data.tokenized.validation
+        texts = Glass(module.gpt, tokenizer, "the run", document_masking=data.document_masking).texts
         first = tokenizer.end_of_text
         length = min(self.probe_tokens, config.context_length)
-        if self.probe_text is None:
-            tokens = validation.read(0, length)
-        else:
-            tokens = tokenizer.encode_array(self.probe_text)[:length].astype(np.int64)
+        tokens = validation.read(0, length)
+        if self.probe_text is not None:
+            tokens = tokenizer.encode(self.probe_text)[:length]
         if len(tokens) < MIN_PROBE_TOKENS:
             raise Mistake(
                 f"attention maps need at least {MIN_PROBE_TOKENS} tokens, and the text has {len(tokens)}: raise "
@@ -69,24 +68,17 @@ class Recorder:
                 "split, or write --recording.enabled false"
             )
         known = validation.read(0, KNOWN_TOKENS)
-        candidates = np.unique(known).tolist()
+        candidates = {*known.tolist()}
         period = (len(tokens) - 1) // 2  # so that the repeated probe is no longer than the text, which fits the context
         context = min(config.context_length, MAX_TOKENS)
         rows = np.stack([validation.read(start, context) for start in spread_starts(validation.num_tokens, context)])
-
-        texts = partial(
-            Texts.of,
-            label=tokenizer.label,
-            end_of_text=first if data.document_masking else None,
-            attention_window=config.window,
-        )
         probes = {
-            "text": texts(torch.from_numpy(tokens)),
-            "repeated": texts(repeated_tokens(candidates, period, first=first), kind="repeated"),
+            "text": texts(tokens),
+            "repeated": texts(repeated_tokens(candidates, period, first=first), "repeated"),
         }
         windows = {
-            "text": texts(torch.from_numpy(rows)),
-            "repeated": texts(repeated_windows(candidates, context, first=first), kind="repeated"),
+            "text": texts(rows),
+            "repeated": texts(repeated_windows(candidates, context, first=first), "repeated"),
         }
         words = film_texts(tokenizer, tokenizer.decode(known), config.context_length, config.window)
         folder = Path(trainer.default_root_dir, ATTENTION)
@@ -139,17 +131,14 @@ class Samples:
         """Appends one sample of the model as it is now."""
         if not (self.max_new_tokens and trainer.is_global_zero):
             return
-        step, tokenizer = trainer.global_step, trainer.datamodule.tokenizer
-        prompt = tokenizer.encode(self.prompt) or [tokenizer.end_of_text]
-        tokens = generate(
-            module.gpt,
-            torch.tensor([prompt], device=module.device),
+        step = trainer.global_step
+        text = Glass(module.gpt, trainer.datamodule.tokenizer, "the run").write(
+            self.prompt,
             self.max_new_tokens,
+            seed=step,  # its own: sampling must not change the random numbers of the training
             temperature=self.temperature,
             top_k=self.top_k,
-            # Its own generator: sampling must not change the random numbers of the training.
-            generator=torch.Generator(module.device).manual_seed(step),
+            stop_token=None,
         )
-        text = tokenizer.decode(tokens[0, len(prompt) :].tolist())
         sample = {"step": step, "prompt": self.prompt, "text": text}
         append(Path(trainer.default_root_dir, SAMPLES), as_line(sample))

@@ -43,7 +43,7 @@ def started(folder, text, length, context=512, masking=False, **options):
     trainer = SimpleNamespace(
         datamodule=data, default_root_dir=folder, **{"is_global_zero": True, "global_step": 0} | options
     )
-    gpt = SimpleNamespace(config=SimpleNamespace(context_length=context, window=None))
+    gpt = SimpleNamespace(config=SimpleNamespace(context_length=context, window=None), is_finite=lambda: True)
     monitor = Recorder(probe_tokens=length)
     monitor.start(trainer, SimpleNamespace(gpt=gpt))
     return monitor.recording
