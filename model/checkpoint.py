@@ -113,11 +113,11 @@ def open_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[GPT
 def with_weights(config: GPTConfig, weights: dict[str, Tensor]) -> GPT:
     """Builds a GPT whose weights are these tensors, in float32. Raises a `Mistake` if they do not fit the config.
 
-    It is built on the meta device, so that a config too large for any machine costs no memory.
+    Its weights are first built on the meta device, so that a config too large for any machine costs no memory.
     """
     for name, weight in weights.items():
-        if not isinstance(weight, Tensor) or not weight.is_floating_point():
-            raise Mistake(f"{name} holds {getattr(weight, 'dtype', type(weight).__name__)}, not floats")
+        if not isinstance(weight, Tensor):
+            raise Mistake(f"{name} holds {type(weight).__name__}, no tensor")
     # Building a million layers takes minutes and gigabytes, even without weights.
     if config.num_layers > len(weights):
         raise Mistake(f"num_layers is {config.num_layers}, but there are only {len(weights)} weights")
@@ -126,31 +126,38 @@ def with_weights(config: GPTConfig, weights: dict[str, Tensor]) -> GPT:
     if config.vocab_size is None or config.vocab_size * config.embed_dim > num_values:
         raise Mistake("its embeddings are smaller than vocab_size x embed_dim")
     model = without_weights(config)
-    shapes = {name: list(weight.shape) for name, weight in model.state_dict().items()}
-    for name in sorted(shapes.keys() | weights.keys()):
-        in_file = list(weights[name].shape) if name in weights else "absent"
-        in_code = shapes.get(name, "absent")
+    own = model.state_dict()
+    for name in sorted(own.keys() | weights.keys()):
+        in_file, in_code = (list(of[name].shape) if name in of else "absent" for of in (weights, own))
         if in_file != in_code:
             raise Mistake(f"{name} is {in_file} in the file, but {in_code} in the network")
-    model.load_state_dict({name: weight.float() for name, weight in weights.items()}, assign=True)
+        if weights[name].is_floating_point() != own[name].is_floating_point():
+            raise Mistake(f"{name} holds {weights[name].dtype} in the file, but {own[name].dtype} in the network")
+    model.load_state_dict({name: weight.to(own[name].dtype) for name, weight in weights.items()}, assign=True)
     if config.tie_embeddings:
         model.lm_head.weight = model.token_embedding.weight
     return model
 
 
 def without_weights(config: GPTConfig) -> GPT:
-    """Builds a GPT on the meta device: its weights take no memory and are not initialised."""
-    with torch.device("meta"), _NoDrawing():
+    """Builds a GPT whose weights are on the meta device: they take no memory and are not initialised."""
+    with _OnMeta():
         return GPT(config)
 
 
-class _NoDrawing(TorchFunctionMode):
-    """Skips the drawing of weights: on the meta device it makes torch import its compiler, which takes a second."""
+class _OnMeta(TorchFunctionMode):
+    """Puts what `torch.empty` makes, as PyTorch's modules do for weights, on the meta device, and draws no weights.
+
+    To draw there makes torch import its compiler, which takes a second. Other tensors have their values: what a network
+    computes from them while it is built, and buffers that a checkpoint does not hold.
+    """
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if func in (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_):
             return kwargs["tensor"]
+        if func is torch.empty:
+            kwargs["device"] = "meta"
         return func(*args, **kwargs)
 
 
@@ -174,7 +181,7 @@ def read_checkpoint(path: Path, *, on_disk: bool = False) -> dict[str, Any]:
             if opcode.name == "GLOBAL" and not PLAIN_TYPES.fullmatch(argument):
                 raise Mistake(f"it may hold only plain tensors and values, but names {argument}")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=on_disk)
-        _check_size(checkpoint, 2 * path.stat().st_size)  # a tied lm_head counts twice
+        _check_size(checkpoint, 2 * path.stat().st_size)  # a tied lm_head may count twice
         version = checkpoint.get("version", 1 if "gpt_config" in checkpoint else VERSION)
         if version == VERSION and (missing := [name for name in CONTENT if name not in checkpoint]):
             raise Mistake(f"it has no {', '.join(missing)}")
@@ -188,7 +195,8 @@ def _check_size(value: Any, limit: int) -> None:
     """Raises a `Mistake` if all tensors and values inside `value` together would take more than `limit` bytes.
 
     An object that is referenced twice counts twice: with nested references, a file of a kilobyte can describe lists of
-    any length, and with a stride of 0 a tensor of any size.
+    any length, and with a stride of 0 a tensor of any size. Weights that layers share are in the file once, and opening
+    it does not copy them if they are contiguous and in float32.
     """
     waiting = [value]
     size = 0
@@ -197,6 +205,7 @@ def _check_size(value: Any, limit: int) -> None:
         values = [*value.keys(), *value.values()] if isinstance(value, dict) else value
         values = values if isinstance(values, list | tuple) else ()
         waiting += values
-        size += value.nbytes if isinstance(value, Tensor) else 1 + len(values)
+        is_copied = isinstance(value, Tensor) and not (value.dtype == torch.float32 and value.is_contiguous())
+        size += value.nbytes if is_copied else 1 + len(values)
         if size > limit:
             raise Mistake("it describes more data than it holds")

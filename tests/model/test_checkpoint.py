@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from data.tokenizers import byte_level
+from model import gpt as gpt_module
 from model.checkpoint import load_gpt, read_checkpoint
 from model.gpt import GPT, GPTConfig
 from tests.command_lines import mistake
@@ -49,7 +50,22 @@ def test_half_precision_weights_come_back_in_float32_and_integers_are_refused(tm
     for name, weight in loaded.state_dict().items():
         assert weight.dtype == torch.float32 and torch.equal(weight, half[f"gpt.{name}"].float())
     with mistake(r"x\.ckpt .*torch\.int64"):
-        load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict={"gpt.lm_head.weight": torch.ones(2).long()}))
+        load_gpt(save(tmp_path / "x.ckpt", gpt, state_dict=half | {"gpt.lm_head.weight": torch.ones(20, 8).long()}))
+
+
+def test_buffers_of_ones_own_and_weights_that_layers_share_come_back(tmp_path, monkeypatch):
+    def build_norm(config):
+        norm = torch.nn.Identity()
+        norm.slopes = torch.arange(2)
+        norm.register_buffer("mask", norm.slopes > norm.slopes[0].item())
+        return norm
+
+    monkeypatch.setattr(gpt_module, "build_norm", build_norm)
+    gpt = GPT(GPTConfig(**SIZES | {"num_layers": 9}))
+    gpt.blocks = torch.nn.ModuleList(9 * [gpt.blocks[0]])
+    loaded, _ = load_gpt(save(tmp_path / "x.ckpt", gpt))
+    assert_same(loaded.state_dict(), gpt.state_dict())
+    assert loaded.final_norm.slopes.tolist() == [0, 1]
 
 
 def test_parts_of_a_checkpoint_and_other_content_are_refused(tmp_path, gpt):
