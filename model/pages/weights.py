@@ -32,6 +32,7 @@ from model.inspection.parts import part_means, parts_of
 from model.inspection.passes import features_of, undisturbed
 from model.inspection.recording import Models
 from model.inspection.texts import Texts
+from model.masks import sliding_window_mask
 from model.mistakes import Mistake
 
 MAX_BYTES = 40_000_000  # of the weights in a page, all models together
@@ -192,13 +193,15 @@ def _check_network_is_standard(gpt: GPT, tokens: Tensor) -> None:
     context = gpt.config.context_length
     tokens = tokens.repeat(1, math.ceil(context / tokens.shape[1]))[:, :context]
 
+    visible = sliding_window_mask(tokens.shape[1], gpt.config.window)  # in every layer, whatever mask it would use
+
     def standard_attention(
         q: Tensor,
         k: Tensor,
         v: Tensor,
         mask: Tensor | None = None,
     ) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True)
 
     with undisturbed(gpt), torch.no_grad():
         logits = gpt(tokens)
@@ -210,6 +213,6 @@ def _check_network_is_standard(gpt: GPT, tokens: Tensor) -> None:
         difference = (gpt(tokens) - logits).abs().max().item()
     if not difference <= MAX_DIFFERENCE:
         raise Mistake(
-            f"your attend, or weights that you added, change its logits by up to {difference:.2g}, and the page "
+            f"your attend, or masks or weights of your own, change its logits by up to {difference:.2g}, and the page "
             "computes the network without them; it shows the maps that your attend made of the recorded texts"
         )

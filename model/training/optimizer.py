@@ -127,7 +127,7 @@ def build_optimizer(gpt: GPT, config: OptimizerConfig) -> torch.optim.Optimizer:
     # as three matrices.
     stacked_rows = {}
     for layer in gpt.modules():
-        if isinstance(layer, CausalSelfAttention):
+        if isinstance(layer, CausalSelfAttention) and hasattr(layer, "qkv_proj"):
             queries, keys = layer.num_heads * layer.head_dim, layer.num_kv_heads * layer.head_dim
             stacked_rows[layer.qkv_proj.weight] = [queries, keys, keys]
     return MuonAdamW(

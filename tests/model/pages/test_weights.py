@@ -48,6 +48,10 @@ def test_packing_does_not_change_the_model_of_any_type():
 
 def test_an_attention_that_differs_only_beyond_the_probe_is_refused(replace_attend):
     gpt = random_gpt(replace(MODERN, context_length=3 * PROBE.length))
+    gpt.blocks[1].attention.window = PROBE.length
+    with mistake("masks"):
+        pack(gpt)
+    gpt.blocks[1].attention.window = None
     nearest = with_scores(lambda scores: scores - torch.full_like(scores, 99.0).tril(-PROBE.length))
     replace_attend(nearest)
     with mistake("attend"):
