@@ -257,22 +257,24 @@ def lesson(glass: Glass, reading: Reading, layer: int, token: int) -> Iterator[S
     from model.multihead import scaled_dot_product_attention
     from model.rotary import apply_rotary
 
+    def found(values: dict, parent: Any, name: str) -> Tensor | None:
+        return values.get(getattr(parent, name, None))
+
     gpt = glass.gpt
     config, block = gpt.config, gpt.blocks[layer]
     attention, feed_forward = block.attention, block.feed_forward
     with torch.no_grad(), undisturbed(gpt):
-        _, _, inputs, outputs = run(gpt, glass.texts(reading.ids), gpt.modules())
+        _, calls, inputs, outputs = run(gpt, glass.texts(reading.ids), gpt.modules())
         queries, _, _ = attention.project(outputs[block.attention_norm])  # not yet turned by rotary positions
     surprise = reading.surprise * math.log(2)  # in nats
-    q, k, v, weights, mixed = (
-        of_layers[layer][None] for of_layers in (reading.q, reading.k, reading.v, reading.maps, reading.heads)
-    )
+    q, k, v, weights = (of_layers[layer][None] for of_layers in (reading.q, reading.k, reading.v, reading.maps))
     group = config.num_heads // config.num_kv_heads  # heads that share keys and values
     streams = reading.residual[:, None]  # after the embeddings, attention 0, feed-forward 0, attention 1, ...
     scores, mask = q @ k.mT / math.sqrt(config.head_dim), sliding_window_mask(len(reading.ids), config.window)
     _, formula = scaled_dot_product_attention(q, k, v, mask, need_weights=True)
     difference = (weights - formula).abs().max().item()
     is_formula = not difference > EXACT  # a diverged model gives NaN, which counts as equal
+    is_projected = found(inputs, attention, "qkv_proj") is outputs[block.attention_norm]
     value_embedding = dict(gpt.value_embeddings.items()).get(str(layer))
     project = CausalSelfAttention.project
 
@@ -287,8 +289,8 @@ def lesson(glass: Glass, reading: Reading, layer: int, token: int) -> Iterator[S
         f"Block {layer}, attention: tokens read each other",
         ("stream into the block", "(B, T, D)", GPT.features, streams[2 * layer] if layer else None),
         ("attention norm", "(B, T, D)", Block.forward, outputs[block.attention_norm]),
-        ("queries, keys, values", "(B, T, (H+2*H_kv)*K)", project, outputs[attention.qkv_proj]),
-        ("queries", "(B, H, T, K)", project, queries),
+        ("queries, keys, values", "(B, T, (H+2*H_kv)*K)", project, found(outputs, attention, "qkv_proj")),
+        ("queries", "(B, H, T, K)", project, queries if is_projected else None),
         ("queries, turned", "(B, H, T, K)", apply_rotary, q if config.position == "rotary" else None),
         ("keys", "(B, H_kv, T, K)", project, k[:, ::group]),
         ("value embedding", "(B, T, H_kv*K)", project, outputs.get(value_embedding)),
@@ -296,12 +298,12 @@ def lesson(glass: Glass, reading: Reading, layer: int, token: int) -> Iterator[S
         ("scores", "(B, H, T, S)", scaled_dot_product_attention, scores if is_formula else None),
         ("mask", "(T, S)", sliding_window_mask, mask if is_formula else None),
         ("weights", "(B, H, T, S)", attention.attend, weights),
-        ("mixed values", "(B, H, T, K)", attention.attend, mixed),
+        ("mixed values", "(B, H, T, K)", attention.attend, calls[layer].attended),
         ("output projection", "(B, T, D)", CausalSelfAttention.forward, outputs[attention.output_proj]),
         ("stream after attention", "(B, T, D)", Block.forward, streams[2 * layer + 1]),
         f"Block {layer}, feed-forward: each token by itself",
-        ("feed-forward norm", "(B, T, D)", Block.forward, outputs[block.feed_forward_norm]),
-        ("hidden units", "(B, T, F)", FeedForward.forward, inputs[feed_forward.down_proj]),
+        ("feed-forward norm", "(B, T, D)", Block.forward, found(outputs, block, "feed_forward_norm")),
+        ("hidden units", "(B, T, F)", FeedForward.forward, found(inputs, feed_forward, "down_proj")),
         ("feed-forward output", "(B, T, D)", FeedForward.forward, outputs[feed_forward]),
         ("stream after the block", "(B, T, D)", Block.forward, streams[2 * layer + 2]),
         "From vectors to the loss",

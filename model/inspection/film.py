@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.gpt import GPT
 from model.inspection.maps import weights_of
@@ -43,6 +43,7 @@ TRIES = 1000  # words that are drawn at most
 LEAST_CHANCE = 0.25  # of the right token: with less, the model does not continue the word
 LEAST_WEIGHT = 0.25  # of the finder, from the last token to the source
 LEAST_RAISE = 0.5  # of the finder's score, by a writer
+SAME_KEYS = 1e-3  # the largest difference of a key that rounding explains
 LEAST_SHARE = 0.5  # of the largest raise, by a writer
 
 
@@ -89,8 +90,9 @@ class Frame:
 
     maps: (N, L, H, T, T). parts: (N, L, H), what each head adds to the logit of the right token after the last token.
     raises: (N, L, H, L, H), by how much each head's score of the source (first L, H) is raised by what each earlier
-        head (last L, H) has written there, compared with the mean over all keys; 0 for a head that is not earlier. The
-        scale of each norm is held fixed, as in `Reading.attribution`.
+        head (last L, H) has written there, compared with the mean over all keys; 0 for a head that is not earlier, NaN
+        for a layer whose keys are not a projection of the stream. The scale of each norm is held fixed, as in
+        `Reading.attribution`.
     chance: (N,), the probability of the right token.
     top, top_probability: (N, T, TOP), the likeliest tokens after each token, as text, and their probabilities.
     bits: (N, T), the surprise at the token after each token. rank: (N, T), its rank; 0 is the likeliest.
@@ -147,7 +149,7 @@ def _raises(
     """Returns `Frame.raises`. written: see `take_frame`. visible: (N, T), the keys that the last query sees.
 
     A key is a linear function of the normalised stream, if the scale of each norm is held fixed. So a score is a sum
-    over what was added to the stream ("K-composition" in Elhage et al. 2021).
+    over what was added to the stream ("K-composition" in Elhage et al. 2021). Other keys give NaN.
     """
     config = gpt.config
     L, H, (N, T) = config.num_layers, config.num_heads, visible.shape
@@ -162,12 +164,18 @@ def _raises(
         attention = copy.deepcopy(block.attention).cpu().double()
         attention.qk_norm = False
         _, whole, _ = attention.project(double(norm(stream)))
-        attention.qkv_proj.bias = None
+        _, turned, _ = attention.project(double(norm(stream)), rotary)
+        for linear in attention.modules():
+            if isinstance(linear, nn.Linear):
+                linear.bias = None
         earlier = torch.cat(written[:layer])  # (layer * H, N, T, D)
         _, keys, _ = attention.project(normed(norm, earlier, stream), rotary)
         if config.qk_norm:
-            squares = whole.square().mean(-1, keepdim=True)
-            keys = keys * torch.rsqrt(squares + RMS_EPSILON)
+            scale = torch.rsqrt(whole.square().mean(-1, keepdim=True) + RMS_EPSILON)
+            keys, turned = keys * scale, turned * scale
+        if (turned - double(seen.calls[layer].k)).abs().max() > SAME_KEYS:
+            raises[:, layer] = math.nan
+            continue
         keys = keys.repeat_interleave(H // config.num_kv_heads, dim=-3)
         raised = torch.einsum("nhk,pnhtk,nt->nhp", query, keys, less_mean) / config.head_dim**0.5
         raises[:, layer, :, :layer] = raised.unflatten(-1, (layer, H))
@@ -202,6 +210,8 @@ def tell_film(last: Frame) -> Film:
         return Film(word, missing="no head looks at the first copy to continue the word")
     finder = _sorted_heads(parts)[0]
     raises = last.raises[(word, *finder)]
+    if raises.isnan().any():
+        return Film(word, missing="keys are made in another way than here, so it is not known what raises their scores")
     if raises.max() < LEAST_RAISE:
         return Film(word, finder, missing="no earlier head raises the score with which it looks there")
     least = max(LEAST_RAISE, LEAST_SHARE * float(raises.max()))

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.generation import new_cache
 from model.gpt import GPT
 from model.inspection.passes import Call, Pass, features_of, undisturbed
 from model.inspection.texts import Texts
@@ -28,6 +29,7 @@ from model.mistakes import listed
 # leak of 0.001 of the weight moves them by 2e-4 or more, and shows in the weights, which are always float32.
 FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
 LOGIT_LIMITS = {"float16": 1e-2, "bfloat16": 5e-2}
+CACHED_LIMIT = 1e-3  # of the logits with a cache, where single tokens run other kernels
 EXACT = 1e-5  # the limit in any other type, and for a weight in all types
 PAGE_ERROR = 0.004  # rounding error of a weight on a page and in its pictures
 
@@ -46,6 +48,7 @@ class Checks:
         "outside": how far any weight lies outside [0, 1].
     noise: the largest change of the logits, or of a result of `attend` (divided as for fidelity), in a second pass.
     logits: the largest absolute logit.
+    cached: the largest change of the last token's logits if all tokens before it are cached, as when the model writes.
     """
 
     precision: str
@@ -54,13 +57,14 @@ class Checks:
     by_layer: Mapping[str, Sequence[float]]
     noise: float
     logits: float
+    cached: float = 0.0
 
     @property
     def problems(self) -> dict[str, str]:
         """What is out of bounds: a sentence for each check that fails, without its full stop.
 
-        The checks are "repeatable", "causal", "faithful" and "in_range". If the model is not repeatable, only that is
-        returned: the other checks would judge noise.
+        The checks are "repeatable", "causal", "faithful", "cached" and "in_range". If the model is not repeatable, only
+        that is returned: the other checks would judge noise.
         """
         fidelity_limit = FIDELITY_LIMITS.get(self.precision, EXACT)
         logit_limit = LOGIT_LIMITS.get(self.precision, EXACT) * max(1, self.logits)
@@ -95,6 +99,11 @@ class Checks:
                 f"the maps of {layers} are not what the model computes: weights times values differ from what `attend` "
                 f"returns by {self.fidelity:.2g}, where rounding explains {fidelity_limit:g}; an `attend` that is not "
                 "linear in the values or mixes heads has no maps"
+            )
+        if "causal" not in problems and self.cached > CACHED_LIMIT * max(1, self.logits):
+            problems["cached"] = (
+                f"the model writes other text than it should: with earlier tokens in its cache, logits change by "
+                f"{self.cached:.2g}; what looks at earlier tokens must also work where x holds only the new ones"
             )
         if max(outside) > PAGE_ERROR:
             layers = _layers(_above(PAGE_ERROR, outside))
@@ -154,6 +163,17 @@ def check_maps(
         noise=float(np.max(noise)),
         logits=logits.abs().max().item(),
     )
+
+
+@torch.no_grad()
+def change_by_cache(gpt: GPT, text: Texts) -> float:
+    """Returns `Checks.cached` for a single text, read as one document."""
+    tokens = gpt.known_ids(text.tokens)
+    with undisturbed(gpt):
+        cache = new_cache(gpt, 1, text.length)
+        gpt.features(tokens[:, :-1], cache=cache)
+        last = gpt.unembed(gpt.features(tokens[:, -1:], cache=cache))
+        return (gpt(tokens)[:, -1:] - last).abs().max().item()
 
 
 def for_each_head(shared: Tensor, q: Tensor) -> Tensor:

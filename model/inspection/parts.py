@@ -13,16 +13,17 @@ Shapes: N texts, T tokens, D model width, K head width, V vocabulary.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from model.gpt import GPT
-from model.inspection.passes import Hook, features_of, hooked, method_replaced, undisturbed
+from model.inspection.passes import NOT_RECORDED, Hook, features_of, hooked, method_replaced, undisturbed
 from model.inspection.texts import Texts
 from model.losses import next_token_loss
+from model.mistakes import Mistake
 
 TOKENS_AT_ONCE = 8192  # in one forward pass, over all texts
 ERRORS = 2  # a change of less than ERRORS standard errors may be chance
@@ -57,9 +58,12 @@ def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
 
 
 def parts_of(gpt: GPT) -> dict[str, Part]:
-    """Returns all parts by name, first the tables, then layer by layer."""
+    """Returns all parts by name, first the tables, then layer by layer. Raises a `Mistake` if layers share a module."""
     everything = slice(None)
     parts = {}
+    sublayers = [module for block in gpt.blocks for module in (block.attention, block.feed_forward)]
+    if len({*sublayers}) < len(sublayers):
+        raise Mistake(f"layers share modules, so no part belongs to a single layer: {NOT_RECORDED}")
     for name, table in embedding_tables(gpt).items():
         parts[name] = Part(table, everything, 0)
     for name, table in gpt.value_embeddings.items():
@@ -179,14 +183,22 @@ def losses_without_each(
     """
     parts = parts_of(gpt)
     losses: dict[str, list[Tensor]] = {name: [] for name in ["nothing", *means]}
+    starts = {0: 0}  # the first block to compute, for a change in each layer
     for piece in texts.pieces(TOKENS_AT_ONCE):
-        block_inputs: dict[nn.Module, Tensor] = {}
+        outputs: dict[nn.Module, Any] = {}
         with undisturbed(gpt):
-            with hooked(gpt.blocks, [], block_inputs.__setitem__):
-                losses["nothing"] += _losses(gpt, piece)
+            with hooked([], gpt.blocks, outputs.__setitem__):
+                whole = _losses(gpt, piece)
+            losses["nothing"] += whole
             for name, mean in means.items():
                 layer = parts[name].layer
-                with _started_at(gpt, layer, block_inputs), replaced(gpt, {name: mean}):
+                if layer not in starts:  # something else than blocks may carry what an earlier one made to a later one
+                    starts[layer] = 0
+                    with suppress(Exception), _skipped(gpt.blocks[:layer], outputs):
+                        again = torch.stack(_losses(gpt, piece))
+                        if again.allclose(torch.stack(whole), rtol=0, equal_nan=True):
+                            starts[layer] = layer
+                with _skipped(gpt.blocks[: starts[layer]], outputs), replaced(gpt, {name: mean}):
                     losses[name] += _losses(gpt, piece)
     return {name: torch.stack(text_losses) for name, text_losses in losses.items()}
 
@@ -202,15 +214,9 @@ def _losses(gpt: GPT, texts: Texts) -> list[Tensor]:
 
 
 @contextmanager
-def _started_at(
-    gpt: GPT,
-    layer: int,
-    block_inputs: Mapping[nn.Module, Tensor],
-) -> Iterator[None]:
-    """Skips the blocks before `layer`, and gives that block its input from an earlier forward pass."""
-    blocks = gpt.blocks
-    first = [blocks[layer]] if layer else []
-    with hooked(first, [], lambda block, _: block_inputs[block]), ExitStack() as undo:
-        for block in blocks[:layer]:
-            undo.enter_context(method_replaced(block, "forward", lambda x, **_: x))
+def _skipped(blocks: Iterable[nn.Module], outputs: Mapping[nn.Module, Any]) -> Iterator[None]:
+    """Skips these blocks: each returns what it returned in an earlier forward pass."""
+    with ExitStack() as undo:
+        for block in blocks:
+            undo.enter_context(method_replaced(block, "forward", lambda *_, output=outputs[block], **__: output))
         yield

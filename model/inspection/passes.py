@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from model.gpt import GPT, in_eval_mode, one_at_a_time
 from model.inspection.texts import Texts
+from model.mistakes import Mistake
 
+NOT_RECORDED = "train it with --recording.enabled false"
 Hook = Callable[[nn.Module, Tensor], Tensor | None]  # gets a module and its input or output, may return a replacement
 
 
@@ -57,7 +59,7 @@ def run(
 ) -> Pass:
     """Runs one forward pass, and keeps what each layer's `attend` and these modules did. Call it in `undisturbed`.
 
-    Raises ValueError for unknown ids.
+    Raises ValueError for unknown ids, and a `Mistake` if some layer does not call `attend` once.
     """
     modules = list(modules)
     inputs: dict[nn.Module, Tensor] = {}
@@ -68,6 +70,11 @@ def run(
         hooked([], modules, outputs.__setitem__),
     ):
         features = features_of(gpt, texts)
+    if len(calls) != len(gpt.blocks):
+        raise Mistake(
+            f"{len(gpt.blocks)} layers call `attend` {len(calls)} times in one pass, and a map needs one call in each: "
+            f"compute the attention of every layer inside `attend`, or {NOT_RECORDED}"
+        )
     return Pass(features, calls, inputs, outputs)
 
 

@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.attention import split_heads
-from model.gpt import GPT
+from model.gpt import GPT, Block
 from model.inspection.maps import Checks, check_maps, for_each_head, weights_of
 from model.inspection.parts import Vectors, embedding_tables, replaced
-from model.inspection.passes import Pass, in_float32, run, undisturbed
+from model.inspection.passes import NOT_RECORDED, Pass, in_float32, run, undisturbed
 from model.inspection.texts import Label, Texts
-from model.mistakes import check, check_range
+from model.mistakes import Mistake, check, check_range
 
 TOP = 5  # how many of the likeliest next tokens a page lists
 DIGITS = ".4g"  # figures in a recording have 4 significant digits
@@ -191,9 +191,9 @@ class Reading:
         does through later layers. The biases of q, k, v and of a feed-forward's hidden layer act inside a head or a
         feed-forward and count as part of it.
 
-        The error is the largest difference between the sum of the parts and the model's own logit, at all positions but
-        the last. If the largest of these logits is above 1, the error is divided by it, because rounding errors grow
-        with the logits. It is NaN for a text of a single token.
+        The error is the largest difference between the sum of the parts, soft-capped, and the model's own logit, at all
+        positions but the last. If the largest of these logits is above 1, the error is divided by it, because rounding
+        errors grow with the logits. It is NaN for a text of a single token.
         """
         norm = self.readout.final_norm
         weight = self.readout.lm_head.weight
@@ -204,10 +204,10 @@ class Reading:
         bias = getattr(norm, "bias", None)
         if bias is not None:
             parts["final norm bias"] = rows @ double(bias)
-        with torch.no_grad():
-            features = norm(stream.to(weight.device)).cpu()
-        models_own = (features * rows).sum(-1)[:-1]
+        models_own = self.logits.gather(1, targets[:, None])[:-1, 0]
         sums = torch.stack(list(parts.values())).sum(0)[:-1]
+        if cap := self.readout.config.logit_soft_cap:
+            sums = cap * (sums / cap).tanh()
         largest = max([1.0, *models_own.abs().tolist()])
         error = max((sums - models_own).abs().tolist(), default=math.nan)
         return parts, error / largest
@@ -287,14 +287,16 @@ def read(
         return torch.cat([*tensors]).cpu()
 
     blocks = exact.blocks
-    sublayers = [module for block in blocks for module in (block, block.feed_forward_norm)]
+    stream = [x for block in blocks for x in (seen.inputs[block], _after_attention(block, seen))]
+    if any(x.shape != seen.features.shape for x in stream):
+        raise Mistake(f"the blocks do not hand on one vector for each token: {NOT_RECORDED}")
     heads = joined(seen.inputs[block.attention.output_proj] for block in blocks)
     return Reading(
         ids=text.tokens[0].clone(),
         tokens=text.labels[0],
         maps=maps.float().cpu(),
         logits=logits[0].cpu(),
-        residual=joined(seen.inputs[module] for module in (*sublayers, exact.final_norm)),
+        residual=joined([*stream, seen.inputs[exact.final_norm]]),
         heads=split_heads(heads, exact.config.num_heads),
         q=joined(call.q for call in calls).float(),
         k=joined(for_each_head(call.k, call.q) for call in calls).float(),
@@ -320,7 +322,7 @@ def _parts(gpt: GPT, seen: Pass) -> dict[str, Tensor]:
         for head, vectors in enumerate(added_by_heads(output, seen.inputs[output], gpt.config.num_heads)):
             parts[f"head {layer}.{head}"] = vectors[0]
         parts[f"attention bias {layer}"] = output.bias
-        bias = block.feed_forward.down_proj.bias
+        bias = getattr(getattr(block.feed_forward, "down_proj", None), "bias", None)
         feed_forward = double(seen.outputs[block.feed_forward][0])
         parts[f"feed-forward {layer}"] = feed_forward if bias is None else feed_forward - double(bias)
         parts[f"feed-forward bias {layer}"] = bias
@@ -330,6 +332,13 @@ def _parts(gpt: GPT, seen: Pass) -> dict[str, Tensor]:
         for name, vectors in parts.items()
         if vectors is not None
     }
+
+
+def _after_attention(block: Block, seen: Pass) -> Tensor:
+    """Returns the stream after a block's attention; where the feed-forward does not read it, the sum of the two."""
+    before = seen.inputs[block]
+    read_next = seen.inputs.get(getattr(block, "feed_forward_norm", block), before)
+    return before + seen.outputs[block.attention] if read_next is before else read_next
 
 
 def _readout(gpt: GPT) -> GPT:

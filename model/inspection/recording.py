@@ -32,7 +32,7 @@ from model.gpt import GPT
 from model.inspection.film import Frame, take_frame
 from model.inspection.formation import formation
 from model.inspection.heads import SCORES, HeadTable, measure_heads
-from model.inspection.maps import Checks
+from model.inspection.maps import Checks, change_by_cache
 from model.inspection.parts import Vectors, measure_losses, replaced
 from model.inspection.passes import in_float32
 from model.inspection.reading import RecordedReading, as_json, read
@@ -326,7 +326,8 @@ def take_snapshot(
         loss, ablation = measure_losses(exact, recording.windows) if with_losses else (None, None)
         frame = take_frame(exact, recording.words, label) if recording.words else None
     readings = {"text": text.recorded(), "repeated": repeated.recorded()}
-    return Snapshot(step, text.checks, heads, loss, ablation, readings, frame)
+    checks = replace(text.checks, cached=change_by_cache(exact, recording.probes["text"]))
+    return Snapshot(step, checks, heads, loss, ablation, readings, frame)
 
 
 def _texts(stored: Mapping[Any, Any]) -> dict[str, Texts]:

@@ -64,3 +64,6 @@ def test_the_film_names_the_heads_of_an_induction_circuit_or_what_is_missing():
     assert (film.finder, film.writers, film.missing) == ((1, 2), ((0, 1),), None)
     untrained = tell_film(take_frame(random_gpt(induction_gpt().config, std=0.02), words))
     assert untrained.finder is None and not untrained.writers and untrained.missing
+    changed = induction_gpt()
+    changed.blocks[1].attention.register_forward_pre_hook(lambda _, inputs: 2 * inputs[0])
+    assert "keys" in tell_film(take_frame(changed, words)).missing

@@ -197,6 +197,11 @@ def test_a_leak_that_moves_no_logit_is_found_by_weights_on_later_tokens(length, 
     assert tells(sentence, f"layers 0 1 future {largest:.2g}")
 
 
+def test_an_attend_that_computes_something_else_with_a_cache_gets_a_warning(replace_attend):
+    replace_attend(differs_with_a_cache)
+    assert taken(random_gpt(CONFIG)).checks.problems.keys() == {"cached"}
+
+
 def test_weights_outside_0_to_1_which_pages_cannot_show_get_a_warning(replace_attend):
     """The attention subtracts a share of the mean of all visible values."""
     usual = CausalSelfAttention.attend

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from model.inspection import parts as module
-from model.inspection.parts import losses_without_each, part_means, rises
+from model.inspection.parts import losses_without_each, part_means, replaced, rises
 from model.inspection.texts import Texts
 from tests.by_hand import ByHand
-from tests.gpts import TOKENS
+from tests.gpts import MODERN, TOKENS, random_gpt
 
 BATCH = torch.arange(3 * 10).view(3, 10)
 MEASURED = Texts.of(BATCH)
@@ -81,6 +81,17 @@ def test_ablation_changes_the_loss_of_each_text_as_edited_weights_do(each_gpt, d
         assert of_texts.tolist() == pytest.approx(expected, abs=1e-5), name
     assert max(abs(change.rise) for change in rises(found).values()) > 0.01
     assert [vars(block)["forward"] for block in gpt.blocks if "forward" in vars(block)] == [own]
+
+
+def test_what_goes_past_the_blocks_is_ablated_too():
+    gpt, kept = random_gpt(MODERN), []
+    gpt.token_embedding.register_forward_hook(lambda *_: kept.clear())
+    gpt.blocks[0].attention.register_forward_hook(lambda *x: kept.append(x[-1]))
+    gpt.blocks[2].register_forward_pre_hook(lambda _, inputs: inputs[0] + kept[0])
+    means = part_means(gpt, MEASURED)
+    found = losses_without_each(gpt, Texts.of(TEXTS), means)
+    with replaced(gpt, {"head 1.0": means["head 1.0"]}):
+        assert found["head 1.0"].tolist() == pytest.approx([loss(gpt, text) for text in TEXTS], abs=1e-5)
 
 
 def test_in_repeated_texts_only_tokens_that_repeat_earlier_ones_count(each_gpt):

@@ -15,6 +15,7 @@ from model.inspection.reading import as_json, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Texts
 from tests.by_hand import ByHand
+from tests.command_lines import mistake
 from tests.gpts import CONFIGS, MODERN, TOKENS, random_gpt
 from tests.measurements import new_recording
 from tests.watching import before_call
@@ -74,6 +75,22 @@ def test_the_attribution_of_a_logit_to_parts_is_what_each_writes_and_adds_up_to_
         total = sum(found.attribution(at, of=7).values())
         assert total == pytest.approx(logit if cap is None else cap * math.atanh(logit / cap), abs=1e-5)
     assert 0 < told["attribution_error"] <= 1e-5 and told["attribution"][0][-1] is None
+    each_gpt.lm_head.bias = torch.nn.Parameter(torch.ones(50))  # of one's own: no part adds it
+    assert read(each_gpt, TEXT).figures["attribution_error"] > 1e-3
+
+
+def test_a_parallel_block_is_read_and_a_shared_or_missing_attention_is_refused():
+    gpt = random_gpt(CONFIGS["one layer"])
+    [block] = gpt.blocks
+    block.forward = lambda x, **inputs: x + block.attention(x, **inputs) + block.feed_forward(x)
+    found = read(gpt, TEXT)
+    assert_close(found.residual[1] - found.residual[0], found.parts["head 0.0"])
+    block.forward = lambda x, **_: x
+    with mistake("1 .* 0 "):
+        read(gpt, TEXT)
+    gpt.blocks.append(block)
+    with mistake("share"):
+        read(gpt, TEXT)
 
 
 def test_a_text_of_one_token_and_a_vocabulary_of_three_are_measured():
