@@ -221,6 +221,8 @@ def test_every_shipped_config_trains(train, config):
 # between two. Python reads its locale only when it starts.
 TWICE = """
 import sys
+from unittest.mock import Mock
+sys.modules["transformers"] = Mock()  # which Lightning would import, for longer than PyTorch
 import train
 from model.runs import end_of_step
 
