@@ -30,7 +30,7 @@ from model.glass import Glass, open_run
 from model.gpt import GPTConfig
 from model.mistakes import Missing, Mistake, check, check_range, is_out_of_memory
 from model.runs.code import read_code, shown_command
-from model.runs.configs import layered, merged, parse, plain_config, read_config
+from model.runs.configs import defaults_of, layered, merged, parse, plain_config, read_config
 from model.runs.run import CONFIG, ENDED, RUNS, Run
 from model.runs.trainer_options import as_list, check_trainer
 from model.training.hardware import fast_precision
@@ -150,7 +150,7 @@ def base_options(parser: ArgumentParser, chosen: Namespace, run: Run | None, def
     """Returns the options over which the `chosen` ones are laid: the run's, or `default_config` if none is chosen."""
     if run:
         path = run.folder / CONFIG
-        known = {*parser.get_defaults().keys()} - {*NOT_SAVED}
+        known = {*defaults_of(parser).keys()} - {*NOT_SAVED}
         base = parse(parser, plain_config(path, {*chosen.keys()}, known), f"{path}: ")
         for name in PATHS:
             outside = [file for file in as_list(base.get(name)) if OUTSIDE.match(file)]

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,15 +60,21 @@ def parse(parser: ArgumentParser, source: list[str] | str, place: str = "") -> N
         from model.runs.trainer_options import why_missing  # here, because it imports Lightning
 
         raise Mistake(f"{place}{with_hint(error.message)}{why_missing(error.message)}") from error
-    for name, group in parser.get_defaults().items(branches=True):
+    for name, group in defaults_of(parser).items(branches=True):
         if isinstance(group, Namespace) and not isinstance(options.get(name, group), Namespace):
             raise Mistake(f"{place}{name} is a group of options, not a value: leave it out to use the defaults")
     return options
 
 
+@functools.lru_cache(1)
+def defaults_of(parser: ArgumentParser) -> Namespace:
+    """Returns the default of each option. Finding them takes as long as parsing. The caller must not change them."""
+    return parser.get_defaults()
+
+
 def layered(parser: ArgumentParser, *layers: Namespace) -> Namespace:
     """Returns all options: each has the value of the last layer that sets it, else its default."""
-    options = parser.get_defaults()
+    options = defaults_of(parser).clone()
     options.update(merged(*layers))
     return options
 
