@@ -8,77 +8,57 @@ a head of queries and keys, V of values, E width of the output, A possibilities.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import permutations
-from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model.attention import split_heads
 from model.inspection.attention_calls import Attempt
-from model.inspection.attention_mistakes import formula
+from model.inspection.attention_mistakes import Explanations, explanations
 
 # Orders of the axes of columns: p queries, keys or values; h heads; k width of a head.
 ONE_MATRIX = ["phk", "pkh", "hpk", "hkp", "kph"]
 SEVERAL = ONE_MATRIX[:3]
-
-
-class Assignment(NamedTuple):
-    """What the formula is given: q (A, B, H, T, K), k (A, B, G, T, K), v (A, B, G, T, V), output_matrix (H * V, E)."""
-
-    attempt: Attempt
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    output_matrix: Tensor
-
-    @property
-    def num_heads(self) -> int:
-        return self.q.shape[-3]
-
-    @torch.inference_mode()
-    def explains(self, change: dict[str, str]) -> bool:
-        """Does the formula, with a change, give the output?"""
-        output = self.attempt.output
-        x, *_ = self.attempt.inputs.values()
-        for mask in self.attempt.meanings:
-            with suppress(RuntimeError):  # a change that does not fit these shapes, or an output of booleans
-                given = formula(self.q, self.k, self.v, mask, self.output_matrix, x, change)
-                is_near = ((given - output).abs() <= self.attempt.rounding).flatten(1)
-                is_open = given.isnan().flatten(1)  # a query that may see nothing
-                if ((is_near | is_open).all(1) & is_near.any(1)).any():
-                    return True
-        return False
+MOST_HEADS = 64  # more would take most of the time
 
 
 def assignments(
     attempt: Attempt,
-    matrices: Sequence[Tensor],
-) -> Iterator[Assignment]:
-    """Yields the assignments for a call with tokens; or, without matrices, with queries, keys and values.
+    matrices: Sequence[tuple[Tensor, Tensor]],
+) -> Iterator[tuple[int, int, Explanations]]:
+    """Yields the assignments for a call with tokens; or, without matrices, with queries, keys and values: H, K, and
+    what explains the output.
+
+    Args:
+        matrices: each with its bias, or one zero.
 
     A square matrix has to be symmetric, so that nobody has to know whether its rows or its columns are multiplied.
     """
     inputs = [*attempt.inputs.values()]
+    sources = [inputs[0], inputs[:2][-1], inputs[-1]]  # of queries, keys and values
     D = inputs[0].shape[-1]
-    E = attempt.output.shape[-1]
-    identity = torch.eye(E)
-    if len(inputs) == 3 and not matrices:
-        for H in _divisors(D):
-            if attempt.layout.num_heads in (1, H):
-                q, k, v = (split_heads(x, x.shape[-1] * H // D)[None] for x in inputs)
-                yield Assignment(attempt, q, k, v, identity)
-    sources = (inputs[0], inputs[:2][-1], inputs[-1])  # of queries, keys and values
+    E = len(attempt.identity)
+    if not matrices:
+        widths = [x.shape[-1] for x in sources]
+        columns = [F.pad(x, (sum(widths[:i]), sum(widths[i + 1 :]))) for i, x in enumerate(sources)]
+        yield from _cut(attempt, columns, attempt.identity, torch.zeros(1), SEVERAL[:1], [(0, 1, 2)])
+        return
+    nothing = torch.eye(E), torch.zeros(1)
     # The matrix of the output was made last, or first, or there is none.
-    for makers, last in ((matrices[:-1], matrices[-1:]), (matrices[1:], matrices[:1]), (matrices, [identity])):
-        if makers and E in last[0].shape and all(D in maker.shape for maker in makers):
-            columns = torch.cat([_taking(D, maker) for maker in makers], -1)
-            output_matrix = _taking(E, last[0]).mT
+    for makers, (last, bias) in ((matrices[:-1], matrices[-1]), (matrices[1:], matrices[0]), (matrices, nothing)):
+        if makers and E in last.shape and all(D in maker.shape for maker, _ in makers):
+            try:
+                added = torch.cat([each.expand(maker.numel() // D) for maker, each in makers])
+                output_bias = bias.expand(E) @ attempt.identity
+            except RuntimeError:  # the matrix of another place: its bias does not fit
+                continue
+            matrix = torch.cat([_taking(D, maker) for maker, _ in makers], -1)
+            columns = [x @ matrix + added for x in sources]
+            output_matrix = _taking(E, last).mT @ attempt.identity
             orders = ONE_MATRIX if len(makers) == 1 else SEVERAL
-            for found in _cuts(torch.stack(sources) @ columns, len(output_matrix), orders):
-                q, k, v = (torch.stack(each) for each in zip(*found, strict=True))
-                yield Assignment(attempt, q[:, 0], k[:, 1], v[:, 2], output_matrix)
+            yield from _cut(attempt, columns, output_matrix, output_bias, orders, [*permutations(range(3))])
 
 
 def _taking(
@@ -90,38 +70,44 @@ def _taking(
     return matrix.movedim(axis, 0).flatten(1)
 
 
-def _cuts(
-    columns: Tensor,
-    width: int,
+def _cut(
+    attempt: Attempt,
+    columns: list[Tensor],
+    output_matrix: Tensor,
+    output_bias: Tensor,
     orders: list[str],
-) -> Iterator[list[tuple[Tensor, ...]]]:
-    """Cuts columns (3, B, T, N) into q (3, B, H, T, K), k (3, B, G, T, K) and v (3, B, G, T, V). Yields, for each H, G,
-    K and V, the possibilities.
+    places: list[tuple[int, ...]],
+) -> Iterator[tuple[int, int, Explanations]]:
+    """Cuts columns (B, T, N), three of them: made of the tokens of queries, keys and values. Yields the possibilities
+    for each H, G, K, V and mask.
 
-    width: of the values that the output's matrix reads: H * V, or V if the heads are added up.
+    output_matrix: of the values, (H * V, E); or (V, E) if the heads are added up.
     """
-    N = columns.shape[-1]
-    most = min(64, max(16, width // 2))  # many heads would take most of the time
-    concatenated = {H: width // H for H in _divisors(width) if most >= H}
+    x = next(iter(attempt.inputs.values()))
+    N = columns[0].shape[-1]
+    width = len(output_matrix)
+    num_heads = x.shape[-1] // attempt.width  # that are cut already, or 1
+    concatenated = {H: width // H for H in _divisors(width) if H <= MOST_HEADS}
     added_up = {N // (3 * width): width}
     for H, V in (concatenated | added_up).items():
-        found: list[tuple[Tensor, ...]] = []
-        if N == 3 * H * V:
-            sizes = {"p": 3, "h": H, "k": V}
-            for order in orders:
-                cut = columns.unflatten(-1, [sizes[axis] for axis in order])
-                found += permutations(torch.einsum(f"sbt{order}->psbhtk", cut))
-            yield found
-            continue
-        for G in _divisors(H):
+        for G in _divisors(H) if num_heads in (1, H) else []:
             K, rest = divmod(N - G * V, H + G)
-            if not rest and K > 1 and (K == V or G == H):
-                heads, widths = (H, G, G), (H * K, G * K, G * V)  # of queries, keys and values
-                found = []
-                for places in permutations(range(3)):
-                    parts = columns.split([widths[place] for place in places], -1)
-                    found.append(tuple(split_heads(parts[places.index(i)], heads[i]) for i in range(3)))
-                yield found
+            if rest or K < 1 or (G < H and K != V):
+                continue
+            heads, widths = (H, G, G), (H * K, G * K, G * V)  # of queries, keys and values
+            found = []
+            for order in orders if G * K == H * V else orders[:1]:
+                ordered = columns
+                if order != "phk":
+                    sizes = {"p": 3, "h": H, "k": K}
+                    axes = [sizes[axis] for axis in order]
+                    ordered = [torch.einsum(f"bt{order}->btphk", x.unflatten(-1, axes)).flatten(-3) for x in columns]
+                for place in places:
+                    parts = [x.split([widths[i] for i in place], -1)[place.index(i)] for i, x in enumerate(ordered)]
+                    found.append([split_heads(part, H) for part, H in zip(parts, heads, strict=True)])
+            q, k, v = (torch.stack(each) for each in zip(*found, strict=True))
+            for mask in attempt.meanings:
+                yield H, K, explanations(attempt, x, q, k, v, mask, output_matrix, output_bias)
 
 
 def _divisors(number: int) -> list[int]:

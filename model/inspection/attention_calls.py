@@ -1,6 +1,7 @@
 """Calls an attention that a user has written, in the ways in which people write one.
 
-Shapes: B texts, T length, D width of the tokens, H heads, K head width, E width of the output.
+Shapes: B texts, T length, D width of the tokens, H heads, K width of a head, or of the tokens if they are not cut into
+heads, E width of the output.
 """
 
 import inspect
@@ -9,57 +10,40 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from model.attention import merge_heads, split_heads
 from model.masks import causal_mask, padding_mask
 from model.mistakes import Mistake
 
-# Of the largest value, what may be rounding; and if the output is float16 or bfloat16, or bfloat16 is used inside,
-# whose scores are rounded too.
+# Of the largest value, what may be rounding; and if it computes in 16 bits, whose scores are rounded too.
 ROUNDING = 1e-3
 HALF_ROUNDING = 0.1
 # Of the inputs: so large that a hidden score of -10 can be seen, and so small for some tokens that a wrong scale can.
 SCALE = 3.0
-Arguments = dict[str, Tensor]
-
-
-class Layout(NamedTuple):
-    """The axes in which an attention takes and returns tokens.
-
-    letters: their names. given: makes them of (B, T, D). back: the way back. num_heads: that are cut already.
-    """
-
-    letters: str
-    given: Callable[[Tensor], Tensor]
-    back: Callable[[Tensor], Tensor]
-    num_texts: int = 2
-    num_heads: int = 1
-
-
-HEADS = Layout("(B, H, T, K)", lambda x: split_heads(x, 3), merge_heads, num_heads=3)
-HEADS_SECOND = Layout("(B, T, H, K)", lambda x: x.unflatten(-1, (3, -1)), lambda x: x.flatten(-2), num_heads=3)
-TOKENS = Layout("(B, T, D)", lambda x: x, lambda x: x)
-TOKENS_FIRST = Layout(
-    "(T, B, D), as without batch_first=True,", lambda x: x.transpose(0, 1), lambda x: x.transpose(0, 1)
-)
-ONE_TEXT = Layout("(T, D)", lambda x: x[0], lambda x: x[None], num_texts=1)
+# The axes in which an attention takes and returns tokens.
+HEADS = "BHTK"
+HEADS_SECOND = "BTHK"
+TOKENS = "BTK"
+TOKENS_FIRST = "TBK"
+ONE_TEXT = "TK"
+Tensors = dict[str, Tensor]
 
 
 class Seen(TorchFunctionMode):
-    """Notes the names of PyTorch's functions that are called, `is_causal`, and the types of the returned numbers."""
+    """Notes the names of PyTorch's functions that are called, `is_causal`, and the types and sizes of their tensors."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.noted: set[Any] = set()
+    noted: set[Any]
 
     def __torch_function__(self, function, types, inputs=(), options=None) -> Any:
         options = options or {}
         result = function(*inputs, **options)
+        for each in inputs:
+            if type(each) is Tensor:  # the shape of a lazy parameter is not known
+                self.noted.update(each.shape)
         self.noted |= {function.__name__, getattr(result, "dtype", None), options.get("is_causal") and "is_causal"}
         return result
 
@@ -73,26 +57,32 @@ class Attempt:
     """
 
     function: Callable[..., Any]
-    layout: Layout
-    inputs: Arguments  # tokens, or queries, keys and values, (B, T, D) each
-    mask: Arguments  # empty without a mask
+    layout: str
+    width: int  # K
+    inputs: Tensors  # tokens, or queries, keys and values, (B, T, D) each
+    mask: Tensors  # empty without a mask
     meanings: list[Tensor]  # what each query may be meant to see, (B or 1, 1, T or 1, T)
     changed: set[str] = field(default_factory=set)  # the arguments that a call has changed in place
 
     def __post_init__(self) -> None:
-        self.output = self(self.inputs)
-        with Seen() as self.seen:  # again: in the traceback of an error, `Seen` would follow the user's line
-            self(self.inputs)
-        is_half = self.output.dtype.itemsize == 2 or torch.bfloat16 in self.seen.noted
-        largest = self.output.float().nan_to_num().abs().amax(-1, keepdim=True)
-        self.rounding = largest * (HALF_ROUNDING if is_half else ROUNDING)
+        self.noted: set[Any] = set()
+        seen = Seen()
+        seen.noted = self.noted
+        with seen:
+            output = self(self.inputs)
+        self.is_half = not self.noted.isdisjoint({torch.float16, torch.bfloat16})
+        # Of a wide output, sums with random factors are compared: they differ if a number does.
+        self.identity = torch.randn(output.shape[-1], 8)
+        self.output = (output.to(self.identity.dtype) @ self.identity).nan_to_num(1e30)
+        self.rounding = (HALF_ROUNDING if self.is_half else ROUNDING) * self.output.abs().amax(-1, keepdim=True)
 
-    def __call__(self, inputs: Arguments) -> Tensor:
+    def __call__(self, inputs: Tensors) -> Tensor:
         """Returns the output (B, T, E)."""
-        given = {name: self.layout.given(x) for name, x in inputs.items()} | self.mask
+        cut = {name: x.unflatten(-1, (-1, self.width)) for name, x in inputs.items()}
+        given = {name: torch.einsum(f"BTHK->{self.layout}", x) for name, x in cut.items()} | self.mask
         passed = {name: x.clone() for name, x in given.items()}
-        shapes = [tuple(x.shape) for x in given.values()]
-        called = f"called with the shapes {dict(zip(given, shapes, strict=True))}, it"
+        shapes = {name: tuple(x.shape) for name, x in given.items()}
+        called = f"called with the shapes {shapes}, it"
         try:
             output = self.function(**passed)
         except Exception as error:
@@ -102,16 +92,17 @@ class Attempt:
         self.changed |= {name for name, x in given.items() if not torch.equal(passed[name], x)}
         if isinstance(output, (tuple, list)):
             output = output[0]
-        if not isinstance(output, Tensor) or output.shape[:-1] != shapes[0][:-1]:
+        begin = next(iter(shapes.values()))[:-1]
+        if not isinstance(output, Tensor) or output.shape[:-1] != begin:
             returned = getattr(output, "shape", type(output))
-            begin = shapes[0][:-1]
             raise Mistake(f"{called} returns {returned}: return a tensor that begins with {begin}, or a tuple of it")
-        return self.layout.back(output)
+        axes = [self.layout.index(axis) for axis in "BTHK" if axis in self.layout]
+        return output.permute(axes).reshape(*next(iter(inputs.values())).shape[:2], -1)
 
 
 def attempts(
     function: Callable[..., Any],
-    layouts: Iterable[Layout],
+    layouts: Iterable[str],
     widths: Iterable[int],
     lengths: Iterable[int],
 ) -> list[Attempt]:
@@ -130,13 +121,15 @@ def attempts(
     for layout, width in product([*layouts, ONE_TEXT], widths):
         if layout is ONE_TEXT and working:
             break
-        for T, masks, meanings in _masks(mask_name, lengths, layout.num_texts):
+        num_texts = 2 if "B" in layout else 1
+        for T, masks, meanings in _masks(mask_name, lengths, num_texts):
             these = []
             for mask in masks:
-                shape = layout.num_texts, T, layout.num_heads * width
-                inputs = {name: SCALE * torch.randn(T, 1) * torch.randn(shape) for name in names}
+                shape = num_texts, T, 3 * width if "H" in layout else width
+                alike = [0, *range(T - 1)]  # the first two, as `_masks` needs it
+                inputs = {name: (SCALE * torch.randn(T, 1) * torch.randn(shape))[:, alike] for name in names}
                 try:
-                    these.append(Attempt(function, layout, inputs, mask, meanings))
+                    these.append(Attempt(function, layout, width, inputs, mask, meanings))
                 except Mistake as failure:
                     failures.append(failure)
             working += these
@@ -178,8 +171,12 @@ def _masks(
     name: str,
     lengths: Iterable[int],
     num_texts: int,
-) -> Iterator[tuple[int, list[Arguments], list[Tensor]]]:
-    """Yields lengths, and for each shape that a mask may have: what can be passed, and what it may mean."""
+) -> Iterator[tuple[int, list[Tensors], list[Tensor]]]:
+    """Yields lengths, and for each shape that a mask may have: what can be passed, and what it may mean.
+
+    To tell a mask that is added to the scores from one that is multiplied first, it gives token 0 the weight of both 0
+    and 1, which are alike.
+    """
     for T in lengths:
         valid_lens = torch.tensor([3, T])[-num_texts:]
         padding = padding_mask(valid_lens, T)
@@ -197,14 +194,19 @@ def _masks(
                 (causal[0, 0], [causal]),
                 (padding[:, 0, 0], [padding, both]),
             ):
-                given = [mask, mask.float(), mask.float().log()]
+                weights = mask.float()
+                if mask.shape[-1] == T:
+                    weights[..., 0] += weights[..., 1]
+                    weights[..., 1] = 0
+                given = [mask, mask.float(), weights.log()]
                 if "key_padding" in name:  # True may mean hidden, as in PyTorch
                     given.append(~mask)
                 yield T, [{name: each} for each in given], meanings
 
 
 def _lines_of_user(error: BaseException) -> list[traceback.FrameSummary]:
-    return [line for line in traceback.extract_tb(error.__traceback__) if "site-packages" not in line.filename]
+    lines = traceback.extract_tb(error.__traceback__)
+    return [line for line in lines if "site-packages" not in line.filename and line.name != "__torch_function__"]
 
 
 def _line_reached(failure: Mistake) -> float:

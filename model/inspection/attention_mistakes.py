@@ -1,46 +1,76 @@
 """The formula of attention, line by line, and the lines that people write instead: a table of its mistakes.
 
-The lines are text: one place holds what is computed and what a learner is shown. `formula` runs them.
+The lines are text: one place holds what is computed and what a learner is shown. `explanations` runs them.
 Of lines that have the same cause and the same output, the last is shown.
 
-Shapes: B batch, T query length, S key length, H heads, H_kv key and value heads, K head width, E width of the output.
+Shapes: B batch, T query length, S key length, H heads, G key and value heads, K head width, E width of the output.
 """
 
-from functools import cache
-from types import CodeType
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention import merge_heads
+from model.inspection.attention_calls import Attempt
 
 TOOLS = {
     "inf": torch.inf,
+    "cat": torch.cat,
     "ones": torch.ones,
     "pad": F.pad,
-    "merge": merge_heads,
-    "repeat_interleave": lambda x, H: x if x.shape[-3] == H else x.repeat_interleave(H // x.shape[-3], -3),
-    "repeat": lambda x, H: torch.cat([x] * (H // x.shape[-3]), -3),
-    "view": lambda x: merge_heads(x).reshape(x.shape),  # the heads that `view` makes without a transpose
-    "first": lambda x: x[..., :1, :, :].expand_as(x),
-    "swap": lambda x: x.transpose(-3, -2),
-    "cosines": lambda q, k: F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT,
+    "normalize": F.normalize,
+    "view": lambda x: x.transpose(-3, -2).reshape(x.shape),  # the heads that `view` makes without a transpose
 }
 FORMULA = {
     "q, k, v": "q, k, v",
-    "k, v": "repeat_interleave(k, H), repeat_interleave(v, H)",
+    "k, v": "k.repeat_interleave(H // G, -3), v.repeat_interleave(H // G, -3)",
     "scores": "q @ k.mT / K**0.5",
     "masked": "scores.masked_fill(~mask, -inf)",
     "weights": "masked.softmax(-1)",
     "values": "weights @ v",
-    "merged": "merge(values)",
-    "output": "merged @ output_matrix",
+    "merged": "values.transpose(-3, -2).flatten(-2)",
+    "output": "merged @ output_matrix + output_bias",
 }
 CONSTANTS = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512, 768)  # widths of heads and of models
-EXPONENTIALS = ("masked.exp()", "(masked - masked.amax(-1, keepdim=True)).exp()")
 MISTAKES = {
+    "output": {
+        FORMULA["output"]: "",  # the formula itself, which is tried first
+        "merged @ identity": "the output matrix is not used",
+        "merged @ output_matrix + output_bias + x @ identity": (
+            "the input is added: a residual connection belongs outside"
+        ),
+    },
+    "q, k, v": {
+        "q, q, v": "queries and keys are made alike",
+        "k, k, v": "queries and keys are made alike",
+        "q, k, k": "keys and values are made alike",
+        "q, k, q": "queries and values are made alike",
+        "q, q, q": "queries, keys and values are made alike",
+        "k, q, v": "queries and keys are exchanged",
+        "q, v, k": "keys and values are exchanged",
+        "view(q), view(k), view(v)": "heads are split by view, without a transpose",
+        "view(q), k, v": "the heads of the queries are split by view, without a transpose",
+        "q, view(k), v": "the heads of the keys are split by view, without a transpose",
+        "q, k, view(v)": "the heads of the values are split by view, without a transpose",
+        "q[..., :1, :, :].expand_as(q), k[..., :1, :, :].expand_as(k), v[..., :1, :, :].expand_as(v)": (
+            "one head is used for all"
+        ),
+        "q[..., :1, :, :].expand_as(q), k, v": "the queries of one head are used for all",
+        "q, k[..., :1, :, :].expand_as(k), v": "the keys of one head are used for all",
+        "q, k, v[..., :1, :, :].expand_as(v)": "the values of one head are used for all",
+    },
+    "k, v": {
+        "cat([k] * (H // G), -3), cat([v] * (H // G), -3)": "the heads of keys and values are repeated as a whole",
+        "cat([k] * (H // G), -3), v.repeat_interleave(H // G, -3)": (
+            "the heads of the keys are repeated otherwise than the values'"
+        ),
+        "k.repeat_interleave(H // G, -3), cat([v] * (H // G), -3)": (
+            "the heads of the values are repeated otherwise than the keys'"
+        ),
+    },
     "scores": {
         "q @ k.mT": "the scores are not divided by the root of the head's width",
         "q @ k.mT / K": "the scores are divided by the head's width, not by its root; or twice by its root",
@@ -51,9 +81,9 @@ MISTAKES = {
         "q @ k.mT / (H * K)": "the scores are divided by the width of all heads, not by the root of one head's",
         "q @ k.mT / S**0.5": "the scores are divided by the root of the number of keys, not of the head's width",
         "q @ k.reshape(*k.shape[:-2], K, S) / K**0.5": "the keys are reshaped, not transposed",
-        **dict.fromkeys(
-            ("cosines(q, k)", "cosines(q, k) / K**0.5"),
-            "queries and keys are normalised: the scores are cosines",
+        "normalize(q, dim=-1) @ normalize(k, dim=-1).mT": "queries and keys are normalised: the scores are cosines",
+        "normalize(q, dim=-1) @ normalize(k, dim=-1).mT / K**0.5": (
+            "queries and keys are normalised: the scores are cosines"
         ),
         "q @ k.mT / H**0.5": "the scores are divided by the root of the number of heads, not of the head's width",
         "q @ k.mT / (K**0.5 // 1)": "the root of the head's width is rounded down",
@@ -89,9 +119,7 @@ MISTAKES = {
     "weights": {
         "scores.softmax(-1) * mask": "the mask is applied after the softmax, or to the values",
         "masked.softmax(-2)": "the softmax runs over queries, not keys",
-        "scores.masked_fill(~mask, -1e9).softmax(-3)": "the softmax runs over heads, not keys",
         "masked.softmax(-3)": "the softmax runs over heads, not keys",
-        "scores.masked_fill(~mask, -1e9).softmax(-4)": "the softmax runs over texts, not keys",
         "masked.softmax(-4)": "the softmax runs over texts, not keys",
         "masked.softmax(-1).mean(-3, keepdim=True)": "the weights are averaged over the heads: each needs its own",
         "masked.softmax(-1).softmax(-1)": "the softmax is applied twice",
@@ -99,38 +127,16 @@ MISTAKES = {
         "masked.softmax(-1) / S": "the weighted values are averaged, not added up",
         "masked.softmax(-1) * K**0.5": "the weights are multiplied after the softmax",
         "(masked * K**0.5).softmax(-1) / K**0.5": "the weights are divided, not the scores before the softmax",
-        **dict.fromkeys(
-            (f"{e} / {e}.sum(-1, keepdim=True).mT" for e in EXPONENTIALS),
-            "the exponentials of a query are divided by the sums of other queries: the sum needs keepdim=True",
+        "masked.exp() / masked.exp().sum(-1, keepdim=True).mT": (
+            "the exponentials of a query are divided by the sums of other queries: the sum needs keepdim=True"
         ),
-        "1.0 * (masked == masked.amax(-1, keepdim=True))": "the largest score takes all: there is no softmax",
+        "(1e6 * masked).softmax(-1)": "the largest score takes all: there is no softmax",
         "masked.sigmoid()": "a sigmoid replaces the softmax",
-        **dict.fromkeys(EXPONENTIALS, "the exponentials are not divided by their sum"),
+        "masked.exp()": "the exponentials are not divided by their sum",
+        "(masked - masked.amax(-1, keepdim=True)).exp()": "the exponentials are not divided by their sum",
         "masked.flatten(-2).softmax(-1).view(masked.shape)": "the softmax runs over all queries and keys together",
         "scores * mask": "there is no softmax",
         "scores * mask / (scores * mask).sum(-1, keepdim=True)": "the scores are divided by their sum: no softmax",
-    },
-    "q, k, v": {
-        "q, q, v": "queries and keys are made alike",
-        "k, k, v": "queries and keys are made alike",
-        "q, k, k": "keys and values are made alike",
-        "q, k, q": "queries and values are made alike",
-        "q, q, q": "queries, keys and values are made alike",
-        "k, q, v": "queries and keys are exchanged",
-        "q, v, k": "keys and values are exchanged",
-        "view(q), view(k), view(v)": "heads are split by view, without a transpose",
-        "view(q), k, v": "the heads of the queries are split by view, without a transpose",
-        "q, view(k), v": "the heads of the keys are split by view, without a transpose",
-        "q, k, view(v)": "the heads of the values are split by view, without a transpose",
-        "first(q), first(k), first(v)": "one head is used for all",
-        "first(q), k, v": "the queries of one head are used for all",
-        "q, first(k), v": "the keys of one head are used for all",
-        "q, k, first(v)": "the values of one head are used for all",
-    },
-    "k, v": {
-        "repeat(k, H), repeat(v, H)": "the heads of keys and values are repeated as a whole",
-        "repeat(k, H), repeat_interleave(v, H)": "the heads of the keys are repeated otherwise than the values'",
-        "repeat_interleave(k, H), repeat(v, H)": "the heads of the values are repeated otherwise than the keys'",
     },
     "values": {
         "weights.mT @ v": "the weights are transposed",
@@ -146,45 +152,56 @@ MISTAKES = {
         "values.mean(-3)": "the heads are averaged: they must be concatenated",
         "values[..., -1, :, :]": "only the last head is used: all must be concatenated",
         "values[..., 0, :, :]": "only the first head is used: all must be concatenated",
-        "merge(values.flip(-3))": "heads are merged in the reverse order",
-        "((swap(q) @ swap(k).mT / K**0.5).softmax(-1) @ swap(v)).flatten(-2)": (
+        "values.flip(-3).transpose(-3, -2).flatten(-2)": "heads are merged in the reverse order",
+        "((q.transpose(-3, -2) @ k.transpose(-3, -2).mT / K**0.5).softmax(-1) @ v.transpose(-3, -2)).flatten(-2)": (
             "each token attends over its own heads: (B, T, H, K) is not transposed to (B, H, T, K)"
         ),
         "((view(q) @ view(k).mT / K**0.5).masked_fill(~mask, -inf).softmax(-1) @ view(v)).flatten(-3)"
         ".unflatten(-1, (T, -1))": "heads are split and merged by view, without a transpose",
     },
-    "output": {
-        "merged": "the output matrix is not used",
-        "merged @ output_matrix + x": "the input is added: a residual connection belongs outside",
-    },
 }
+Explanations = Iterator[tuple[str, str] | None]
 
 
-def formula(
+@torch.inference_mode()
+def explanations(
+    attempt: Attempt,
+    x: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     mask: Tensor,
     output_matrix: Tensor,
-    x: Tensor,
-    change: dict[str, str],
-) -> Tensor:
-    """q (..., B, H, T, K), k and v (..., B, H_kv, S, K) -> (..., B, T, E). NaN where a query may see nothing.
+    output_bias: Tensor,
+) -> Explanations:
+    """Yields for each line of `MISTAKES`, the formula itself first, None if it does not give the output; if it does,
+    the cause and the line.
 
     Args:
+        x: the tokens that make the queries.
+        q: (A, B, H, T, K); k and v: (A, B, G, S, K); any of the A may be right.
         mask: boolean (B or 1, 1, T or 1, S), True means may attend.
-        output_matrix: (H * K, E).
-        x: the tokens that make the queries, (B, T, E) if one is to be added to the output.
-        change: lines that replace those of `FORMULA`, by name.
+        output_matrix: (H * K, E), and output_bias, (E,) or (1,).
     """
     H, T, K = q.shape[-3:]
-    S = k.shape[-2]
+    G, S = k.shape[-3:-1]
+    identity = attempt.identity
     names: dict[str, Any] = TOOLS | locals()
-    lines = [f"{name} = {line}" for name, line in {**FORMULA, **change}.items()]
-    exec(_compiled("\n".join(lines)), names)
-    return names["output"]
-
-
-@cache
-def _compiled(lines: str) -> CodeType:
-    return compile(lines, "the formula", "exec")
+    lines = [f"{name} = {line}" for name, line in FORMULA.items()]
+    before = []  # each line
+    with suppress(RuntimeError):  # the heads may have to be added up
+        for line in lines:
+            before.append({**names})
+            exec(line, names)
+    for name, changes in MISTAKES.items():
+        i = [*FORMULA].index(name)
+        for change, cause in changes.items():
+            names = {**before[i]}
+            line = f"{name} = {change}"
+            is_found = False
+            with suppress(RuntimeError):  # a change that does not fit these shapes
+                exec("\n".join([line, *lines[i + 1 :]]), names)
+                difference = ((names["output"] - attempt.output).abs() - attempt.rounding).flatten(1)
+                # NaN is a query that may see nothing.
+                is_found = bool((~(difference > 0).any(1) & (difference <= 0).any(1)).any())
+            yield (cause, f"`{line}` for `{lines[i]}`".replace(" @ identity", "")) if is_found else None

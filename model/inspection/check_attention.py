@@ -13,28 +13,26 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from model.attention import CausalSelfAttention, merge_heads, split_heads
+from model.attention import CausalSelfAttention
 from model.inspection.attention_assignments import assignments
 from model.inspection.attention_calls import (
     HEADS,
     HEADS_SECOND,
-    ONE_TEXT,
     SCALE,
     TOKENS,
     TOKENS_FIRST,
     Attempt,
-    Layout,
     arguments,
     attempts,
 )
-from model.inspection.attention_mistakes import FORMULA, MISTAKES
 from model.masks import causal_mask, padding_mask
 from model.mistakes import Mistake
 
@@ -57,7 +55,8 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
             text. If the attention returns a tuple, the first element is the output.
 
     It is compared with as many queries as keys; the `attend` of a `CausalSelfAttention` with fewer, as with a cache. A
-    warning says if it was compared without a mask, without its norms, or with one text at a time.
+    warning says if it was compared without a mask, without its norms or in 16 bits, and if with fewer queries it
+    returns something else.
     """
     # Where it is not needed, torch.device would only make each function of PyTorch slower.
     on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
@@ -153,25 +152,30 @@ def _prepare(layer: nn.Module) -> None:
         norm.register_forward_hook(lambda norm, inputs, output: inputs[0] + 0 * output)
     if norms:
         _warn("compared without its norms")
-    for name, p in layer.named_parameters():
+    parameters = dict(layer.named_parameters())
+    biases = {*map(_bias_of, parameters)}
+    for name, p in parameters.items():
         p.requires_grad_()
         if p.ndim == 1 or re.fullmatch(BIAS, name.rpartition(".")[2]):
-            nn.init.zeros_(p)
+            nn.init.normal_(p, std=float(p.ndim == 1 and name in biases))
         elif p.ndim > 1:
             nn.init.xavier_normal_(p)
             if p.shape[-1] == p.shape[-2]:
                 p.data = (p.data + p.data.mT) / 2
 
 
+def _bias_of(name: str) -> str:
+    """Returns the name that the bias has that belongs to a matrix."""
+    return name.removesuffix("weight") + "bias" if name.endswith("weight") else "b" + name[1:]
+
+
 def _of_attend(layer: CausalSelfAttention) -> Iterator[str]:
     T, S, K = 3, 11, layer.head_dim
-    layout = Layout("", lambda x: split_heads(x, x.shape[-1] // K), merge_heads, num_heads=layer.num_heads)
     padding = padding_mask(torch.tensor([3, S]), S)
-    causal = causal_mask(T, S)[None, None]
-    for mask, meaning in (({"mask": padding}, padding), ({}, causal)):
+    for mask, meaning in (({"mask": padding}, padding), ({}, causal_mask(T, S)[None, None])):
         q = SCALE * torch.randn(2, T, layer.num_heads * K)
         k, v = SCALE * torch.randn(2, 2, S, layer.num_kv_heads * K)
-        call = Attempt(layer.attend, layout, {"q": q, "k": k, "v": v}, mask, [meaning])
+        call = Attempt(layer.attend, HEADS, K, {"q": q, "k": k, "v": v}, mask, [meaning])
         for problem in _compared([call]):
             yield f"attend, with {T} queries, {S} keys and {'a' if mask else 'no'} mask: {problem}"
 
@@ -192,10 +196,12 @@ def _compared(
     """Yields the problems of an attention, which is right if the formula gives its output in one of these calls."""
     parameters = dict(layer.named_parameters())
     matrices = {name: p for name, p in parameters.items() if p.ndim > 1 and p.any()}
-    made = [*matrices.values()]
-    numbers = {name: value for name, value in vars(layer).items() if re.fullmatch(NUM_HEADS, name)}
-    right = next((each for call in calls for each in assignments(call, made) if each.explains({})), None)
-    call = right.attempt if right else calls[0]
+    nothing = torch.zeros(1)
+    made = [(p, parameters.get(_bias_of(name), nothing).flatten()) for name, p in matrices.items()]
+    attributes = [it for part in layer.modules() for it in vars(part).items()]
+    numbers = {name: value for name, value in attributes if re.fullmatch(NUM_HEADS, name)}
+    right = next(((call, H) for call in calls for H, _, found in assignments(call, made) if next(found)), None)
+    call, num_heads = right or (calls[0], 0)
     for name in set().union(*(each.changed for each in calls)):
         yield f"it changes its argument {name} in place: the caller still needs it"
     if not torch.allclose(call(call.inputs), call(call.inputs), equal_nan=True):
@@ -206,24 +212,42 @@ def _compared(
         yield f"{what}: {', '.join(unused)}"
     if right:
         for name, number in numbers.items():
-            if number != right.num_heads:
-                yield f"{name} is {number}, but the number of heads in its output is {right.num_heads}"
-        yield from _layout(call, calls[0])
+            if number != num_heads:
+                yield f"{name} is {number}, but the number of heads in its output is {num_heads}"
+        first, layout = (f"({', '.join(each.layout)})" for each in (calls[0], call))
+        if call.layout is TOKENS_FIRST is not calls[0].layout:
+            yield f"compared as {layout}, as without batch_first=True, and equal, but not as {first}"
+        elif layout != first:
+            _warn(f"compared as {layout} and equal, but not as {first}")
+        if call.is_half:
+            _warn("compared up to the rounding of 16 bits, in which it computes")
+        (name, q), *others = call.inputs.items()
+        with suppress(Mistake):  # it needs a mask, or as many queries as keys
+            free = replace(call, mask={})
+            last = free(call.inputs | {name: q[:, -3:]})
+            if others and not torch.allclose(last, free(call.inputs)[:, -3:], 0.1, 0.1, equal_nan=True):
+                _warn(
+                    "compared with as many queries as keys: with fewer, as with a cache, its output differs; a causal "
+                    "mask that is made inside must be tril(S - T)"
+                )
     else:
-        trials = [[*assignments(each, made)] for each in calls]
-        for trial in trials:
+        trials = []
+        for each in calls:
+            if each.layout is TOKENS_FIRST is not call.layout:
+                continue
             # To try all numbers of heads takes seconds.
-            likely = [it for it in trial if it.num_heads in numbers.values() or not numbers]
-            causes = {
-                cause: f"{cause}: `{name} = {line}` for `{name} = {FORMULA[name]}`"
-                for name, lines in MISTAKES.items()
-                for line, cause in lines.items()
-                if any(it.explains({name: line}) for it in likely)
-            }
-            yield from causes.values()
+            trials = [*assignments(each, made)]
+            causes = dict(
+                cause
+                for H, K, found in trials
+                if H in numbers.values() or (not numbers and K in each.noted)
+                for cause in found
+                if cause
+            )
+            yield from (f"{cause}: {lines}" for cause, lines in causes.items())
             if causes:
                 return
-        if any(trials):
+        if trials:
             yield "it differs from the formula; none of the known mistakes gives its output"
         else:
             yield "it could not be compared with the formula"
@@ -234,26 +258,10 @@ def _compared(
     name, x = [*call.inputs.items()][-1]
     moved = influence(lambda x: call(call.inputs | {name: x}), x)
     if moved[0, -2, 0, -1] and not (right and call.mask):  # a mask may show the last token to all
-        if call.mask or call.seen.noted & MASKING:
+        if call.mask or call.noted & MASKING:
             yield "a mask is made, but an earlier output depends on the last token: it is not applied, or not to all"
         elif right:
             _warn("compared without a mask: each token sees all tokens, also later ones")
-
-
-def _layout(
-    call: Attempt,
-    first: Attempt,
-) -> Iterator[str]:
-    """Says in which layout an attention is equal, if it is not the first one in which it can be called."""
-    told = f"compared as {call.layout.letters} and equal, but not as {first.layout.letters}"
-    if call.layout is ONE_TEXT:
-        _warn("compared with one text at a time")
-    elif call.layout is first.layout:
-        return
-    elif call.layout is TOKENS_FIRST:
-        yield told
-    else:
-        _warn(told)
 
 
 def _without_influence(

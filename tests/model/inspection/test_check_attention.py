@@ -110,9 +110,15 @@ def test_a_right_attention_gets_no_sentence_and_is_not_changed(name):
     assert_same(before, (module.state_dict(), module.training))
 
 
-def test_a_warning_says_that_there_was_no_mask():
-    with pytest.warns(UserWarning, match="mask"):
-        assert not check_attention(made(*WITHOUT_MASK))
+def test_a_warning_says_what_was_not_compared():
+    in_half = "F.softmax(scores, dim=-1)", "F.softmax(scores, dim=-1, dtype=torch.float16).float()"
+    for change, word in (
+        (WITHOUT_MASK, "a mask"),
+        (["always_causal"], "fewer"),
+        (["step_by_step", *in_half], "16 bits"),
+    ):
+        with pytest.warns(UserWarning, match=word):
+            assert not check_attention(made(*change))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert not check_attention(MinGPT())
