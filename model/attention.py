@@ -119,11 +119,12 @@ class CausalSelfAttention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         """q (B, H, T, K), k and v (B, H_kv, S, K) -> (B, H, T, K). Replace this function to try another attention.
 
-        Training, generation with a cache, and the recording of attention maps all call it. What needs the layer's
-        input, such as a gate, goes into `forward`; a bias of the scores, such as ALiBi's, goes here: `fused_attention`
-        adds a mask of floats, with -inf where a query may not attend, and then takes no is_causal. Muon trains an
-        nn.Linear that you add, AdamW a bare nn.Parameter, at model.optimizer.vector_learning_rate. A run's page shows
-        the maps of any attention, but runs the model on typed text only with this one.
+        Training, generation with a cache, and the recording of attention maps all call it, and each layer calls it once
+        in a pass; if one does not, write --recording.enabled false. What needs the layer's input, such as a gate, goes
+        into `forward`; a bias of the scores, such as ALiBi's, goes here: `fused_attention` adds a mask of floats, with
+        -inf where a query may not attend, and then takes no is_causal. Muon trains an nn.Linear that you add, AdamW a
+        bare nn.Parameter, at model.optimizer.vector_learning_rate. A run's page shows the maps of any attention, but
+        runs the model on typed text only with this one.
 
         Args:
             mask: boolean, broadcastable to (B, H, T, S), True wherever a query may attend; every query sees at least

@@ -181,6 +181,7 @@ class Block(nn.Module):
     """Pre-norm residual block: x + attention(norm(x)), then x + feed_forward(norm(x)); (B, T, D) -> (B, T, D).
 
     On a run's page model/pages/browser/network.js computes the same; a badge says if it gives other logits than yours.
+    While a text is written, x holds only the new tokens: what else looks at earlier ones must keep them too.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -420,10 +421,12 @@ class GPT(nn.Module):
 
         6 for each weight of a matrix (embeddings are only looked up), and 12 D S in each layer for the attention scores
         and the weighted sum of values, as in appendix B of PaLM (Chowdhery et al. 2022, arXiv:2204.02311). S is
-        context_length, or the window if that is shorter. By custom the masked half of the scores is counted too.
+        context_length, or the window if that is shorter. By custom the masked half of the scores is counted too. A
+        network of your own may need another formula: speed (MFU) and comparisons use this one.
         """
         config = self.config
-        matrices = [module.weight for module in self.modules() if isinstance(module, nn.Linear)]
+        modules = self.named_modules(remove_duplicate=False)  # a module that layers share works in each
+        matrices = [module.weight for _, module in modules if isinstance(module, nn.Linear)]
         S = min(config.context_length, config.window or config.context_length)
         return 6 * sum(map(Tensor.numel, matrices)) + 12 * config.num_layers * config.embed_dim * S
 
