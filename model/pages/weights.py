@@ -41,7 +41,7 @@ EXACT_BYTES = 12_000_000  # up to which weights are stored in bfloat16
 
 # The weights that browser/network.js computes with. A weight that you teach it needs its name here.
 PAGE_WEIGHTS = re.compile(
-    r"((token|position|ngram)_embedding|value_embeddings\.\d+|(embedding|final)_norm|lm_head"
+    r"lm_head\.weight|((token|position|ngram)_embedding|value_embeddings\.\d+|(embedding|final)_norm"
     r"|blocks\.\d+\.(attention_norm|attention\.(qkv|output)_proj|feed_forward_norm|feed_forward\.(up|gate|down)_proj))"
     r"\.(weight|bias)"
 )

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from model.attention import CausalSelfAttention
 from model.inspection.recording import take_snapshot
 from model.pages import weights
 from model.pages.page import run_page
@@ -58,12 +57,9 @@ def test_an_attention_that_differs_only_beyond_the_probe_is_refused(replace_atte
         pack(gpt)
 
 
-def test_weights_of_ones_own_that_change_the_logits_are_refused(monkeypatch):
-    gpt, project = random_gpt(MODERN), CausalSelfAttention.project
-    gpt.blocks[0].attention.gate = torch.nn.Parameter(torch.tensor(0.5))
-    monkeypatch.setattr(
-        CausalSelfAttention, "project", lambda self, x, *others: project(self, x + getattr(self, "gate", 0), *others)
-    )
+def test_weights_of_ones_own_that_change_the_logits_are_refused():
+    gpt = random_gpt(MODERN)
+    gpt.lm_head.bias = torch.nn.Parameter(torch.ones(50))
     with mistake("weights"):
         pack(gpt)
 
