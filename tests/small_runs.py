@@ -19,7 +19,7 @@ EVENTFUL += ["--trainer.log_every_n_steps=3"]
 SMALL = """--data.corpus=files --data.tokenizer=bytes --data.vocab_size=null --data.batch_size=4 --data.num_threads=1
     --model.gpt.context_length=16 --model.gpt.embed_dim=32 --recording.probe_tokens=8
     --trainer.max_steps=12 --trainer.val_check_interval=4 --trainer.limit_val_batches=1.0
-    --trainer.log_every_n_steps=2"""
+    --trainer.log_every_n_steps=2 --samples.max_new_tokens=8"""
 
 
 def small_text() -> str:

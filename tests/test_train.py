@@ -119,7 +119,7 @@ def test_max_time_ends_a_run_after_a_whole_step_and_counts_from_the_start_of_eac
     # _offset is the time of earlier calls.
     monkeypatch.setattr(Timer, "time_elapsed", lambda self, *_: self._offset + elapsed[-1])
     in_batch(lambda *_: elapsed.append(7200.0), 9)  # the first of the two batches of step 5
-    assert train("--name=limited", *EVENTFUL, "--trainer.max_time=00:01:00:00") == 0
+    assert train("--name=limited", *EVENTFUL, "--trainer.max_time=00:01:00:00", "--recording.enabled=false") == 0
     assert final_state("runs/limited")["global_step"] == 5
     assert tells(capsys.readouterr().out.splitlines()[-1], "5 trainer.max_time")
     assert Run(Path("runs/limited")).state == "stopped"
@@ -298,7 +298,7 @@ def quick(groups):
 
 
 def test_an_own_optimizer_which_follows_the_schedule_and_an_own_corpus_are_found_in_the_current_folder(
-    small_options, here, capsys
+    small_options, here, no_pages, capsys
 ):
     Path("own_of_tests.py").write_text(OWN)
     importlib.invalidate_caches()  # the folder may have been searched in the same tick of the file system's clock
@@ -307,6 +307,7 @@ def test_an_own_optimizer_which_follows_the_schedule_and_an_own_corpus_are_found
         "--data.corpus=own_of_tests.Words",
         "--data.files=some.txt",
         "--model.optimizer.algorithm=own_of_tests.quick",
+        "--recording.enabled=false",
     ]
     assert main([*options, *own, "--name=run", "--model.optimizer.rate_scale=0", "--model.gpt.ngram_sizes=[2]"]) == 0
     assert "it has learned nothing" in capsys.readouterr().out

@@ -74,7 +74,7 @@ def test_the_state_of_a_run_is_in_a_file_from_its_first_step_on(train, monkeypat
 
         with monkeypatch.context() as patch, suppress(RuntimeError):
             before_call(patch.setattr, EndOfStep, "end_step", fail)
-            train(f"--name={state}", "--trainer.max_steps=4")
+            train(f"--name={state}", "--trainer.max_steps=4", "--recording.enabled=false")
         assert json.loads((run / "state.json").read_text()) == {"state": state, "step": 3 if error else 4}
         assert (run / "checkpoints/last.ckpt").exists() == (state in ("finished", "failed"))
 

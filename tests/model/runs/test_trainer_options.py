@@ -90,7 +90,7 @@ def test_each_callback_that_works_does_what_it_says(train, at_epoch_end, bar, ca
     keeping = f"{{class_path: ModelCheckpoint, init_args: {KEEPING}}}"
     tested = [stopping, keeping, "LearningRateMonitor", bar, "Timer"]
     assert all(any(name in typed for typed in [*tested, *BARS]) for name in CALLBACKS.split())
-    callbacks = [f"--trainer.callbacks+={typed}" for typed in tested]
+    callbacks = [f"--trainer.callbacks+={typed}" for typed in tested] + ["--recording.enabled=false"]
     assert train("--name=run", "--trainer.log_every_n_steps=5", *callbacks) == 0
     shown = capsys.readouterr().out
     assert "4/4" in shown and "learning rate" in shown  # the bar; what becomes of it if the run is trained further

@@ -21,6 +21,7 @@ from tests.small_runs import column
 from tests.watching import before_call
 
 pytestmark = pytest.mark.usefixtures("no_pages")
+ONE_BATCH, QUIET = "--trainer.limit_val_batches=1", "--recording.enabled=false"
 
 
 def validation_nats(gpt, text, length, num_tokens=None):
@@ -40,7 +41,7 @@ def validation_nats(gpt, text, length, num_tokens=None):
     return mean(nats), mean(of_bytes), len(of_bytes)
 
 
-@pytest.mark.parametrize("options, num_tokens", [([], None), (["--trainer.limit_val_batches=1"], 1 + 32 * 16)])
+@pytest.mark.parametrize("options, num_tokens", [([], None), ([ONE_BATCH, QUIET], 1 + 32 * 16)])
 def test_validation_losses_are_those_of_a_plain_loop(trained, small_text, options, num_tokens):
     run = trained(*options)
     gpt, _ = load_gpt(run / "checkpoints/last.ckpt")
@@ -65,7 +66,7 @@ def test_updates_have_the_schedules_learning_rates_and_clipped_gradients_and_flo
     options = """--model.optimizer.learning_rate=0.5 --model.optimizer.lm_head_learning_rate=0.25
         --model.optimizer.matrix_learning_rate=0.125 --trainer.accumulate_grad_batches=2
         --trainer.gradient_clip_val=0.01 --trainer.precision=bf16-mixed --name=run"""
-    assert train(*options.split()) == 0
+    assert train(*options.split(), QUIET) == 0
     config = ScheduleConfig(warmup_steps=5, decay="linear", decay_fraction=0.5)
     factors = [learning_rate_factor(step, 12, config) for step in range(12)]
     assert rates == [[base * factor for base in (0.5, 0.25, 0.125)] for factor in factors]
@@ -85,7 +86,7 @@ def test_accumulating_batches_equals_one_large_batch_and_the_compiler_is_told_of
     """With equal numbers of sequences a step the windows are equal, and so are the losses up to rounding."""
     told = []
     monkeypatch.setattr(module, "compile_options", lambda *_, adds_gradients: told.append(adds_gradients))
-    options = ["--model.optimizer.algorithm=adamw", "--trainer.max_steps=6", "--recording.enabled=false"]
+    options = ["--model.optimizer.algorithm=adamw", "--trainer.max_steps=6", QUIET]
     for name, size, batches in (("one", 8, 1), ("two", 4, 2)):
         sizes = [f"--data.batch_size={size}", f"--trainer.accumulate_grad_batches={batches}"]
         assert train(f"--name={name}", *options, *sizes) == 0
@@ -107,7 +108,7 @@ def test_throughput_and_mfu_count_training_steps_only(train, monkeypatch):
     slow_down(GPTModule, "validation_step", 100)
     slow_down(Recorder, "record", 1000)
     slow_down(Samples, "write", 10000)
-    assert train("--name=run", "--trainer.val_check_interval=3", "--trainer.accumulate_grad_batches=2") == 0
+    assert train("--name=run", "--trainer.val_check_interval=3", "--trainer.accumulate_grad_batches=2", QUIET) == 0
     rate, steps = 4 * 16 / 0.5, (2, 3, 4, 6, 8, 9, 10, 12)
     assert column("runs/run", "tokens_per_second") == dict.fromkeys(steps, rate)
     share = rate * load_gpt("runs/run/checkpoints/last.ckpt")[0].flops_per_token() / 1e12
