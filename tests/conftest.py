@@ -93,6 +93,14 @@ def run_dir(tmp_path_factory):
 
 
 @pytest.fixture
+def cache(tmp_path_factory, monkeypatch):
+    """A cache of tokens for all processes of xdist: the first test that needs Python's library tokenises it."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if folder.name.startswith("popen-") else folder
+    monkeypatch.setenv("GLASSGPT_CACHE", str(folder / "cache"))
+
+
+@pytest.fixture
 def here(tmp_path, monkeypatch):
     """An empty folder, which is the working folder of the test."""
     monkeypatch.chdir(tmp_path)

@@ -13,10 +13,9 @@ NUMBER = re.compile(r"\d+\.?\d*(?:e[+-]\d+)?")
 
 
 @pytest.mark.slow
-def test_the_stored_outputs_are_those_of_a_run(here, monkeypatch):
+def test_the_stored_outputs_are_those_of_a_run(here, cache, monkeypatch):
     notebook = json.loads((REPOSITORY / "scripts/attention.ipynb").read_text(encoding="utf-8"))
     monkeypatch.setattr(CausalSelfAttention, "attend", CausalSelfAttention.attend)  # the last cell replaces it
-    monkeypatch.setenv("GLASSGPT_CACHE", str(here / "cache"))
     made = run(notebook)
     assert len(notebook["cells"]) <= 20 and len(made) == 10
     for outputs, cell in zip(made, code_cells(notebook), strict=True):

@@ -62,7 +62,7 @@ def characters(tmp_path_factory):
 
 
 @pytest.fixture
-def measure(monkeypatch, capsys, tmp_path):
+def measure(cache, monkeypatch, capsys):
     """Runs a benchmark with work of seconds, and its contenders in this process; returns the rows."""
     sizes = {"STEPS_OF": {"cpu": [(SMALL, 2)]}, "WRITER": SMALL | {"context_length": 24}, "NEW_TOKENS": 3}
     sizes |= {"TEXTS": (1, 2), "LEARNING": {"cpu": LEARNING}}
@@ -71,7 +71,6 @@ def measure(monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(benchmark, name, value)
     monkeypatch.setattr(gpt2, "EVALUATIONS", 3)
     monkeypatch.setattr(gpt2, "SECONDS", 0.0)
-    monkeypatch.setenv("GLASSGPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(benchmark.ROOT)  # as the processes of contenders
 
     def run(job):
@@ -99,7 +98,9 @@ def test_train_and_generate_compare_each_work_with_models_of_one_size(measure, n
     assert {row["work"] for row in written} == {"writing 1 x 3 tokens, 1x16", "writing 2 x 3 tokens, 1x16"}
 
 
-def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt):
+def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt, tmp_path, monkeypatch):
+    (tmp_path / "transformers.py").write_text("AutoModel = AutoTokenizer = None")  # Lightning takes long to import it
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     job = {"function": "measure_writing", "contender": "nanogpt", "checkout": nanogpt.partition("=")[2], "seed": 0}
     job |= {"size": SMALL, "batch_size": 2, "new_tokens": 3, "device": "cpu"}
     assert benchmark.run(job)["tokens"] == 6
