@@ -16,10 +16,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.attention import merge_heads, split_heads
 from model.checkpoint import with_weights
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.mistakes import Missing, Mistake, file_errors, listed, parsing
 
 CONFIG_JSON, WEIGHTS, GENERATION = "config.json", "model.safetensors", "generation_config.json"
@@ -82,6 +84,7 @@ GPT2_MODULES = {
     "lm_head": "lm_head",
 }
 OUR_MODULES = {theirs: ours for ours, theirs in GPT2_MODULES.items()}
+SAME = (0.1, 2e-3)  # the largest difference from GPT-2's logits that rounding explains, and in float32
 PREFIX = "gpt."  # begins the name of every weight in a GlassGPTForCausalLM
 
 
@@ -113,9 +116,8 @@ def from_huggingface(source: str | Path | nn.Module) -> GPT:
 def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, document_masking: bool = False) -> str:
     """Writes a folder that transformers can load, and returns the name of its model class there.
 
-    A GPT of GPT-2's family is written in GPT-2's format, which holds no code: if you have changed the network without
-    adding a weight, for example its `attend`, the folder does not contain the change. Every other GPT is written with
-    the network's source.
+    A GPT of GPT-2's family is written in GPT-2's format, which holds no code. Every other GPT, and one whose code you
+    have changed, is written with the network's source.
 
     Args:
         tokenizer: a data.tokenizers.Tokenizer; None writes a folder without a tokenizer.
@@ -165,7 +167,7 @@ def to_huggingface(gpt: GPT, folder: str | Path, tokenizer: Any = None, *, docum
 def is_gpt2(gpt: GPT) -> bool:
     """Whether every program that reads GPT-2's format computes what this GPT computes.
 
-    A weight that you added makes this False: GPT-2's format has no place for it.
+    A weight that you added makes this False: GPT-2's format has no place for it. So does changed code.
 
     llama.cpp assumes a hidden layer of width 4 D and a GELU, whatever the file says. So feed_forward_dim must have its
     default. The activation may be either form of GELU: they differ by no more than llama.cpp's own rounding. `init` may
@@ -176,7 +178,28 @@ def is_gpt2(gpt: GPT) -> bool:
     read_back = {name: getattr(config, name) for name in GPT2_OPTIONS if name != "feed_forward_dim"}
     read_back |= {"activation": config.activation, "init": config.init}
     is_of_family = config.activation in ("gelu", "gelu_exact") and GPTConfig(**GPT2_FAMILY | read_back) == config
-    return is_of_family and modules <= GPT2_MODULES.keys()
+    return is_of_family and modules <= GPT2_MODULES.keys() and computes_as_gpt2(gpt)
+
+
+@torch.no_grad()
+def computes_as_gpt2(gpt: GPT) -> bool:
+    """Whether a GPT of GPT-2's family computes GPT-2's formula, over the whole context."""
+    config, weight = gpt.config, gpt.token_embedding.weight
+    form = "tanh" if config.activation == "gelu" else "none"
+    tokens = torch.arange(config.context_length, device=weight.device)[None] % config.vocab_size
+    with in_eval_mode(gpt.modules()):
+        x = gpt.token_embedding(tokens) + gpt.position_embedding.weight
+        for block in gpt.blocks:
+            attention, feed_forward = block.attention, block.feed_forward
+            qkv = split_heads(attention.qkv_proj(block.attention_norm(x)), 3 * config.num_heads)
+            q, k, v = qkv.chunk(3, dim=1)
+            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + attention.output_proj(merge_heads(attended))
+            hidden = feed_forward.up_proj(block.feed_forward_norm(x))
+            x = x + feed_forward.down_proj(F.gelu(hidden, approximate=form))
+        expected = gpt.lm_head(gpt.final_norm(x[:, -1])).float()
+        difference = (gpt.unembed(gpt.features(tokens)[:, -1]) - expected).abs().max()
+    return bool(difference <= SAME[weight.dtype == torch.float32] * expected.abs().max().clamp(min=1))
 
 
 def config_of(options: dict[str, Any]) -> GPTConfig:

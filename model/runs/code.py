@@ -222,5 +222,6 @@ def changes_since(path: Path, step: int) -> str:
     """Returns which files have changed since the step of a checkpoint, or that none has."""
     entries = [entry for entry in read_code(Run.open(path).folder) if entry["step"] < max(1, step)]
     return changed_files(entries, current_code()) or (
-        "no file is known to have changed, so a function was replaced, or a package computes something else"
+        "no file is known to have changed, so a function was replaced, a package computes something else, or the model "
+        "is random in eval mode"
     )

@@ -15,6 +15,7 @@ from model.exchange.huggingface import config_of, from_huggingface, to_huggingfa
 from model.generation import generate
 from model.mistakes import Mistake
 from tests import programs
+from tests.attentions import ALIBI
 from tests.command_lines import mistake
 from tests.gpts import CONFIGS, loss_of, random_gpt
 from tests.strangers import Calls
@@ -100,10 +101,12 @@ def test_an_exported_model_has_equal_logits_and_comes_back_bit_for_bit(class_nam
         torch._foreach_zero_([*imported.state_dict().values()])
 
 
-def test_a_weight_that_gpt2_lacks_is_exported_with_the_code(tmp_path):
+def test_a_weight_or_attention_that_gpt2_lacks_is_exported_with_the_code(tmp_path, replace_attend):
     gpt = gpt_of(GPT2)
     gpt.blocks[1].attention.sink = torch.nn.Parameter(torch.zeros(2))
-    assert to_huggingface(gpt, tmp_path / "ours") == "GlassGPTForCausalLM"
+    assert to_huggingface(gpt, tmp_path / "weight") == "GlassGPTForCausalLM"
+    replace_attend(ALIBI)
+    assert to_huggingface(gpt_of(GPT2), tmp_path / "attend") == "GlassGPTForCausalLM"
 
 
 @pytest.mark.slow
