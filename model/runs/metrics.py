@@ -73,7 +73,8 @@ class Diverged(Mistake):
     def __init__(self, what: str):
         super().__init__(
             f"{what} has become infinite or NaN: lower the learning rates under model.optimizer, raise "
-            "model.schedule.warmup_steps or set trainer.gradient_clip_val; all checkpoints are from before that"
+            "model.schedule.warmup_steps or set trainer.gradient_clip_val; if it is so from the first step on, look in "
+            "the network's code, such as for a softmax over no key; all checkpoints are from before that"
         )
 
 
