@@ -19,8 +19,7 @@ from model.inspection.attention_calls import Attempt
 from model.inspection.attention_mistakes import Explanations, explanations
 
 # Orders of the axes of columns: p queries, keys or values; h heads; k width of a head.
-ONE_MATRIX = ["phk", "pkh", "hpk", "hkp", "kph"]
-SEVERAL = ONE_MATRIX[:3]
+ORDERS = ["phk", "pkh", "hpk", "hkp", "kph"]
 MOST_HEADS = 64  # more would take most of the time
 
 
@@ -43,7 +42,7 @@ def assignments(
     if not matrices:
         widths = [x.shape[-1] for x in sources]
         columns = [F.pad(x, (sum(widths[:i]), sum(widths[i + 1 :]))) for i, x in enumerate(sources)]
-        yield from _cut(attempt, columns, attempt.identity, torch.zeros(1), SEVERAL[:1], [(0, 1, 2)])
+        yield from _cut(attempt, columns, attempt.identity, torch.zeros(1), ORDERS[:1], [(0, 1, 2)])
         return
     nothing = torch.eye(E), torch.zeros(1)
     # The matrix of the output was made last, or first, or there is none.
@@ -57,7 +56,7 @@ def assignments(
             matrix = torch.cat([_taking(D, maker) for maker, _ in makers], -1)
             columns = [x @ matrix + added for x in sources]
             output_matrix = _taking(E, last).mT @ attempt.identity
-            orders = ONE_MATRIX if len(makers) == 1 else SEVERAL
+            orders = ORDERS[: {1: 5, 3: 2}.get(len(makers), 3)]
             yield from _cut(attempt, columns, output_matrix, output_bias, orders, [*permutations(range(3))])
 
 

@@ -62,7 +62,7 @@ class Attempt:
     inputs: Tensors  # tokens, or queries, keys and values, (B, T, D) each
     mask: Tensors  # empty without a mask
     meanings: list[Tensor]  # what each query may be meant to see, (B or 1, 1, T or 1, T)
-    changed: set[str] = field(default_factory=set)  # the arguments that a call has changed in place
+    changed: set[str] = field(default_factory=set)  # the arguments that it or a call like it has changed in place
 
     def __post_init__(self) -> None:
         self.noted: set[Any] = set()
@@ -71,8 +71,8 @@ class Attempt:
         with seen:
             output = self(self.inputs)
         self.is_half = not self.noted.isdisjoint({torch.float16, torch.bfloat16})
-        # Of a wide output, sums with random factors are compared: they differ if a number does.
-        self.identity = torch.randn(output.shape[-1], 8)
+        # Of the output, 8 sums with random factors are compared: they differ if a number does.
+        self.identity = torch.randn(output.shape[-1], 8, generator=torch.Generator().manual_seed(0))
         self.output = (output.to(self.identity.dtype) @ self.identity).nan_to_num(1e30)
         self.rounding = (HALF_ROUNDING if self.is_half else ROUNDING) * self.output.abs().amax(-1, keepdim=True)
 
@@ -118,20 +118,24 @@ def attempts(
     names, mask_name = arguments(function)
     working: list[Attempt] = []
     failures = []
+    changed: set[str] = set()
     for layout, width in product([*layouts, ONE_TEXT], widths):
         if layout is ONE_TEXT and working:
             break
         num_texts = 2 if "B" in layout else 1
         for T, masks, meanings in _masks(mask_name, lengths, num_texts):
-            these = []
+            these: list[Attempt] = []
+            shape = num_texts, T, 3 * width if "H" in layout else width
+            alike = [0, *range(T - 1)]  # the first two, as `_masks` needs it
+            inputs = {name: (SCALE * torch.randn(T, 1) * torch.randn(shape))[:, alike] for name in names}
             for mask in masks:
-                shape = num_texts, T, 3 * width if "H" in layout else width
-                alike = [0, *range(T - 1)]  # the first two, as `_masks` needs it
-                inputs = {name: (SCALE * torch.randn(T, 1) * torch.randn(shape))[:, alike] for name in names}
                 try:
-                    these.append(Attempt(function, layout, width, inputs, mask, meanings))
+                    tried = Attempt(function, layout, width, inputs, mask, meanings, changed)
                 except Mistake as failure:
                     failures.append(failure)
+                else:  # a mask of numbers may mean the same as one of True and False
+                    if not any(torch.equal(tried.output, each.output) for each in these):
+                        these.append(tried)
             working += these
             if these:
                 break

@@ -202,7 +202,7 @@ def _compared(
     numbers = {name: value for name, value in attributes if re.fullmatch(NUM_HEADS, name)}
     right = next(((call, H) for call in calls for H, _, found in assignments(call, made) if next(found)), None)
     call, num_heads = right or (calls[0], 0)
-    for name in set().union(*(each.changed for each in calls)):
+    for name in call.changed:
         yield f"it changes its argument {name} in place: the caller still needs it"
     if not torch.allclose(call(call.inputs), call(call.inputs), equal_nan=True):
         yield "two calls with the same tokens differ, even after .eval(): it has dropout, makes layers or keeps tokens"
