@@ -61,7 +61,7 @@ def open_run(
         path: the path of one of these, or the name of a model on the Hugging Face Hub. None is the newest run under
             runs/.
         step: open the checkpoint of this step instead of the best one.
-        device: "cpu", "cuda" or "mps".
+        device: "cpu", "cuda" or "mps"; "auto" is a GPU or other accelerator if there is one, else the CPU.
         other_code: what to do if this code computes something else than the code that trained the checkpoint, see
             model/proof.py. What you replace after opening a model is not noticed.
         tokenizer: the published encoding of a Hugging Face model whose folder has no tokenizer, such as "gpt2".
@@ -72,6 +72,8 @@ def open_run(
     check(isinstance(path, str | Path | None), "path", "a path or the name of a model", path)
     check(other_code in get_args(OtherCode), "other_code", f"one of {get_args(OtherCode)}", other_code)
     check_range("step", step, 0, whole=True)
+    if device == "auto":
+        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     check_device("device", device)
     if is_huggingface(path):
         if step is not None:

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python 
 from model.mistakes import Mistake, check_range, file_errors
 from model.runs.code import git
 from model.runs.terminal import exit_status, say
-from scripts.parser import choose_device, read_command
+from scripts.parser import read_command
 
 ROOT = Path(__file__).resolve().parents[1]
 # Networks of nanoGPT: in its README, for a CPU; in its config/train_shakespeare_char.py; GPT-2.
@@ -237,8 +237,10 @@ def take_turns(
 
     job: the "function" of scripts/benchmarks/gpt2.py that measures, and the options for it.
     """
+    from model.kernels import check_device
+
     check_range("--rounds", rounds, 1)
-    choose_device(device)  # raises for a missing GPU
+    check_device("--device", device)
     if nanogpt and not (nanogpt / "model.py").is_file():
         raise Mistake(f"--nanogpt {nanogpt} is not a checkout of nanoGPT: it has no model.py")
     job = job | {"device": device, "checkout": nanogpt and str(nanogpt.resolve())}

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python 
 from model.mistakes import Mistake, check_range
 from model.runs.run import CONFIG
 from model.runs.terminal import exit_status, say
-from scripts.parser import DEFAULTS, add_parameters, choose_device
+from scripts.parser import DEFAULTS, add_parameters
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +90,7 @@ def evaluate(
     names_whole_files = "data.files" in typed and "data.validation_fraction" not in typed
     split = split or ("all" if names_whole_files else "validation")
     for path in checkpoint or [None]:
-        glass = open_run(path, device=choose_device(device))
+        glass = open_run(path, device=device)
         context = glass.gpt.config.context_length
         check_range("--stride", stride, 1, context)  # with a larger one, tokens between windows would be skipped
         name, tokens = read_text(glass, parser, typed, split)

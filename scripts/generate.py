@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python 
 
 from model.mistakes import Mistake, check_range
 from model.runs.terminal import say
-from scripts.parser import choose_device, program, prompt_text
+from scripts.parser import program, prompt_text
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
@@ -105,7 +105,7 @@ def generate(
     if "" in stops:
         raise Mistake("--stop is empty: write the text before which to stop")
     prompt = prompt_text(prompt)
-    glass = open_run(checkpoint, device=choose_device(device))
+    glass = open_run(checkpoint, device=device)
     glass.gpt.to(getattr(torch, dtype))
     seed = random.getrandbits(32) if seed is None else seed
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}

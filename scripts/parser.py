@@ -13,13 +13,10 @@ import re
 import sys
 from collections.abc import Callable
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from model.mistakes import Mistake
 from model.runs.terminal import exit_status, with_hint
-
-if TYPE_CHECKING:
-    import torch
 
 DEFAULTS: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
 
@@ -85,18 +82,6 @@ def read_command(functions: dict[str, Callable], argv: list[str] | None, descrip
         text, _, _ = inspect.getdoc(function).partition("\nArgs:\n")
         add_parameters(commands.add_parser(name, help=text.splitlines()[0], description=text), function)
     return vars(parser.parse_args(argv))
-
-
-def choose_device(name: str) -> torch.device:
-    """Returns the device called `name`; "auto" is a GPU or other accelerator if there is one, else the CPU."""
-    import torch
-
-    from model.kernels import check_device
-
-    if name == "auto":
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    check_device("--device", name)
-    return torch.device(name)
 
 
 def prompt_text(prompt: str) -> str:
