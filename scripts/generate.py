@@ -99,7 +99,6 @@ def generate(
 
     from model.glass import open_run
 
-    check_range("--seed", seed, 0)
     check_range("--num_samples", num_samples, 1)
     stops = stop or []
     if "" in stops:

@@ -79,7 +79,7 @@ MISTAKES = {
     "--top_p 0": "top_p 0",
     "--num_samples 0": "--num_samples 0",
     "--stop ''": "--stop",
-    f"--seed {2**70}": "--seed 2^53",
+    f"--seed {2**70}": "seed 2^53",
     f"--num_samples {10**12}": "memory --device",
     "--device toaster": "device toaster cpu",
     "--device meta": "device meta",

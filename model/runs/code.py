@@ -149,7 +149,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     """
     import torch
 
-    from model.runs.configs import compared, flat, read_config
+    from model.runs.configs import compared
     from model.training.hardware import device_name
 
     run_dir, step = Path(trainer.default_root_dir), trainer.global_step
@@ -159,7 +159,7 @@ def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     validation = data.tokenized.validation
     num_targets = sum(trainer.num_val_batches) * data.validation_batch_size * data.context_length
     read = validation.read(0, num_targets + 1)  # all of it, unless trainer.limit_val_batches leaves some out
-    options = sorted(compared(dict(flat(read_config(run_dir / CONFIG)))).items())
+    options = sorted(compared(run_dir / CONFIG).items())
     earlier = [entry for entry in read_code(run_dir) if entry["step"] < step]
     code = current_code()
     if not with_difference:

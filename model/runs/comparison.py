@@ -20,7 +20,7 @@ from model.inspection.formation import formation
 from model.mistakes import Mistake, parsing
 from model.pages.learning import short, training_seconds
 from model.runs.code import read_code
-from model.runs.configs import compared, flat, read_config
+from model.runs.configs import compared
 from model.runs.records import Row, read_lines, read_metrics
 from model.runs.run import CODE, CONFIG, HEAD_SCORES, METRICS, Run
 from model.runs.scaling import power_law
@@ -170,7 +170,7 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
     """
     run = Run.open(path, CODE)
     folder, state = run.folder, run.state
-    options = dict(flat(read_config(folder / CONFIG)))
+    options = compared(folder / CONFIG)
     starts = read_code(folder)
     rows = read_metrics(folder / METRICS)
     snapshots = read_lines(folder / HEAD_SCORES)
@@ -184,7 +184,7 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
             state = f"{unended} at step {history.index[-1]} of {end} in {folder}"
         else:
             state = "finished"
-        shared = compared(options) | {
+        shared = options | {
             STATE: state,
             TRAINED: last.get("training_tokens"),
             TOKENS: last["validation_tokens"],

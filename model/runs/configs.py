@@ -154,11 +154,14 @@ def flat(settings: dict[str, Any], section: str = "") -> Iterator[tuple[str, Any
             yield f"{section}{key}", value
 
 
-def compared(options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the options, by their full names, that make a difference to what is learned. 1.0 is 1 here."""
+def compared(path: Path) -> dict[str, Any]:
+    """Returns the options in a config.yaml, by their full names, that make a difference to what is learned.
+
+    1.0 is 1 here.
+    """
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value
-        for name, value in options.items()
+        for name, value in flat(read_config(path))
         if not name.startswith(NOT_COMPARED)
     }
 
