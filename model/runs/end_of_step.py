@@ -92,7 +92,7 @@ class EndOfStep(Checkpoint):
             on_bar = {name: metrics[name] for name in ("train/loss", "tokens_per_second", "mfu") if name in metrics}
             module.log_dict(on_bar, prog_bar=True, logger=False)
         if not ends_epoch(trainer):
-            self.end_step(trainer, module)
+            self.end_step(trainer)
 
     def on_validation_start(self, *_: Any) -> None:
         self.metrics.stop_clock()
@@ -103,22 +103,22 @@ class EndOfStep(Checkpoint):
         self.is_validated = True
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
-        self.end_step(trainer, module)
+        self.end_step(trainer)
 
-    def end_step(self, trainer: Trainer, module: LightningModule) -> None:
+    def end_step(self, trainer: Trainer) -> None:
         """Does 3 to 5 of the list above. A new run calls it for step 0 too, before its first update."""
-        step = trainer.global_step
+        step, metrics = trainer.global_step, trainer.lightning_module.validation_metrics
         is_validated, self.is_validated = self.is_validated, False
         is_kept = step in self.checkpoints.keep_steps
-        is_best = is_validated and self.is_best(trainer, module, module.validation_metrics["val/loss"])
+        is_best = is_validated and self.is_best(trainer, metrics["val/loss"])
         is_its_turn = step % (self.recorder.every_n_steps or math.inf) == 0  # step 0 too
         is_recorded = self.recorder.enabled and (is_validated or is_kept or is_its_turn)
         if is_recorded:
             self.metrics.stop_clock()
-            self.recorder.record(trainer, module, with_losses=is_kept or trainer.should_stop)
+            self.recorder.record(trainer, with_losses=is_kept or trainer.should_stop)
         if is_validated:
-            log_metrics(trainer, module.validation_metrics)
-            self.samples.write(trainer, module)
+            log_metrics(trainer, metrics)
+            self.samples.write(trainer)
             tell(trainer, validation_line(trainer))
         if is_recorded or is_validated:
             self.show(trainer, "running", "running")
@@ -135,10 +135,11 @@ class EndOfStep(Checkpoint):
             raise TrainingInterrupted(self.signals.received or signal.SIGTERM)
         seed_step(self.options.config.seed_everything, trainer)  # for the next step
 
-    def is_best(self, trainer: Trainer, module: LightningModule, loss: float) -> bool:
+    def is_best(self, trainer: Trainer, loss: float) -> bool:
         """Notes the lowest val/loss, and returns whether `loss` is it. Only losses of the same targets are compared."""
         data = trainer.datamodule
-        measured_on = [data.tokenized.validation.checksum, module.validation_targets, data.document_masking]
+        num_targets = trainer.lightning_module.validation_targets
+        measured_on = [data.tokenized.validation.checksum, num_targets, data.document_masking]
         if self.best_of not in ([], measured_on):
             log.warning(
                 "val/loss is measured on another text from step %s on, because options of data or "
@@ -171,7 +172,7 @@ class EndOfStep(Checkpoint):
 
     def on_fit_start(self, trainer: Trainer, module: LightningModule) -> None:
         # Before on_train_start writes files: a probe that is too short must leave none.
-        self.recorder.start(trainer, module)
+        self.recorder.start(trainer)
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
         """Writes config.yaml and code.json: a new run gets its first files here, once no mistake can be found any more.
@@ -189,7 +190,7 @@ class EndOfStep(Checkpoint):
         self.is_running = True
         self.show(trainer, "running", "running")
         if is_new:  # Lightning has validated it already if its model is that of --model.init_from
-            self.end_step(trainer, module)
+            self.end_step(trainer)
         else:
             seed_step(self.options.config.seed_everything, trainer)
         self.signals.install()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
 from model.files import append
 from model.glass import Glass
@@ -46,18 +46,18 @@ class Recorder:
     every_n_steps: PositiveInt | None = None
     recording: Recording | None = field(default=None, init=False)  # set by `start`, on the first rank only
 
-    def start(self, trainer: Trainer, module: LightningModule) -> None:
+    def start(self, trainer: Trainer) -> None:
         """Opens the recording, with its probes, and with windows from the validation split (see `Texts`).
 
         Raises a `Mistake` if the probe is too short.
         """
         if not self.enabled or not trainer.is_global_zero:
             return
-        data, config = trainer.datamodule, module.gpt.config
+        data, gpt = trainer.datamodule, trainer.lightning_module.gpt
         tokenizer, validation = data.tokenizer, data.tokenized.validation
-        texts = Glass(module.gpt, tokenizer, "the run", document_masking=data.document_masking).texts
+        texts = Glass(gpt, tokenizer, "the run", document_masking=data.document_masking).texts
         first = tokenizer.end_of_text
-        length = min(self.probe_tokens, config.context_length)
+        length = min(self.probe_tokens, gpt.config.context_length)
         tokens = validation.read(0, length)
         if self.probe_text is not None:
             tokens = tokenizer.encode(self.probe_text)[:length]
@@ -70,7 +70,7 @@ class Recorder:
         known = validation.read(0, KNOWN_TOKENS)
         candidates = {*known.tolist()}
         period = (len(tokens) - 1) // 2  # so that the repeated probe is no longer than the text, which fits the context
-        context = min(config.context_length, MAX_TOKENS)
+        context = min(gpt.config.context_length, MAX_TOKENS)
         rows = np.stack([validation.read(start, context) for start in spread_starts(validation.num_tokens, context)])
         probes = {
             "text": texts(tokens),
@@ -80,12 +80,12 @@ class Recorder:
             "text": texts(rows),
             "repeated": texts(repeated_windows(candidates, context, first=first), "repeated"),
         }
-        words = film_texts(tokenizer, tokenizer.decode(known), config.context_length, config.window)
+        words = film_texts(tokenizer, tokenizer.decode(known), gpt.config.context_length, gpt.config.window)
         folder = Path(trainer.default_root_dir, ATTENTION)
         recording = Recording(probes, windows, tokenizer.fingerprint, words, folder=folder)
         self.recording = recording.resumed(trainer.global_step)
 
-    def record(self, trainer: Trainer, module: LightningModule, *, with_losses: bool) -> None:
+    def record(self, trainer: Trainer, *, with_losses: bool) -> None:
         """Records the current step and logs its scores.
 
         with_losses: also measure how the loss changes without each part of the model. This takes long, so only the last
@@ -95,7 +95,7 @@ class Recorder:
             return
         recording = self.recording
         snapshot = take_snapshot(
-            module.gpt,
+            trainer.lightning_module.gpt,
             trainer.global_step,
             recording,
             trainer.datamodule.tokenizer.label,
@@ -127,12 +127,12 @@ class Samples:
     temperature: NonNegativeFloat = 0.8
     top_k: PositiveInt = 50
 
-    def write(self, trainer: Trainer, module: LightningModule) -> None:
+    def write(self, trainer: Trainer) -> None:
         """Appends one sample of the model as it is now."""
         if not (self.max_new_tokens and trainer.is_global_zero):
             return
         step = trainer.global_step
-        text = Glass(module.gpt, trainer.datamodule.tokenizer, "the run").write(
+        text = Glass(trainer.lightning_module.gpt, trainer.datamodule.tokenizer, "the run").write(
             self.prompt,
             self.max_new_tokens,
             seed=step,  # its own: sampling must not change the random numbers of the training

@@ -45,7 +45,8 @@ def started(folder, text, length, context=512, masking=False, **options):
     )
     gpt = SimpleNamespace(config=SimpleNamespace(context_length=context, window=None), is_finite=lambda: True)
     monitor = Recorder(probe_tokens=length)
-    monitor.start(trainer, SimpleNamespace(gpt=gpt))
+    trainer.lightning_module = SimpleNamespace(gpt=gpt)
+    monitor.start(trainer)
     return monitor.recording
 
 
