@@ -32,8 +32,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**DEFAULTS | options)
 
     def error(self, message: str) -> None:
-        one_argument = message.replace("at least one argument", "one argument")
-        raise Mistake(f"{with_hint(one_argument)}; --help lists the options")
+        raise Mistake(f"{with_hint(message)}; --help lists the options")
 
 
 def add_parameters(parser: argparse.ArgumentParser, function: Callable) -> None:

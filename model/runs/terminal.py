@@ -110,7 +110,7 @@ def with_hint(message: str) -> str:
     if "No module named" in message:
         return message + WHERE_MODULES_ARE
     option, _, reason = message.removeprefix("argument ").partition(": ")
-    if reason == "expected one argument":
+    if reason.endswith("one argument"):
         return f"{message} (write one that begins with - as {option}=-x)"
     if option == "unrecognized arguments" and not reason.startswith("-"):
         return f"{message} (each value follows its --option; one with spaces or *, such as 'my/*.txt', needs quotes)"
