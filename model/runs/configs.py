@@ -57,9 +57,7 @@ def parse(parser: ArgumentParser, source: list[str] | str, place: str = "") -> N
         else:
             options = parser.parse_args(source, defaults=False)
     except argparse.ArgumentError as error:
-        from model.runs.trainer_options import why_missing  # here, because it imports Lightning
-
-        raise Mistake(f"{place}{with_hint(error.message)}{why_missing(error.message)}") from error
+        raise Mistake(f"{place}{with_hint(error.message)}") from error
     for name, group in defaults_of(parser).items(branches=True):
         if isinstance(group, Namespace) and not isinstance(options.get(name, group), Namespace):
             raise Mistake(f"{place}{name} is a group of options, not a value: leave it out to use the defaults")

@@ -106,9 +106,14 @@ def sentence(error: BaseException | str) -> str:
 
 
 def with_hint(message: str) -> str:
-    """Adds to argparse's message how to write a value that begins with - or has spaces, or where modules must lie."""
+    """Adds to a parser's message how to write a value that begins with - or has spaces, or where modules must lie.
+
+    Or why an option of Lightning's Trainer is none here, see trainer_options.py.
+    """
     if "No module named" in message:
         return message + WHERE_MODULES_ARE
+    if re.search("unrecognized.* --trainer|'trainer' does not accept", message):
+        return f"{message} (a run counts steps, such as trainer.max_steps, and saves itself: see --help)"
     option, _, reason = message.removeprefix("argument ").partition(": ")
     if reason.endswith("one argument"):
         return f"{message} (write one that begins with - as {option}=-x)"

@@ -27,14 +27,6 @@ OTHERS = {
 }
 
 
-def why_missing(message: str) -> str:
-    """Returns the end of a parser's message about an option of the Trainer that does not work here, else ""."""
-    for name in OTHERS:
-        if "trainer" in message and name in message:
-            return " (a run counts steps, such as trainer.max_steps, and saves itself: it takes the options of --help)"
-    return ""
-
-
 def check_trainer(options: Namespace) -> None:
     """Raises a `Mistake` for values of the Trainer's options with which a run does not work."""
     check_range("trainer.log_every_n_steps", options.log_every_n_steps, 1)
