@@ -50,10 +50,16 @@ class GlassGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: GlassGPTConfig) -> None:
         super().__init__(config)
         self.gpt = GPT(GPTConfig(**config.gpt))
+        self.unset = dict(self.gpt.named_buffers()).keys() - self.gpt.state_dict().keys()
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Does nothing: the GPT has already initialised its weights."""
+        """Sets buffers that no file holds, which transformers makes anew. The GPT has initialised its weights."""
+        if self.unset:
+            built = GPT(self.gpt.config)
+            for name in self.unset:
+                self.gpt.get_buffer(name).copy_(built.get_buffer(name))
+        self.unset = set()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.gpt.token_embedding
