@@ -120,7 +120,7 @@ def compare(runs: Iterable[str | Path] | str | Path, goal: float | None = None) 
         raise Mistake("; ".join(["there is no run to compare", *notes]))
     all_traits, code, all_figures, histories = zip(*outcomes, strict=True)
     traits, figures = pd.DataFrame(all_traits), pd.DataFrame(all_figures)
-    traits.update(traits.filter(like=".py").ffill().bfill())  # a module that was not loaded yet is no other code
+    traits = traits.fillna(traits.filter(like=".py").bfill().iloc[0])  # a module not loaded yet is no other code
 
     measure = LOSS
     if traits.filter(TOKENIZER).nunique().gt(1).any():
