@@ -114,6 +114,7 @@ MISTAKES = {
         "scores.masked_fill(~mask, -1)": "hidden scores are -1: they must be -inf",
         "scores.masked_fill(~mask, -10)": "hidden scores are -10: they must be -inf",
         "scores + 1.0 * mask": "the mask adds 1 to the scores that are seen: hidden ones must be -inf",
+        "scores - 5.0 * ~mask": "the mask takes only 5 off the hidden scores: they must be -inf",
         "scores - 10.0 * ~mask": "the mask takes only 10 off the hidden scores: they must be -inf",
     },
     "weights": {
