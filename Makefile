@@ -26,7 +26,7 @@ test-fast: $(VENV)/installed-dev ## run the tests of model/ and data/ that neith
 
 test-newest: ## run the suite with the newest version of every package, in a separate environment
 	$(PYTHON) -m venv $(NEWEST)
-	sed -nE 's/^    "(.+)",.*/\1/p' pyproject.toml | sed -E 's/,<[0-9.]+//' > $(NEWEST)/names.txt
+	sed -nE '/^dependencies/,/^\]/ s/^    "(.+)",.*/\1/p' pyproject.toml | sed -E 's/,<[0-9.]+//' > $(NEWEST)/names.txt
 	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
 		-r $(NEWEST)/names.txt transformers safetensors pytest pytest-xdist hypothesis playwright setuptools
 	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
