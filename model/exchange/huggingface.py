@@ -16,10 +16,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import merge_heads, split_heads
 from model.checkpoint import with_weights
 from model.gpt import GPT, GPTConfig, in_eval_mode
 from model.mistakes import Missing, Mistake, file_errors, listed, parsing
@@ -183,23 +181,16 @@ def is_gpt2(gpt: GPT) -> bool:
 
 @torch.no_grad()
 def computes_as_gpt2(gpt: GPT) -> bool:
-    """Whether a GPT of GPT-2's family computes GPT-2's formula, over the whole context."""
-    config, weight = gpt.config, gpt.token_embedding.weight
-    form = "tanh" if config.activation == "gelu" else "none"
-    tokens = torch.arange(config.context_length, device=weight.device)[None] % config.vocab_size
+    """Whether transformers' GPT-2 has the same logits with the weights of this GPT, over the whole context."""
+    transformers = optional_package("transformers")
+    config, dtype = gpt.config, gpt.token_embedding.weight.dtype
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config.from_dict(gpt2_options(config))).eval()
+    theirs.load_state_dict(to_theirs(gpt, as_gpt2=True), strict=False)  # a tied lm_head is not in the file
+    tokens = torch.arange(config.context_length)[None] % config.vocab_size
+    expected = theirs(tokens).logits[:, -1]
     with in_eval_mode(gpt.modules()):
-        x = gpt.token_embedding(tokens) + gpt.position_embedding.weight
-        for block in gpt.blocks:
-            attention, feed_forward = block.attention, block.feed_forward
-            qkv = split_heads(attention.qkv_proj(block.attention_norm(x)), 3 * config.num_heads)
-            q, k, v = qkv.chunk(3, dim=1)
-            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            x = x + attention.output_proj(merge_heads(attended))
-            hidden = feed_forward.up_proj(block.feed_forward_norm(x))
-            x = x + feed_forward.down_proj(F.gelu(hidden, approximate=form))
-        expected = gpt.lm_head(gpt.final_norm(x[:, -1])).float()
-        difference = (gpt.unembed(gpt.features(tokens)[:, -1]) - expected).abs().max()
-    return bool(difference <= SAME[weight.dtype == torch.float32] * expected.abs().max().clamp(min=1))
+        ours = gpt.unembed(gpt.features(gpt.known_ids(tokens))[:, -1]).float().cpu()
+    return bool((ours - expected).abs().max() <= SAME[dtype == torch.float32] * expected.abs().max().clamp(min=1))
 
 
 def config_of(options: dict[str, Any]) -> GPTConfig:

@@ -82,7 +82,7 @@ class Checks:
         # faithful say nothing, so these layers are skipped.
         leaking = [layer for layer in _above(EXACT, future) if fidelity[layer] <= fidelity_limit]
         if math.isnan(self.causality):
-            problems["causal"] = "the logits are not numbers: the model diverged, or its code makes NaN"
+            problems["causal"] = "the logits are not numbers: the model diverged, or its code is wrong"
         elif leaking or self.causality > logit_limit:
             subject = _layers(leaking) if leaking else "the model"
             if self.causality > logit_limit:
@@ -92,7 +92,7 @@ class Checks:
                 evidence = f"a later token has a weight of up to {largest:.2g}"
             problems["causal"] = f"{subject} can look into the future: {evidence}; the loss means nothing"
         if math.isnan(self.fidelity):
-            problems["faithful"] = "the attention maps are not numbers: the model diverged, or its code makes NaN"
+            problems["faithful"] = "the attention maps are not numbers: the model diverged, or its code is wrong"
         elif self.fidelity > fidelity_limit:
             layers = _layers(_above(fidelity_limit, fidelity))
             problems["faithful"] = (
