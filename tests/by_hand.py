@@ -33,7 +33,7 @@ def turned(x: Tensor) -> Tensor:
 class ByHand:
     """All intermediate values by name: `stops` of the whole GPT, `layers` of each block. Only "ids" has a batch."""
 
-    def __init__(self, gpt: GPT, ids: list[int]) -> None:
+    def __init__(self, gpt: GPT, ids: list[int]):
         named = gpt.named_parameters(remove_duplicate=False)
         self.config, self.weights = gpt.config, {name: weight.double() for name, weight in named}
         config, weights, T = self.config, self.weights, len(ids)

@@ -41,7 +41,7 @@ def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
     return err
 
 
-def check_mistakes(main: Callable, capsys: pytest.CaptureFixture, mistakes: dict[str, str], *arguments: object) -> None:
+def check_mistakes(main: Callable, capsys: pytest.CaptureFixture, mistakes: dict[str, str], *arguments: object):
     """Asserts that each text that a user types after the arguments is refused with its names and figures."""
     for typed, names in mistakes.items():
         sentence = refused(main, capsys, *arguments, *shlex.split(typed))

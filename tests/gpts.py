@@ -69,7 +69,7 @@ def hand_made_gpt(layers: int, parts: int) -> tuple[GPT, list[slice]]:
 
 
 @torch.no_grad()
-def set_head(gpt: GPT, layer: int, head: int, *, query, key, value, written: slice) -> None:
+def set_head(gpt: GPT, layer: int, head: int, *, query, key, value, written: slice):
     """Sets a head's weights. query, key, value: (part of the residual stream that it reads, matrix (64, 64))."""
     attention, rows = gpt.blocks[layer].attention, slice(64 * head, 64 * head + 64)
     weights = attention.qkv_proj.weight.split(gpt.config.embed_dim)
@@ -97,7 +97,7 @@ def induction_gpt() -> GPT:
     return gpt
 
 
-def save_checkpoint(path: Path, gpt: GPT, step: int = 7) -> None:
+def save_checkpoint(path: Path, gpt: GPT, step: int = 7):
     """Writes a checkpoint as training does, with the tokenizer of bytes but without an optimizer."""
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()}
@@ -112,5 +112,5 @@ def save_run(folder: Path, **options) -> Path:
     return folder
 
 
-def change_checkpoint(path: Path, **entries: object) -> None:
+def change_checkpoint(path: Path, **entries: object):
     torch.save(torch.load(path, weights_only=True) | entries, path)

@@ -21,12 +21,12 @@ HOSTILE = [
 class Page(HTMLParser):
     """A page's script elements, by id or type, and in `suspicious` the elements that load a file or handle an event."""
 
-    def __init__(self, text: str | Path) -> None:
+    def __init__(self, text: str | Path):
         super().__init__()
         self.scripts, self.suspicious, self._inside = {}, [], None
         self.feed(text if isinstance(text, str) else text.read_text(encoding="utf-8"))
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
         names = dict(attrs)
         if tag == "script":
             self._inside = names.get("id") or names.get("type", "program")
@@ -35,11 +35,11 @@ class Page(HTMLParser):
         if {"src", "href"} & names.keys() or any(name.startswith("on") for name in names):
             self.suspicious.append((tag, attrs))
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data: str):
         if self._inside:
             self.scripts[self._inside] += data
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag: str):
         self._inside = None if tag == "script" else self._inside
 
     def json(self, name: str) -> Any:

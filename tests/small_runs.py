@@ -71,7 +71,7 @@ def assert_same(left, right, where="checkpoint"):
         assert left == right, where
 
 
-def assert_same_run(left: str | Path, right: str | Path) -> None:
+def assert_same_run(left: str | Path, right: str | Path):
     assert_same(final_state(left), final_state(right))
     assert metrics(left) == metrics(right), "metrics.csv"
     for file in ("samples.jsonl", "attention/scores.jsonl"):

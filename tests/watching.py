@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 CHANGES = ("open", "os.mkdir", "os.rename", "os.remove")  # Python's audit events
 
 
-def before_call(replace: Callable, owner: object, name: str, action: Callable, number: int | None = None) -> None:
+def before_call(replace, owner, name, action, number=None):
     """Calls `action` with the arguments before every call of `owner.name`, or before call `number` only.
 
     replace: setattr, or monkeypatch.setattr to undo it after the test.
@@ -28,7 +27,7 @@ def before_call(replace: Callable, owner: object, name: str, action: Callable, n
     replace(owner, name, watched)
 
 
-def before_change(folders: list[str], action: Callable, number: int | None = None, events=CHANGES) -> Callable:
+def before_change(folders, action, number=None, events=CHANGES):
     """Calls `action` with the path before each change of a file in `folders`, or before change `number` only.
 
     The program gets what `action` raises. Returns a function that stops the watching.
@@ -37,7 +36,7 @@ def before_change(folders: list[str], action: Callable, number: int | None = Non
     """
     changes, is_over = count(1), threading.Event()
 
-    def hook(event: str, arguments: tuple) -> None:  # Python cannot remove an audit hook, hence `is_over`
+    def hook(event, arguments):  # Python cannot remove an audit hook, hence `is_over`
         if is_over.is_set() or event not in events or not isinstance(arguments[0], str | os.PathLike):
             return
         reads = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
@@ -50,14 +49,14 @@ def before_change(folders: list[str], action: Callable, number: int | None = Non
     return is_over.set
 
 
-def signal_at(change: int, signum: int, delay: float | None = None, to_group: bool = False) -> None:
+def signal_at(change, signum, delay=None, to_group=False):
     """Sends this process, or its group, a signal before change number `change` in runs/, or `delay` seconds later."""
     kill = partial(os.killpg if to_group else os.kill, os.getpid(), signum)
     later = kill if delay is None else threading.Timer(delay, kill).start
     before_change(["runs"], lambda _: later(), change)
 
 
-def kill_wandb(*_, **__) -> None:
+def kill_wandb(*_, **__):
     """Kills the process of Weights & Biases, a child of this one. Linux only.
 
     Then waits a second for this process to notice; an error that noticing raises ends the wait.

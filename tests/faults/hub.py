@@ -30,7 +30,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     fine: nothing; cut: parquet files end in the middle; or a name in REFUSALS.
     """
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         owner, kind, name = re.fullmatch(r".*/datasets/(\w+)/texts/(\w+)/\w+/?([^?]*).*", self.path).groups()
         content = PAGES[kind].get(name, b"")
         status, error = REFUSALS.get(owner) or ((200, "") if content else (404, "EntryNotFound"))
@@ -45,5 +45,5 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def log_message(self, *_) -> None:
+    def log_message(self, *_):
         """Logs nothing."""

@@ -4,7 +4,7 @@ import re
 from urllib.parse import parse_qs
 
 
-def in_page(page, module: str, expression: str):
+def in_page(page, module, expression):
     """The value of an expression on the exports of a module of the page."""
     return page.evaluate(f"import('browser/{module}.js').then((module) => module.{expression})")
 
@@ -26,13 +26,13 @@ SETTLED = """async () => {
 }"""
 
 
-def settle(page) -> None:
+def settle(page):
     """Waits until the page has drawn the last change."""
     page.locator("html[data-drawn]").wait_for(state="attached")
     page.evaluate(SETTLED)
 
 
-def until(page, expression: str, argument=None) -> None:
+def until(page, expression, argument=None):
     """Waits until JavaScript is true. wait_for_function would poll by eval, which a page's policy forbids."""
     for _ in range(1000):
         if page.evaluate(expression, argument):
@@ -41,18 +41,18 @@ def until(page, expression: str, argument=None) -> None:
     raise AssertionError(expression)
 
 
-def wait_for(page, selector: str, text: str) -> None:
+def wait_for(page, selector, text):
     """Waits until an element contains a text and the page is drawn."""
     page.locator(selector, has_text=text).wait_for()
     settle(page)
 
 
-def click(page, selector: str) -> None:
+def click(page, selector):
     page.click(selector)
     settle(page)
 
 
-def press(target, *keys: str) -> None:
+def press(target, *keys):
     """Presses keys in a page or an element."""
     page = getattr(target, "page", target)
     for key in keys:
@@ -60,39 +60,39 @@ def press(target, *keys: str) -> None:
     settle(page)
 
 
-def put(page, selector: str, value) -> None:
+def put(page, selector, value):
     """Sets the value of an input at once, even if it is no text field."""
     set_value = "(input, value) => { input.value = value; input.dispatchEvent(new Event('input')) }"
     page.eval_on_selector(selector, set_value, value)
     settle(page)
 
 
-def slide(page, at: int, which="#slide-a") -> None:
+def slide(page, at, which="#slide-a"):
     put(page, f"{which} input", at)
 
 
-def colours(elements) -> list[list[float]]:
+def colours(elements):
     """The background of each element: red, green and blue, and the opacity if it is not 1."""
     styles = elements.evaluate_all("all => all.map((e) => getComputedStyle(e).backgroundColor)")
     return [[float(x) for x in re.findall(r"[\d.]+", style)] for style in styles]
 
 
-def shares(sentence: str) -> list[float]:
+def shares(sentence):
     """The percentages in a sentence, as shares of 1."""
     return [float(number) / 100 for number in re.findall(r"([\d.]+)%", sentence)]
 
 
-def address(page) -> dict[str, str]:
+def address(page):
     """The view that the address of a page holds."""
     return {name: values[0] for name, values in parse_qs(page.url.partition("#")[2]).items()}
 
 
-def number_in(text: str) -> float:
+def number_in(text):
     """Reads a number of the page, which writes a typographic minus sign."""
     return float(text.replace("−", "-"))
 
 
-def place(page, query: int, key: int) -> tuple[float, float]:
+def place(page, query, key):
     """The middle of a square of the map, in coordinates of the window."""
     geometry = in_page(page, "render", "shown.geometry")
     box = page.locator("#over").bounding_box()
@@ -101,18 +101,18 @@ def place(page, query: int, key: int) -> tuple[float, float]:
     return box["x"] + geometry["room"] + (key + 0.5) * cell, box["y"] + top + (query + 0.5) * cell
 
 
-def point_at(page, query: int, key: int) -> None:
+def point_at(page, query, key):
     page.mouse.move(*place(page, query, key))
 
 
-def resize(page, width: int, height: int) -> None:
+def resize(page, width, height):
     page.set_viewport_size({"width": width, "height": height})
     # Two frames later the page has noticed.
     page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     settle(page)
 
 
-def unnamed(page) -> list[str]:
+def unnamed(page):
     """The visible controls and parts of a page that a screen reader could not name."""
     return page.evaluate("""() => {
       const kinds = "button, select, input, textarea, table.lens, section, nav, [tabindex]";

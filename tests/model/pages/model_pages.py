@@ -6,8 +6,8 @@ import string
 
 import torch
 
-from data.tokenizers import Tokenizer, byte_level
-from model.gpt import GPT, GPTConfig
+from data.tokenizers import byte_level
+from model.gpt import GPTConfig
 from model.inspection.film import film_texts
 from model.inspection.recording import Recording
 from model.inspection.texts import Texts, repeated_tokens
@@ -22,7 +22,7 @@ DRAW = random.Random(0)
 LETTERS = tuple("".join(DRAW.sample("abcdefghijklmnopqrstuvwxyz", 8)) * 8 for _ in range(16))
 
 
-def plain_gpt(seed: int, config: GPTConfig = CONFIG) -> GPT:
+def plain_gpt(seed, config=CONFIG):
     """A random GPT that writes printable ASCII. bfloat16 represents its weights exactly."""
     gpt = random_gpt(config, seed)
     with torch.no_grad():
@@ -37,14 +37,14 @@ PROBE = Texts.of(TOKENS)
 
 
 @functools.cache
-def windows(*texts: str) -> dict[str, Texts]:
+def windows(*texts):
     return {
         "text": Texts.of([TOKENIZER.encode(text) for text in texts], TOKENIZER.label),
         "repeated": Texts.of(repeated_tokens(range(97, 123), 10), TOKENIZER.label, kind="repeated"),
     }
 
 
-def recording_of(*texts: str, has_film: bool = False) -> Recording:
+def recording_of(*texts, has_film=False):
     """A recording without snapshots that reads the first text and is measured on all."""
     probes = {kind: of.pieces(1)[0] for kind, of in windows(*texts).items()}
     words = film_texts(TOKENIZER, string.ascii_lowercase, CONFIG.context_length) if has_film else None
@@ -52,12 +52,12 @@ def recording_of(*texts: str, has_film: bool = False) -> Recording:
 
 
 @functools.cache
-def page_of(*gpts: GPT, texts: tuple[str, ...] = (OPENING,), has_film: bool = False) -> str:
+def page_of(*gpts, texts=(OPENING,), has_film=False):
     """The page of a run with these GPTs at steps 0, 8 and so on."""
     models = [(8 * i, gpt) for i, gpt in enumerate(gpts)]
     return run_page("tiny", recording_of(*texts, has_film=has_film), models=models, tokenizer=TOKENIZER)
 
 
-def pack(*gpts: GPT, tokenizer: Tokenizer = TOKENIZER, probe: Texts = PROBE) -> weights.Packed:
+def pack(*gpts, tokenizer=TOKENIZER, probe=PROBE):
     """The page's data for these GPTs at steps 0, 50 and so on. The page compares itself with PyTorch on the probe."""
     return weights.pack([(50 * i, gpt) for i, gpt in enumerate(gpts)], tokenizer, probe, PROBE)
