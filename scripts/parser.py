@@ -7,6 +7,7 @@ three times as long.
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import os
 import re
@@ -65,6 +66,7 @@ def add_parameters(parser: argparse.ArgumentParser, function: Callable) -> None:
 def program(name: str, function: Callable, description: str | None) -> Callable[..., int]:
     """Returns the `main` of a script, which calls `function` with the options of the command line, its parameters."""
 
+    @functools.wraps(function)
     def main(argv: list[str] | None = None) -> None:
         parser = Parser(description=description)
         add_parameters(parser, function)

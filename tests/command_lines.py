@@ -37,7 +37,8 @@ def mistake(sentence: str) -> AbstractContextManager[pytest.ExceptionInfo[Mistak
 def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Asserts that a command line exits with status 2 and writes one line, to standard error; returns that line."""
     status, out, err = call(main, capsys, *arguments)
-    assert (status, out) == (2, "") and re.match(r"\w+\.py: ", err) and err.count("\n") == 1, (status, out, err)
+    program = main.__module__.rpartition(".")[2]
+    assert (status, out) == (2, "") and err.startswith(f"{program}.py: ") and err.count("\n") == 1, (status, out, err)
     return err
 
 

@@ -215,7 +215,7 @@ def _compared(
             if number != num_heads:
                 yield f"{name} is {number}, but the number of heads in its output is {num_heads}"
         first, layout = (f"({', '.join(each.layout)})" for each in (calls[0], call))
-        if call.layout is TOKENS_FIRST is not calls[0].layout:
+        if call.layout == TOKENS_FIRST != calls[0].layout:
             yield f"compared as {layout}, as without batch_first=True, and equal, but not as {first}"
         elif layout != first:
             _warn(f"compared as {layout} and equal, but not as {first}")
@@ -233,7 +233,7 @@ def _compared(
     else:
         trials = []
         for each in calls:
-            if each.layout is TOKENS_FIRST is not call.layout:
+            if each.layout == TOKENS_FIRST != call.layout:
                 continue
             # To try all numbers of heads takes seconds.
             trials = [*assignments(each, made)]

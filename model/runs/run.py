@@ -17,6 +17,7 @@ A run's folder holds:
 
 import json
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,12 @@ HEAD_SCORES = f"{ATTENTION}/{SCORES_FILE}"
 CHECKPOINTS = "checkpoints"
 ENDED = ("finished", "diverged")  # the states of runs that do not go on
 BEST, LAST = RUN_CHECKPOINTS
+
+
+def by_step(paths: Iterable[Path]) -> dict[int, Path]:
+    """Returns the files that are named after a step, such as step_00000020.ckpt, by their steps."""
+    digits = {path.stem.removeprefix("step_"): path for path in paths}
+    return {int(name): path for name, path in digits.items() if name.isdecimal()}
 
 
 @dataclass(frozen=True)
@@ -126,8 +133,7 @@ class Run:
     @property
     def kept_steps(self) -> list[int]:
         """The steps whose checkpoints the run has kept, in ascending order."""
-        names = [path.stem.removeprefix("step_") for path in (self.folder / CHECKPOINTS).glob("step_*.ckpt")]
-        return sorted(int(name) for name in names if name.isdecimal())
+        return sorted(by_step((self.folder / CHECKPOINTS).glob("step_*.ckpt")))
 
     def at(self, step: int) -> Path:
         """Returns the checkpoint of a step. Raises a `Mistake` if there is none.

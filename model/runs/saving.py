@@ -29,7 +29,7 @@ from model.files import atomic_file, write_atomically
 from model.mistakes import Mistake, file_errors, listed
 from model.runs.code import open_known
 from model.runs.records import as_line, read_lines, read_metrics, write_metrics
-from model.runs.run import ATTENTION, BEST, CHECKPOINTS, HEAD_SCORES, LAST, METRICS, SAMPLES, Run
+from model.runs.run import ATTENTION, BEST, CHECKPOINTS, HEAD_SCORES, LAST, METRICS, SAMPLES, Run, by_step
 
 # What a checkpoint needs to be resumed, besides what every checkpoint has.
 RESUMED = ("TextDataModule", "best", "callbacks", "loops", "loss_sum", "lr_schedulers", "optimizer_states")
@@ -110,9 +110,9 @@ def rewind(run_dir: Path, resumed: Path, step: int) -> bool:
     rows = [row for row in read_metrics(metrics) if row["step"] <= step]
     losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row}
     records = {path: read_lines(path) for path in (run_dir / SAMPLES, run_dir / HEAD_SCORES)}
-    files = [*run_dir.glob(f"{CHECKPOINTS}/step_*.ckpt"), *run_dir.glob(f"{ATTENTION}/step_*.npz")]
-    steps = [path.stem.removeprefix("step_") for path in files]
-    later = [path for path, digits in zip(files, steps, strict=True) if digits.isdecimal() and int(digits) > step]
+    later = []
+    for pattern in (f"{CHECKPOINTS}/step_*.ckpt", f"{ATTENTION}/step_*.npz"):
+        later += [path for at, path in by_step(run_dir.glob(pattern)).items() if at > step]
     with suppress(Mistake):  # best.ckpt is missing, or damaged: then its step is unknown, and it stays
         if read_checkpoint(best, on_disk=True)["global_step"] > step:
             later.append(best)

@@ -157,7 +157,7 @@ def test_the_last_ending_of_a_tables_name_decides_its_delimiter(here, name, deli
 
 DAMAGED = [
     ("rows.csv", b"text\none, two\nthree\n"),
-    ("rows.csv", b"text\n" + b"one\n" * 1001 + b"two, three\n"),
+    ("rows.csv", b"text\n" + b"one\n" * (1001 if pandas.__version__ < "3" else 1000) + b"two, three\n"),
     ("rows.csv", b'text\n"one\n\ntwo'),
     ("rows.csv", b"text\ncaf\xe9\n"),
     ("rows.jsonl", b'{"text": "a"}\n{"text": oops\n'),
