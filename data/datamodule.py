@@ -136,7 +136,6 @@ class TextDataModule(lightning.LightningDataModule):
     def state_dict(self) -> dict[str, int]:
         return {
             "training_text": self.tokenized.train.checksum,
-            "validation_text": self.tokenized.validation.checksum,
             "windows_read": self.windows_read,
         }
 

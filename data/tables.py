@@ -7,7 +7,6 @@ Of lines of JSON, `datasets` reads the lines only. Its JSON reader would take th
 import csv
 import glob
 import json
-import logging
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -30,8 +29,6 @@ COMPRESSIONS = (".gz", ".zst", ".xz", ".bz2")
 
 Batch = Mapping[str, Iterable]  # some rows of a table: the values in each column
 
-_log = logging.getLogger(__name__)
-
 
 def table_ending(path: Path) -> str | None:
     """Returns the ending of a table, such as ".csv" for "a.csv.gz". Returns None if `path` is plain text."""
@@ -40,7 +37,7 @@ def table_ending(path: Path) -> str | None:
 
 
 def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
-    """Yields the text in `column` of each row of a table file. Raises Mistake as `column_texts` does.
+    """Returns the text in `column` of each row of a table file. Raises Mistake as `column_texts` does.
 
     Args:
         quotes: whether quote marks enclose fields in csv and tsv files; False: they are part of the text.
@@ -58,13 +55,7 @@ def table_texts(path: Path, column: str, quotes: bool = True) -> Iterator[str]:
             batches = rows.iter(BATCH_ROWS)
             if FORMATS[ending]["path"] == "text":
                 batches = map(_json_rows, batches)
-    may_warn = ending == ".tsv" and quotes
-    for text in column_texts(reading(batches, parsing(path)), column, str(path)):
-        if may_warn and "\n" in text and "\t" in text:  # after a stray quote mark, rows are read as one field
-            message = "%s: field %r has line breaks and tabs; if quote marks are text here, set --data.quotes false"
-            _log.warning(message, path, text[:40])
-            may_warn = False
-        yield text
+    return column_texts(reading(batches, parsing(path)), column, str(path))
 
 
 def _csv_batches(path: Path, separator: str, quotes: bool) -> Iterator[Any]:

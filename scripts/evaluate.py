@@ -14,7 +14,6 @@ Unless --data.corpus, --data.files or --data.dataset names a text, the --data op
 from __future__ import annotations
 
 import sys
-import zlib
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -108,13 +107,12 @@ def evaluate(
 def read_text(glass: Glass, parser: ArgumentParser, typed: Namespace, split: str) -> tuple[str, np.ndarray]:
     """Returns the name of a text, and the tokens (N,) of a split as training reads it, or of the whole text.
 
-    Raises Mistake if it is empty. Warns if it is not the text of the model's run although it should be.
+    Raises Mistake if it is empty.
     """
     import numpy as np
 
     from data.corpora import CorpusOptions, build
     from data.token_cache import token_stream
-    from model.checkpoint import read_checkpoint
     from model.runs.configs import check_plain, layered, names_text, parse, read_config
 
     of_run: dict[str, Any] = {}
@@ -131,11 +129,6 @@ def read_text(glass: Glass, parser: ArgumentParser, typed: Namespace, split: str
     tokens = np.concatenate([*token_stream(glass.tokenizer, passages, limit)])
     if len(tokens) == 1:  # the end-of-text with which every stream begins
         raise Mistake(f"{corpus.name} has no text for --split {split}: check --data.files and --data.text_column")
-    if of_run and split != "all":
-        trained_on = read_checkpoint(Path(glass.path), on_disk=True).get("TextDataModule", {})
-        if zlib.crc32(tokens.data) not in trained_on.values():
-            changed = [f"--{name}" for name, _ in typed.items() if name.startswith("data.")] or ["files or options"]
-            say(f"This is not the {split} split that the run read; changed since: {', '.join(changed)}", sys.stderr)
     return corpus.name, tokens
 
 

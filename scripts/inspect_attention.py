@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import re
 import sys
-import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +46,6 @@ def inspect(
     steps: str | None = None,
     head: list[str] | None = None,
     film: Path | None = None,
-    open: bool = False,
     experiments: bool = False,
 ) -> None:
     """Writes a page, a film, a picture or a table, as the ending of its name says, or prints experiments.
@@ -64,11 +62,10 @@ def inspect(
         head: heads in a picture or a table, as LAYER.HEAD counted from 0, such as 0.1 1.0 (default: all)
         film: writes the film of a run as an animated picture, .gif: how the model learned to continue a made-up word
             that begins again, and which heads do it
-        open: open the file in the browser after writing it
         experiments: instead of writing a file, try experiments on the model: change a text, or switch a head off, and
             print the prediction and what was measured, or why an experiment does not work
     """
-    others = prompt is not None or output or steps or head or open
+    others = prompt is not None or output or steps or head
     if sum(map(bool, (film, experiments, others))) > 1:
         raise Mistake("--film and --experiments are about a whole run: leave out all other options but --run")
     if run and checkpoint:
@@ -103,10 +100,7 @@ def inspect(
         write_maps(recording, output, numbers, head)
     for problem in recording.problems.values():
         say(f"warning: {recording.name}: {problem[0].lower()}{problem[1:]}", sys.stderr)
-    message = f"wrote {output}"
-    if open and not webbrowser.open(output.resolve().as_uri()):
-        message += "; there is no browser here to open it in"
-    say(message)
+    say(f"wrote {output}")
 
 
 def step_list(steps: str | None) -> list[int]:

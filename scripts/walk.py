@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python scripts/...` finds model/
 
-from model.mistakes import Missing, check_range
+from model.mistakes import check_range
 from model.runs.terminal import say
 from scripts.parser import program, prompt_text
 
@@ -159,26 +159,6 @@ class Stop(NamedTuple):
     why: str
 
 
-def open_model(checkpoint: Path | None) -> Glass:
-    """Opens the checkpoint, or else the newest run. If there is none, makes a small untrained model."""
-    import torch
-
-    from data.tokenizers import byte_level
-    from model.glass import Glass, open_run
-    from model.gpt import GPT, GPTConfig
-
-    try:
-        return open_run(checkpoint)
-    except Missing:
-        if checkpoint is not None:
-            raise
-    torch.manual_seed(0)
-    tokenizer = byte_level()
-    # GPT.init_weights fills these matrices with zeros.
-    words = "a fresh model (each matrix that writes to the stream or to the logits is 0; python train.py trains one)"
-    return Glass(GPT(GPTConfig(vocab_size=tokenizer.vocab_size)).eval(), tokenizer, words)
-
-
 def walk(
     *,
     checkpoint: Path | None = None,
@@ -189,14 +169,15 @@ def walk(
     """Prints the walk.
 
     Args:
-        checkpoint: checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/; if
-            there is none, a small untrained model that reads bytes)
+        checkpoint: checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/)
         prompt: text to follow, two tokens or more; - reads standard input
         layer: block to show in detail, counted from 0
         head: head whose values to show, counted from 0
     """
+    from model.glass import open_run
+
     text = prompt_text(prompt)
-    glass = open_model(checkpoint)
+    glass = open_run(checkpoint)
     config, reading = glass.gpt.config, glass.read(glass.encode(text, at_least=2))
     T, H, H_kv = len(reading.ids), config.num_heads, config.num_kv_heads
     check_range("--layer", layer, 0, config.num_layers - 1)

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from model.checkpoint import load_gpt
 from model.losses import text_logprobs
 from scripts.convert_huggingface import main as convert
 from scripts.evaluate import main
-from tests.command_lines import call, check_mistakes, tells
+from tests.command_lines import call, check_mistakes
 from tests.gpts import change_checkpoint
 from tests.programs import REPOSITORY
 from tests.small_runs import column
@@ -114,16 +113,6 @@ def test_documents_are_masked_as_in_training_for_a_run_a_checkpoint_and_an_expor
     assert score(masked) == score(loose) == score(folder) == score(again)
     change_checkpoint(loose, document_masking=False)
     assert score(loose) != score(masked)
-
-
-def test_scoring_a_run_on_files_that_have_changed_warns(masked, capsys, files):
-    path = Path(files).parent / "0.txt"
-    text = path.read_text()
-    for new in (text[::-1], text):  # the other tests read the file too
-        path.write_text(new)
-        splits = [call(main, capsys, "--checkpoint", masked, "--split", split) for split in ("train", "validation")]
-        assert ["changed" in warnings for _, _, warnings in splits].count(True) == (new != text)
-    assert tells(call(main, capsys, "--checkpoint", masked, "--data.max_tokens=50")[2], "changed --data.max_tokens")
 
 
 MISTAKES = {

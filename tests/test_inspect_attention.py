@@ -77,16 +77,6 @@ def test_the_film_of_a_run_is_an_animated_picture_of_each_step(capsys):
     assert milliseconds[-1] > milliseconds[0]  # it stands still at the end
 
 
-@pytest.mark.parametrize("opens", [True, False])
-def test_the_written_file_is_opened_where_there_is_a_browser(opens, monkeypatch, capsys):
-    opened = []
-    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or opens)
-    assert main(["--output=opened.svg", "--open"]) == 0
-    assert opened == [Path("opened.svg").resolve().as_uri()]
-    printed = capsys.readouterr().out
-    assert "opened.svg" in printed and ("browser" in printed) != opens and printed.count("\n") == 1
-
-
 def test_the_end_of_a_prompt_that_is_too_long_is_read_with_a_warning(caplog):
     data = page_of("--prompt", "a" * 20 + "b \n" + "b" * 13).data
     assert "".join(data["run"]["probes"][0]["labels"]) == data["text"] == "b \n" + "b" * 13
@@ -117,9 +107,8 @@ MISTAKES = {
     "--head 1.0": "--head --output .png, .svg, .pdf, .csv",
     "--run begun --output a.png": "begun maps",
     "--experiments --prompt ''": "--experiments --run",
-    "--experiments --open": "--experiments --run",
     "--film film.png": "--film .gif",
-    "--film film.gif --open": "--film --run",
+    "--film film.gif --steps 0": "--film --run",
 }
 
 

@@ -31,7 +31,7 @@ MISTAKES = {
     "--model.gpt.num_layers=big": "model.gpt.num_layers big int",
     "--model.optimizer.betas=0.9,0.95": "model.optimizer.betas 0.9,0.95",
     "--model.compile=c": "model.compile c 'auto' 'reduce-overhead' bool",
-    "--name -x": "--name=-x",
+    "--name -x": "--name",
     "--data.files a.txt b.txt": "b.txt quotes",
     "--config=misspelled.yaml": "misspelled.yaml lenght",
     "--config=plain.yaml": "plain.yaml model",

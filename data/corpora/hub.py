@@ -13,7 +13,6 @@ from model.mistakes import Mistake
 
 # Usual names of a validation split. "test" is left out: that split is for the final evaluation.
 _VALIDATION_NAMES = ("validation", "valid", "val", "dev")
-_SAVED = ("state.json", "dataset_dict.json")  # in every folder that `save_to_disk` of `datasets` wrote
 
 
 @dataclass
@@ -84,9 +83,6 @@ class HubCorpus(Corpus):
 
     def _load(self) -> dict[str, Any]:
         datasets = import_datasets()
-        if any((self.folder / name).is_file() for name in _SAVED):
-            saved = datasets.load_from_disk(str(self.folder))
-            return saved if isinstance(saved, dict) else {self.dataset_split: saved}
         is_local = self.folder.is_dir()
         source = str(self.folder) if is_local else self.dataset
         builder = datasets.load_dataset_builder(source, self.dataset_config, revision=self.dataset_revision)

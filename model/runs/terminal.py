@@ -25,6 +25,13 @@ LONGEST = 1000  # characters; a sentence may quote a file of any length
 CONTROL_CHARACTER = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+# What a parser's message lacks, by a pattern of it. Lightning's Trainer has more options, see trainer_options.py.
+HINTS = {
+    "No module named": WHERE_MODULES_ARE,
+    "unrecognized.* --trainer|'trainer' does not accept": " (a run counts steps and saves itself: see --help)",
+    "one argument$": " (write one that begins with - as --option=-x)",
+    "^unrecognized arguments: [^-]": " (a value follows its --option; quote one with spaces or *, such as 'my/*.txt')",
+}
 
 
 def shown(text: str) -> str:
@@ -106,17 +113,5 @@ def sentence(error: BaseException | str) -> str:
 
 
 def with_hint(message: str) -> str:
-    """Adds to a parser's message how to write a value that begins with - or has spaces, or where modules must lie.
-
-    Or why an option of Lightning's Trainer is none here, see trainer_options.py.
-    """
-    if "No module named" in message:
-        return message + WHERE_MODULES_ARE
-    if re.search("unrecognized.* --trainer|'trainer' does not accept", message):
-        return f"{message} (a run counts steps, such as trainer.max_steps, and saves itself: see --help)"
-    option, _, reason = message.removeprefix("argument ").partition(": ")
-    if reason.endswith("one argument"):
-        return f"{message} (write one that begins with - as {option}=-x)"
-    if option == "unrecognized arguments" and not reason.startswith("-"):
-        return f"{message} (each value follows its --option; one with spaces or *, such as 'my/*.txt', needs quotes)"
-    return message
+    """Returns a parser's message, with what to write instead if HINTS knows it."""
+    return message + next((hint for pattern, hint in HINTS.items() if re.search(pattern, message)), "")
