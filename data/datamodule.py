@@ -57,7 +57,6 @@ class TextDataModule(lightning.LightningDataModule):
             hardly changes what a model writes.
         document_masking: let each token attend only to its own document. Batches then also have "document_ids" (B, T).
         seed: decides the order of the training windows and how they repeat themselves.
-        num_threads: threads that tokenise at once (null: one per core).
         cache_dir: folder for tokenised text (null: $GLASSGPT_CACHE, or else .cache in the project's folder).
         corpus_options: the fields of CorpusOptions.
 
@@ -79,7 +78,6 @@ class TextDataModule(lightning.LightningDataModule):
         random_repeat_fraction: float = 0.0,
         document_masking: bool = False,
         seed: int = 1337,
-        num_threads: int | None = None,
         cache_dir: str | None = None,
         **corpus_options: Any,
     ):
@@ -88,7 +86,6 @@ class TextDataModule(lightning.LightningDataModule):
         check_range("data.vocab_size", vocab_size, 257, 2**32 - 1)  # rustbpe's sizes have 32 bits
         check_range("data.batch_size", batch_size, 1)
         check_range("data.validation_batch_size", validation_batch_size, 1)
-        check_range("data.num_threads", num_threads, 1)
         check_range("data.repeat_fraction", repeat_fraction, 0, 1)
         check_range("data.repeat_from", repeat_from, 0)
         check_range("data.repeat_until", repeat_until, repeat_from)
@@ -106,7 +103,7 @@ class TextDataModule(lightning.LightningDataModule):
 
         self.corpus = corpora.build(corpus, options)
         name_or_tokenizer = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
-        self.cache = CorpusCache(self.corpus, name_or_tokenizer, vocab_size or 2048, limits, cache_dir, num_threads)
+        self.cache = CorpusCache(self.corpus, name_or_tokenizer, vocab_size or 2048, limits, cache_dir)
         self.context_length = context_length
         self.batch_size = batch_size
         self.validation_batch_size = validation_batch_size or batch_size

@@ -16,7 +16,7 @@ EVENTFUL = ["--model.gpt.dropout=0.1", "--trainer.accumulate_grad_batches=2", "-
 EVENTFUL += ["--model.gpt.ngram_sizes=[2,3]", "--model.gpt.ngram_buckets=64"]
 EVENTFUL += ["--trainer.log_every_n_steps=3"]
 # A run of 12 steps that validates and saves at every fourth.
-SMALL = """--data.corpus=files --data.tokenizer=bytes --data.vocab_size=null --data.batch_size=4 --data.num_threads=1
+SMALL = """--data.corpus=files --data.tokenizer=bytes --data.vocab_size=null --data.batch_size=4
     --model.gpt.context_length=16 --model.gpt.embed_dim=32 --recording.probe_tokens=8
     --trainer.max_steps=12 --trainer.val_check_interval=4 --trainer.limit_val_batches=1.0
     --trainer.log_every_n_steps=2 --samples.max_new_tokens=8"""

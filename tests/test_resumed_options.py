@@ -21,7 +21,7 @@ SAME = """wandb=disabled other_code code_difference=false
     trainer.logger=true trainer.max_time=00:01:00:00 trainer.enable_progress_bar=false trainer.deterministic=true
     trainer.gradient_clip_algorithm=norm trainer.benchmark=false trainer.profiler=simple trainer.detect_anomaly=true
     trainer.default_root_dir=elsewhere trainer.callbacks+=Timer model.gpt.init=gpt2 model.compile=false
-    model.schedule.warmup_steps=2 model.schedule.final_factor=0.0 data.num_threads=2 data.cache_dir=other
+    model.schedule.warmup_steps=2 model.schedule.final_factor=0.0 data.cache_dir=other
     data.repeat_from=1 data.repeat_until=9 checkpoints.every_n_steps=1 checkpoints.keep_steps=[7]
     recording.enabled=true recording.probe_tokens=7 recording.probe_text=another recording.every_n_steps=2
     samples.max_new_tokens=2 samples.prompt=a samples.temperature=0.5 samples.top_k=2

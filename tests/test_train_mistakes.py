@@ -68,7 +68,7 @@ MISTAKES = {
     "--data.tokenizer=gpt9": "'gpt9' bytes gpt2 bpe",
     "--data.tokenizer=bpe --data.vocab_size=5000000000": "data.vocab_size 257 4294967295",
     "--data.repeat_fraction=0.5 --data.document_masking=true": "data.repeat_fraction data.document_masking",
-    **{f"--data.{name}=0": f"data.{name} 0" for name in ("batch_size", "validation_batch_size", "num_threads")},
+    **{f"--data.{name}=0": f"data.{name} 0" for name in ("batch_size", "validation_batch_size")},
     **{f"--data.{name}=1.1": f"data.{name} 1 1.1" for name in ("repeat_fraction", "random_repeat_fraction")},
     "--data.max_tokens=1": "data.max_tokens 2 1",
     "--data.validation_fraction=1": "data.validation_fraction 0 1",

@@ -28,7 +28,6 @@ NOT_COMPARED = (
     "recording.",
     "samples.",
     "data.cache_dir",
-    "data.num_threads",
     "trainer.default_root_dir",
     "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",

@@ -30,7 +30,7 @@ HINTS = {
     "No module named": WHERE_MODULES_ARE,
     "unrecognized.* --trainer|'trainer' does not accept": " (a run counts steps and saves itself: see --help)",
     "one argument$": " (write one that begins with - as --option=-x)",
-    "^unrecognized arguments: [^-]": " (a value follows its --option; quote one with spaces or *, such as 'my/*.txt')",
+    "^unrecognized arguments: [^-]": " (a value follows its --option; one with spaces or * needs quotes: 'my/*.txt')",
 }
 
 

@@ -55,13 +55,12 @@ def cache_of(cache_dir="cache", tokenizer="bpe", vocab_size=300, **options):
     return CorpusCache(corpus, tokenizer, vocab_size, {"train": None, "validation": None}, cache_dir)
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("batch_chars, limits", [(1, range(2, 60)), (500, (100, 3001, 7000, None))])
-def test_the_token_stream_is_the_text_cut_at_max_tokens(here, monkeypatch, batch_chars, limits, num_threads):
+def test_the_token_stream_is_the_text_cut_at_max_tokens(here, monkeypatch, batch_chars, limits):
     monkeypatch.setattr(token_cache, "BATCH_CHARS", batch_chars)
     whole = [END, *chain.from_iterable((*document.encode(), END) for document in DOCUMENTS)]
     for limit in limits:
-        tokens = write(max_tokens=limit, num_threads=num_threads)
+        tokens = write(max_tokens=limit)
         assert stream(tokens) == np.fromfile("train.bin", dtype=np.uint16).tolist() == whole[:limit]
         assert tokens.num_bytes == sum(token != END for token in whole[:limit])
 

@@ -19,7 +19,7 @@ from train import main
 SMALL_GPT2 = replace(CONFIGS["gpt2"], vocab_size=257, context_length=32)
 
 
-FINETUNED = """--data.tokenizer=bytes --data.cache_dir=cache --data.num_threads=1 --model.gpt.context_length=16
+FINETUNED = """--data.tokenizer=bytes --data.cache_dir=cache --model.gpt.context_length=16
     --model.compile=false --trainer.accelerator=cpu --trainer.precision=32-true --trainer.max_steps=4
     --trainer.val_check_interval=8 --samples.max_new_tokens=4 --recording.probe_tokens=8 --wandb=disabled
     --name=run --model.init_from=model"""
