@@ -60,6 +60,8 @@ class WeightsAndBiases:
     def start(self) -> WandbLogger:
         import wandb
 
+        # Before Lightning calls wandb.init: else a warning of wandb's about its options is printed.
+        wandb.setup(wandb.Settings(console="off", silent=True, init_timeout=30))
         if self.mode == "auto":
             self.mode = "online" if wandb.login(prompt=False) else "offline"
         if self.mode == "offline":  # wandb sends reports of its own errors even when it is offline
@@ -73,5 +75,4 @@ class WeightsAndBiases:
             project=os.environ.get("WANDB_PROJECT", "glassgpt"),
             mode=self.mode,
             config=read_config(self.run_dir / CONFIG) | {"code": code},
-            settings={"console": "off", "silent": True, "init_timeout": 30},
         )

@@ -36,6 +36,7 @@ def service(monkeypatch):
     run = SimpleNamespace(log=lambda row: asked.append(("log", row)), define_metric=lambda *_, **__: None)
     run.finish = lambda exit_code: asked.append(("finish", exit_code))
     monkeypatch.setattr(wandb, "init", lambda **options: asked.append(("init", options)) or run)
+    monkeypatch.setattr(wandb, "setup", lambda settings: None)
     monkeypatch.setattr(wandb, "Image", lambda pixels: pixels)
     monkeypatch.setattr(wandb, "login", lambda prompt: os.environ.get("WANDB_API_KEY") is not None)
     return asked
@@ -118,12 +119,13 @@ def test_an_error_in_weights_and_biases_is_one_warning(service, tmp_path, monkey
     assert logger.mode == "disabled"
 
 
-def test_a_resumed_run_continues_under_its_id(tmp_path):
+def test_a_resumed_run_continues_under_its_id(tmp_path, capfd):
     """With the real package, offline."""
     pytest.importorskip("wandb")
     for step in (1, 2):
         logger = WeightsAndBiases(tmp_path, "offline")
         logger.log({"train/loss": 1.0}, step)
         logger.finish("success")
+    assert not capfd.readouterr().err
     folders = list((tmp_path / "wandb").glob("offline-run-*"))
     assert len(folders) == 2 and all(path.name.split("-")[3] == "0a1b" for path in folders)  # offline-run-TIME-ID
