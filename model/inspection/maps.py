@@ -19,7 +19,7 @@ from torch import Tensor
 
 from model.generation import new_cache
 from model.gpt import GPT
-from model.inspection.passes import Call, Pass, features_of, undisturbed
+from model.inspection.passes import Call, Pass, features_of, run, undisturbed
 from model.inspection.texts import Texts
 from model.mistakes import listed
 
@@ -69,7 +69,6 @@ class Checks:
         fidelity_limit = FIDELITY_LIMITS.get(self.precision, EXACT)
         logit_limit = LOGIT_LIMITS.get(self.precision, EXACT) * max(1, self.logits)
         fidelity = self.by_layer["fidelity"]
-        future = self.by_layer["future"]
         outside = self.by_layer["outside"]
         if self.noise > logit_limit:
             return {
@@ -80,25 +79,25 @@ class Checks:
         # `causality` misses a leak at a token that was not changed, and any leak in a new model, whose last matrices
         # are zero: nothing reaches its logits. A weight on a later token shows both. The maps of layers that are not
         # faithful say nothing, so these layers are skipped.
-        leaking = [layer for layer in _above(EXACT, future) if fidelity[layer] <= fidelity_limit]
+        future = [
+            weight if error <= fidelity_limit else 0.0
+            for weight, error in zip(self.by_layer["future"], fidelity, strict=True)
+        ]
         if math.isnan(self.causality):
             problems["causal"] = "the logits are not numbers: the model diverged, or its code is wrong"
-        elif leaking or self.causality > logit_limit:
-            subject = _layers(leaking) if leaking else "the model"
-            if self.causality > logit_limit:
-                evidence = f"changing a token moves the logits before it by {self.causality:.2g}"
-            else:
-                largest = max(future[layer] for layer in leaking)
-                evidence = f"a later token has a weight of up to {largest:.2g}"
-            problems["causal"] = f"{subject} can look into the future: {evidence}; the loss means nothing"
+        elif self.causality > logit_limit or max(future) > EXACT:
+            problems["causal"] = (
+                f"{_layers(EXACT, future)} can look into the future: changing a token moves the logits before it by "
+                f"{self.causality:.2g}, and a later token has a weight of up to {max(future):.2g}; the loss means "
+                "nothing"
+            )
         if math.isnan(self.fidelity):
             problems["faithful"] = "the attention maps are not numbers: the model diverged, or its code is wrong"
         elif self.fidelity > fidelity_limit:
-            layers = _layers(_above(fidelity_limit, fidelity))
             problems["faithful"] = (
-                f"the maps of {layers} are not what the model computes: weights times values differ from what `attend` "
-                f"returns by {self.fidelity:.2g}, where rounding explains {fidelity_limit:g}; an `attend` that is not "
-                "linear in the values or mixes heads has no maps"
+                f"the maps of {_layers(fidelity_limit, fidelity)} are not what the model computes: weights times "
+                f"values differ from what `attend` returns by {self.fidelity:.2g}, where rounding explains "
+                f"{fidelity_limit:g}; an `attend` that is not linear in the values or mixes heads has no maps"
             )
         if "causal" not in problems and self.cached > CACHED_LIMIT * max(1, self.logits):
             problems["cached"] = (
@@ -106,23 +105,19 @@ class Checks:
                 f"{self.cached:.2g}; what looks at earlier tokens must also work where x holds only the new ones"
             )
         if max(outside) > PAGE_ERROR:
-            layers = _layers(_above(PAGE_ERROR, outside))
             problems["in_range"] = (
-                f"weights of {layers} are below 0 or above 1, by up to {max(outside):.2g}: pages and pictures show "
-                "them as 0 or 1; for the exact weights use inspect_attention.py --output maps.csv"
+                f"weights of {_layers(PAGE_ERROR, outside)} are below 0 or above 1, by up to {max(outside):.2g}: pages "
+                "and pictures show them as 0 or 1; for the exact weights use inspect_attention.py --output maps.csv"
             )
         return problems
 
 
-def _above(limit: float, figures: Sequence[float]) -> list[int]:
-    """Returns the layers whose figures are above a limit."""
-    return [layer for layer, figure in enumerate(figures) if figure > limit]
-
-
-def _layers(layers: Sequence[int]) -> str:
-    """Returns such as "layer 0" or "layers 0, 1 and 4"."""
-    names = listed([str(layer) for layer in layers])
-    return f"layers {names}" if len(layers) > 1 else f"layer {names}"
+def _layers(limit: float, figures: Sequence[float]) -> str:
+    """Names the layers whose figures are above a limit, such as "layers 0, 1 and 4"; "the model" if there are none."""
+    layers = [str(layer) for layer, figure in enumerate(figures) if figure > limit]
+    if not layers:
+        return "the model"
+    return f"layer{'s' if len(layers) > 1 else ''} {listed(layers)}"
 
 
 def check_maps(
@@ -133,12 +128,11 @@ def check_maps(
 ) -> Checks:
     """Checks the maps (L, H, T, T) of a single text. Call it in the `undisturbed` block in which `seen` was made."""
     logits = gpt.unembed(seen.features)
-    again = gpt.unembed(features_of(gpt, text))
-    noise = [(again - logits).abs().max().item()]
+    again = run(gpt, text)
+    noise = [(gpt.unembed(again.features) - logits).abs().max().item()]
     # In a new model the last matrices are zero, so noise in its attention does not reach the logits.
-    for call in seen.calls:
-        attended_again = call.attend(call.q, call.k, call.v, call.mask)
-        noise.append(_difference(attended_again, call.attended, call.v))
+    for call, call_again in zip(seen.calls, again.calls, strict=True):
+        noise.append(_difference(call_again.attended, call))
     leaks = [0.0]
     for position in {text.length // 2, text.length - 1} - {0}:  # nothing comes before token 0
         changed = text.tokens.clone()
@@ -150,7 +144,7 @@ def check_maps(
         errors = []
         for weights, call in zip(maps, seen.calls, strict=True):
             values = for_each_head(call.v, call.q).to(weights.dtype)
-            errors.append(_difference(weights @ values, call.attended, call.v))
+            errors.append(_difference(weights @ values, call))
     return Checks(
         precision=str(call.attended.dtype).removeprefix("torch."),
         fidelity=float(np.max(errors)),
@@ -181,10 +175,10 @@ def for_each_head(shared: Tensor, q: Tensor) -> Tensor:
     return shared.repeat_interleave(q.shape[1] // shared.shape[1], dim=1)
 
 
-def _difference(output: Tensor, attended: Tensor, v: Tensor) -> float:
-    """Returns the largest |output - attended|, divided by the largest number in the values `v` if that is above 1."""
-    error = (output - attended).abs().max()
-    largest = v.abs().max().clamp(min=1)
+def _difference(output: Tensor, call: Call) -> float:
+    """Returns the largest |output - attended|, divided by the largest of the call's values if that is above 1."""
+    error = (output - call.attended).abs().max()
+    largest = call.v.abs().max().clamp(min=1)
     return (error / largest).item()
 
 
@@ -219,16 +213,16 @@ def weights_of_blocks(call: Call, blocks: Tensor) -> Tensor:
     some = []
     for block in blocks:
         end = int(block[-1]) + 1
-        mask = None if call.mask is None else call.mask[..., block, :end]
         ending = call._replace(
             q=call.q[..., block, :],
             k=call.k[..., :end, :],
             v=call.v[..., :end, :],
-            mask=mask,
+            mask=None if call.mask is None else call.mask[..., block, :end],
         )
         some.append(F.pad(weights_of(ending), (0, S - end)))
     weights = torch.cat(some, dim=-2)
     queries = blocks.flatten()
-    if _difference(weights @ for_each_head(call.v, call.q), call.attended[..., queries, :], call.v) > EXACT:
+    some_attended = call._replace(attended=call.attended[..., queries, :])
+    if _difference(weights @ for_each_head(call.v, call.q), some_attended) > EXACT:
         return weights_of(call)[..., queries, :]
     return weights

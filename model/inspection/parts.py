@@ -164,9 +164,9 @@ def rises(losses: Mapping[str, Tensor]) -> dict[str, Change]:
     for name, loss in losses.items():
         if name != "nothing":
             by_text = loss - losses["nothing"]
-            squares = (by_text - by_text.mean()).square().sum()
-            variance = squares / (len(by_text) - 1)  # 0 / 0 for a single text, which is NaN
-            change[name] = Change(by_text.mean().item(), (variance / len(by_text)).sqrt().item())
+            rise = by_text.mean()
+            variance = (by_text - rise).square().mean() / (len(by_text) - 1)  # 0 / 0 for a single text, which is NaN
+            change[name] = Change(rise.item(), variance.sqrt().item())
     return change
 
 
@@ -189,28 +189,27 @@ def losses_without_each(
         with undisturbed(gpt):
             with hooked([], gpt.blocks, outputs.__setitem__):
                 whole = _losses(gpt, piece)
-            losses["nothing"] += whole
+            losses["nothing"].append(whole)
             for name, mean in means.items():
                 layer = parts[name].layer
                 if layer not in starts:  # something else than blocks may carry what an earlier one made to a later one
                     starts[layer] = 0
                     with suppress(Exception), _skipped(gpt.blocks[:layer], outputs):
-                        again = torch.stack(_losses(gpt, piece))
-                        if again.allclose(torch.stack(whole), rtol=0, equal_nan=True):
+                        if _losses(gpt, piece).allclose(whole, rtol=0, equal_nan=True):
                             starts[layer] = layer
                 with _skipped(gpt.blocks[: starts[layer]], outputs), replaced(gpt, {name: mean}):
-                    losses[name] += _losses(gpt, piece)
-    return {name: torch.stack(text_losses) for name, text_losses in losses.items()}
+                    losses[name].append(_losses(gpt, piece))
+    return {name: torch.cat(by_piece) for name, by_piece in losses.items()}
 
 
-def _losses(gpt: GPT, texts: Texts) -> list[Tensor]:
+def _losses(gpt: GPT, texts: Texts) -> Tensor:
     """Returns the loss of each text, in float64 on the CPU. Only the logits of one text are in memory at a time."""
     losses = []
     for features, tokens, counted in zip(features_of(gpt, texts), texts.tokens, texts.predicted, strict=True):
         targets = tokens[1:][counted].to(features.device)
         nats = next_token_loss(gpt, features[:-1][counted.to(features.device)], targets, "none")
         losses.append(nats.cpu().double().mean())  # on the CPU: Apple's GPUs have no float64
-    return losses
+    return torch.stack(losses)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from threading import get_ident
 from typing import Any, NamedTuple
 
@@ -95,28 +96,26 @@ def observed(gpt: GPT) -> Iterator[list[Call]]:
     """Yields a list to which each call of a layer's `attend` is appended while the block runs."""
     calls: list[Call] = []
 
-    def observing(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def attend_observed(
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            mask: Tensor | None = None,
-            *arguments: Any,
-            **options: Any,
-        ) -> Tensor:
-            def again(*tensors: Tensor | None) -> Tensor:
-                return attend(*tensors, *arguments, **options)
+    def observe(
+        attend: Callable[..., Tensor],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        *others: Any,
+        **options: Any,
+    ) -> Tensor:
+        def again(*tensors: Tensor | None) -> Tensor:
+            return attend(*tensors, *others, **options)
 
-            attended = again(q, k, v, mask)
-            calls.append(Call(again, q, k, v, mask, attended))
-            return attended
-
-        return attend_observed
+        attended = again(q, k, v, mask)
+        calls.append(Call(again, q, k, v, mask, attended))
+        return attended
 
     with one_at_a_time, ExitStack() as undo:
         for block in gpt.blocks:
             layer = block.attention
-            undo.enter_context(method_replaced(layer, "attend", observing(layer.attend)))
+            undo.enter_context(method_replaced(layer, "attend", partial(observe, layer.attend)))
         yield calls
 
 

@@ -117,8 +117,7 @@ class Reading:
         logits = self.logits[position_in("at", at, len(self.tokens))]
         check_range("count", count, 1, len(logits), whole=True)
         probabilities, ids = logits.softmax(-1).topk(count)
-        texts = [self.label(token) for token in ids.tolist()]
-        return list(zip(texts, probabilities.tolist(), strict=True))
+        return list(zip(map(self.label, ids.tolist()), probabilities.tolist(), strict=True))
 
     @property
     def lens(self) -> dict[str, Any]:
