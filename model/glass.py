@@ -82,21 +82,25 @@ def open_run(
         gpt = from_huggingface(folder)
         encoding = Tokenizer.from_folder(folder, tokenizer)
         check_vocabulary(gpt, encoding)
-        return Glass(gpt.to(device), encoding, path, document_masking=masks_documents(folder))
-    run = Run.open(path if path is None else Path(path))
-    checkpoint = run.checkpoint if step is None else run.at(step)
-    gpt, description = open_known(checkpoint, device, other_code)
-    with parsing(checkpoint):
-        encoding = Tokenizer.from_dict(description["tokenizer"])
-        check_vocabulary(gpt, encoding)
-    return Glass(
-        gpt,
-        encoding,
-        checkpoint,
-        folder=run.folder if run.is_run else None,
-        step=description["global_step"],
-        document_masking=bool(description.get("document_masking")),
-    )
+        glass = Glass(gpt.to(device), encoding, path, document_masking=masks_documents(folder))
+    else:
+        run = Run.open(path if path is None else Path(path))
+        checkpoint = run.checkpoint if step is None else run.at(step)
+        gpt, description = open_known(checkpoint, device, other_code)
+        with parsing(checkpoint):
+            encoding = Tokenizer.from_dict(description["tokenizer"])
+            check_vocabulary(gpt, encoding)
+        glass = Glass(
+            gpt,
+            encoding,
+            checkpoint,
+            folder=run.folder if run.is_run else None,
+            step=description["global_step"],
+            document_masking=bool(description.get("document_masking")),
+        )
+    if not gpt.is_finite():
+        log.warning("%s holds a model that has diverged: some of its weights are not numbers.", glass.path)
+    return glass
 
 
 def is_huggingface(path: str | Path | None) -> bool:
@@ -126,10 +130,6 @@ class Glass:
     folder: Path | None = None
     step: int | None = None
     document_masking: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.gpt.is_finite():
-            log.warning("%s holds a model that has diverged: some of its weights are not numbers.", self.path)
 
     def __str__(self) -> str:
         """Returns such as "runs/NAME/checkpoints/best.ckpt, step 800, on cpu"."""
@@ -384,8 +384,7 @@ class Glass:
 
         All are tried on the recorded text. Raises a `Mistake` if nothing was recorded.
         """
-        windows = self.recorded.windows["text"]
-        return try_all(self.gpt, self.tokenizer, windows, part_means(self.gpt, windows))
+        return try_all(self.gpt, self.tokenizer, self.recorded.windows["text"])
 
     def _repr_html_(self) -> str:
         return in_frame(self.page)

@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from model.gpt import GPT
 from model.inspection.film import made_up_words
 from model.inspection.maps import weights_of
-from model.inspection.parts import Vectors, replaced
+from model.inspection.parts import Vectors, part_means, replaced
 from model.inspection.passes import run, undisturbed
 from model.inspection.texts import Texts
 
@@ -187,15 +187,16 @@ EXPERIMENTS = {
 
 
 @torch.no_grad()
-def try_all(gpt: GPT, tokenizer: Any, windows: Texts, means: Vectors) -> tuple[list[Effect], dict[str, str]]:
+def try_all(gpt: GPT, tokenizer: Any, windows: Texts) -> tuple[list[Effect], dict[str, str]]:
     """Tries all experiments on a model.
 
-    windows: the recorded text. means: the output of each part when it is switched off.
+    windows: the recorded text. A head that is switched off returns its mean over this text.
 
     Returns the effects of the experiments that hold, strongest first; and for each other experiment, by its title, why
     it does not hold.
     """
-    material = Material(gpt, tokenizer, means, "\n".join("".join(labels) for labels in windows.labels))
+    recorded = "\n".join("".join(labels) for labels in windows.labels)
+    material = Material(gpt, tokenizer, part_means(gpt, windows), recorded)
     effects: list[Effect] = []
     failed: dict[str, str] = {}
     with undisturbed(gpt):

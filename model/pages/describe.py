@@ -17,7 +17,6 @@ from model.inspection.film import Film
 from model.inspection.formation import head_name
 from model.inspection.heads import SCORES, information
 from model.inspection.recording import Recording, Snapshot
-from model.pages.film import film_of
 
 LABEL_LENGTH = 20
 SIGNS = {
@@ -144,9 +143,8 @@ def _looks(
 # ---- what a page opens with
 
 
-def opening_text(recording: Recording, tokenizer: Any) -> str:
+def opening_text(recording: Recording, film: Film | None, tokenizer: Any) -> str:
     """The text in the page's text box: the film's word, a user's prompt, or else recorded text up to a line's end."""
-    film = film_of(recording)
     if film and film.finder:
         return "".join(recording.words.labels[film.word][:-1])
     # One document, the longest: the text box cannot hold an end-of-text token.

@@ -73,18 +73,18 @@ def run_page(
     elements: list[str] = []
     held: list[int] = []  # the steps whose weights the page holds
     effects: list[Effect] = []  # the experiments that hold at the last of these steps
-    model = None
+    packed = None
     if recording and models:
-        model, data["notes"] = _packed(models, tokenizer, recording)
-    if model:
-        held = model.manifest["steps"]
+        packed, data["notes"] = _packed(models, tokenizer, recording)
+    if packed:
+        held = packed.manifest["steps"]
         recording = recording.with_losses([(step, gpt) for step, gpt in models if step in held], tokenizer.label)
-        gpt, means = model.models[-1]
-        effects, tried = try_all(gpt, tokenizer, recording.windows["text"], means)
+        effects, tried = try_all(packed.gpt, tokenizer, recording.windows["text"])
         data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}
-        data["text"] = opening_text(recording, tokenizer)
     if recording and recording.mapped:
         film = film_of(recording)
+        if packed:
+            data["text"] = opening_text(recording, film, tokenizer)
         steps = shown_steps(recording, held)
         data["run"] = _about(recording, film, steps, held)
         words = {step: word_reading(recording, film, step) for step in steps} if film else {}
@@ -97,9 +97,9 @@ def run_page(
         if len(steps) < len(recording.mapped):
             data["notes"].append(f"This page shows {len(steps)} of {len(recording.mapped)} recorded steps.")
         data["notes"] += recording.problems.values()
-    if model:  # after the maps: a file cut short in the weights still shows them
-        elements.append(template.json_element("manifest", model.manifest))
-        elements += [template.text_element(f"weights-{i}", weights) for i, weights in enumerate(model.blocks)]
+    if packed:  # after the maps: a file cut short in the weights still shows them
+        elements.append(template.json_element("manifest", packed.manifest))
+        elements += [template.text_element(f"weights-{i}", weights) for i, weights in enumerate(packed.blocks)]
     return template.fill(data, elements)
 
 

@@ -53,12 +53,12 @@ class Packed:
 
     manifest: plain data for JSON; see `pack`.
     blocks: the weights of each model, in base64.
-    models: each model with the rounded weights that the page has, and the means of its parts.
+    gpt: the last model, with the rounded weights that the page has.
     """
 
     manifest: dict[str, Any]
     blocks: list[str]
-    models: list[tuple[GPT, dict[str, Tensor]]]
+    gpt: GPT
 
 
 def pack(
@@ -91,7 +91,7 @@ def pack(
         if not gpt.is_finite():
             raise Mistake(f"the model at step {step} has diverged: some of its weights are not numbers")
     kind = _kind_that_fits(models)
-    blocks, bits, on_page = [], [], []
+    blocks, bits = [], []
     for _, gpt in models:
         exact = copy.deepcopy(gpt).float().cpu().eval()
         rounded, stored = _rounded(exact, kind)
@@ -102,13 +102,12 @@ def pack(
             log_rounded, log_exact = (one.double().log_softmax(-1) for one in (logits, expected))
             bits.append(F.kl_div(log_rounded, log_exact, reduction="batchmean", log_target=True).item() / math.log(2))
             means = part_means(rounded, windows)
-        on_page.append((rounded, means))
         content = bytearray()
         tensors = [_append(content, name, *tensor) for name, tensor in stored.items()]
         averages = [_append(content, part, "float32", [mean]) for part, mean in means.items()]
         reference = _append(content, "reference", "float32", [logits[-1]])
         blocks.append(base64.b64encode(content).decode())
-    _check_network_is_standard(exact, probe.tokens)
+    _check_network_is_standard(exact)
     # The token that begins a document, for a model whose attention stays within a document; else None.
     document_start = None if probe.document_ids is None else tokenizer.end_of_text
     manifest = {
@@ -122,7 +121,7 @@ def pack(
         "reference": reference,
         "parity": {"probe": probe.tokens[0].tolist(), "bits": bits},
     }
-    return Packed(manifest, blocks, on_page)
+    return Packed(manifest, blocks, rounded)
 
 
 def _parameters(gpt: GPT) -> dict[str, int]:
@@ -184,23 +183,17 @@ def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor
     return rounded, stored
 
 
-def _check_network_is_standard(gpt: GPT, tokens: Tensor) -> None:
+def _check_network_is_standard(gpt: GPT) -> None:
     """Raises a Mistake if the model gives other logits with standard attention and without weights of its own.
 
-    The tokens (1, T) are repeated to fill the context, because an `attend` may differ only for distant keys. The model
-    is changed: it keeps the standard attention afterwards, and its own weights are 0.
+    The text fills the context, because an `attend` may differ only for distant keys. The model is changed: it keeps the
+    standard attention afterwards, and its own weights are 0.
     """
-    context = gpt.config.context_length
-    tokens = tokens.repeat(1, math.ceil(context / tokens.shape[1]))[:, :context]
+    config = gpt.config
+    tokens = torch.arange(config.context_length)[None] % config.vocab_size
+    visible = sliding_window_mask(config.context_length, config.window)  # in every layer, whatever mask it would use
 
-    visible = sliding_window_mask(tokens.shape[1], gpt.config.window)  # in every layer, whatever mask it would use
-
-    def standard_attention(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-    ) -> Tensor:
+    def standard_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True)
 
     with undisturbed(gpt), torch.no_grad():

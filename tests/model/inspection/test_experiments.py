@@ -27,7 +27,7 @@ def windows(text, tokenizer=BYTES, length=64):
 
 def found_in(gpt, tokenizer=BYTES, text=None):
     recorded = windows(text or REPEATED, tokenizer, gpt.config.context_length)
-    return try_all(gpt, tokenizer, recorded, part_means(gpt, recorded.pieces(1)[0]))
+    return try_all(gpt, tokenizer, recorded)
 
 
 def shares(gpt, trial, text):
@@ -46,7 +46,7 @@ def test_an_effect_is_found_with_its_head_and_the_probabilities_that_the_model_c
     assert twice.weight > 0.99 and twice.means[0] > 0.9 and twice.means[1] < 0.1
     assert twice.texts == 60  # of 72; the others served to choose the head
     assert "such texts" in tried["A quote closes as it opened"] + tried["A colon indents the next line"]
-    means = part_means(gpt, windows(REPEATED).pieces(1)[0])
+    means = part_means(gpt, windows(REPEATED))
     for effect in effects:
         assert effect.shares[0] == pytest.approx(shares(gpt, effect.trial, effect.trial.text), abs=1e-5)
         with replaced(gpt, {name: means[name] for name in effect.off}):

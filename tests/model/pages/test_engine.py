@@ -95,7 +95,7 @@ def test_node_computes_what_pytorch_computes(packed, monkeypatch, subtests):
     answered, [plainly] = in_node([("models", [*map(questions, packed.values())]), ("models", [plain])])
     for name, answers in zip([*packed, "tables"], [*answered, plainly], strict=True):
         with subtests.test(name):
-            check(answers, packed[name].models[0][0])
+            check(answers, packed[name].gpt)
 
 
 @torch.no_grad()

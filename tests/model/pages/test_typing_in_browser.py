@@ -374,7 +374,7 @@ def test_every_experiment_has_the_predicted_probabilities_on_the_page(open_page)
     gpt = repeating_gpt()
     untrained, recorded = GPT(gpt.config).eval(), windows(*LETTERS)["text"]
     page = open_page(page_of(untrained, gpt, texts=LETTERS))
-    effects, _ = try_all(gpt, TOKENIZER, recorded, part_means(gpt, recorded))
+    effects, _ = try_all(gpt, TOKENIZER, recorded)
     assert page.locator("#tries button").all_inner_texts() == [effect.title for effect in effects]
     for effect in effects:
         click(page, f"#tries >> text={effect.title}")
