@@ -5,7 +5,7 @@ A step ends like this:
 1. Log the training metrics, every trainer.log_every_n_steps steps, and before each validation.
 2. Validate, if it is due. Lightning does this between `on_train_batch_end` and `on_train_epoch_end`: an epoch is what
    lies between two validations, and the run's last epoch may be shorter.
-3. Record attention maps; log the validation's metrics, write a sample and print a line; write the page.
+3. Record attention maps; log the validation's metrics and write a sample; print a line; write the page.
 4. Save a checkpoint.
 5. Stop, if a signal has asked for it.
 
@@ -35,7 +35,7 @@ from model.proof import NUM_TOKENS
 from model.runs.code import record_code
 from model.runs.command_line import Options
 from model.runs.metrics import Diverged, TrainingMetrics, log_metrics
-from model.runs.progress import first_lines, stopped_early, tell, validation_line
+from model.runs.progress import first_lines, progress_line, stopped_early, tell
 from model.runs.recorder import Recorder, Samples
 from model.runs.results import write_report
 from model.runs.run import CONFIG, STATE
@@ -119,7 +119,9 @@ class EndOfStep(Checkpoint):
         if is_validated:
             log_metrics(trainer, metrics)
             self.samples.write(trainer)
-            tell(trainer, validation_line(trainer))
+        is_logged = step > 0 and step % trainer.log_every_n_steps == 0  # else the figures would be of an earlier step
+        if is_validated or (is_recorded and is_logged):
+            tell(trainer, progress_line(trainer, is_validated=is_validated))
         if is_recorded or is_validated:
             self.show(trainer, "running", "running")
         # All ranks must stop together, so each asks the others whether they received a signal. Not at every step, where

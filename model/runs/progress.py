@@ -1,4 +1,4 @@
-"""What the terminal shows of a run: its first and last lines, Lightning's bar, and a line for each validation."""
+"""What the terminal shows of a run: its first and last lines, Lightning's bar, and a line for each recording."""
 
 import math
 import shlex
@@ -64,11 +64,12 @@ def first_lines(trainer: Trainer) -> str:
     )
 
 
-def validation_line(trainer: Trainer) -> str:
+def progress_line(trainer: Trainer, *, is_validated: bool) -> str:
     """Returns such as "step 300 of 960: train/loss 2.345, tokens_per_second 51,340, val/bits_per_byte 1.897"."""
     steps = f"{trainer.global_step} of {trainer.max_steps}" if trainer.max_steps > 0 else f"{trainer.global_step}"
     metrics = []
-    figures = trainer.progress_bar_metrics | trainer.lightning_module.validation_metrics
+    validated = trainer.lightning_module.validation_metrics if is_validated else {}
+    figures = trainer.progress_bar_metrics | validated
     for name, value in figures.items():
         digits = ",.0f" if value >= 1000 else ".4g"
         metrics.append(f"{name} {value:{digits}}")

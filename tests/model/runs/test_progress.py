@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from model.runs.progress import validation_line
+from model.runs.progress import progress_line
 from tests.command_lines import last_error, tells
 from tests.html_pages import Page
 
+EACH_STEP = ["--recording.every_n_steps=1", "--trainer.log_every_n_steps=1"]
 
-def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_validation_and_without_the_bar_the_lines(
+
+def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_recording_and_without_the_bar_the_lines(
     train, finished_run, monkeypatch, capsys
 ):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -22,16 +24,16 @@ def test_on_a_terminal_there_is_a_bar_and_a_line_for_each_validation_and_without
     assert re.search("runs/run: .*\nwords: ", shown)  # a resumed run repeats its first lines
     assert "| 13/16 [" in shown and "| 16/16 [" in shown  # steps, of two batches each
     assert any(line.startswith("step 16 of 16") for line in re.split("[\r\n]", shown))
-    assert train("--resume=runs/run", "--trainer.max_steps=18", "--trainer.enable_progress_bar=false") == 0
+    assert train("--resume=runs/run", "--trainer.max_steps=18", "--trainer.enable_progress_bar=false", *EACH_STEP) == 0
     shown = capsys.readouterr().out
-    assert re.search("words: (.*\n)*step 18", shown) and "18/18" not in shown
+    assert re.search("words: (.*\n)*step 17 of 18: train/loss [^v]*\nstep 18.* val/", shown) and "18/18" not in shown
 
 
 def test_figures_have_four_digits_or_more():
     module = SimpleNamespace(validation_metrics={"val/loss": 1.23456})
     on_bar = {"tokens_per_second": torch.tensor(51340.4)}
     trainer = SimpleNamespace(global_step=3, max_steps=-1, progress_bar_metrics=on_bar, lightning_module=module)
-    assert tells(validation_line(trainer), "step 3 tokens_per_second 51,340 val/loss 1.235")
+    assert tells(progress_line(trainer, is_validated=True), "step 3 tokens_per_second 51,340 val/loss 1.235")
 
 
 def test_the_command_in_the_last_lines_quotes_the_path_and_the_last_page_says_that_the_run_has_ended(train, capsys):
