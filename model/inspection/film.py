@@ -30,7 +30,6 @@ from model.inspection.maps import weights_of
 from model.inspection.passes import Pass, run, undisturbed
 from model.inspection.reading import added_by_heads, double, next_token_figures, normed, towards_logits
 from model.inspection.texts import Label, Texts
-from model.kernels import RMS_EPSILON
 from model.rotary import rotary_angles
 
 WORDS = 10  # recorded words
@@ -161,22 +160,21 @@ def _raises(
         norm = block.attention_norm
         stream = seen.inputs[block]
         query = double(seen.calls[layer].q[:, :, -1])  # of the last token, (N, H, K)
+        whole = double(seen.calls[layer].k)
         attention = copy.deepcopy(block.attention).cpu().double()
         attention.qk_norm = False
-        _, whole, _ = attention.project(double(norm(stream)))
-        _, turned, _ = attention.project(double(norm(stream)), rotary)
+        _, projected, _ = attention.project(double(norm(stream)), rotary)
+        scale = whole.norm(dim=-1, keepdim=True) / projected.norm(dim=-1, keepdim=True)  # of qk_norm
+        scale = scale.nan_to_num()  # of a key that is 0
+        if not (projected * scale - whole).abs().max() <= SAME_KEYS:
+            raises[:, layer] = math.nan
+            continue
         for linear in attention.modules():
             if isinstance(linear, nn.Linear):
                 linear.bias = None
         earlier = torch.cat(written[:layer])  # (layer * H, N, T, D)
         _, keys, _ = attention.project(normed(norm, earlier, stream), rotary)
-        if config.qk_norm:
-            scale = torch.rsqrt(whole.square().mean(-1, keepdim=True) + RMS_EPSILON)
-            keys, turned = keys * scale, turned * scale
-        if (turned - double(seen.calls[layer].k)).abs().max() > SAME_KEYS:
-            raises[:, layer] = math.nan
-            continue
-        keys = keys.repeat_interleave(H // config.num_kv_heads, dim=-3)
+        keys = (keys * scale).repeat_interleave(H // config.num_kv_heads, dim=-3)
         raised = torch.einsum("nhk,pnhtk,nt->nhp", query, keys, less_mean) / config.head_dim**0.5
         raises[:, layer, :, :layer] = raised.unflatten(-1, (layer, H))
     return raises

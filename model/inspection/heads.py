@@ -296,7 +296,7 @@ class Patterns(NamedTuple):
     """What the R measured queries of each text could look at.
 
     keys: by score name, the keys of the pattern, (N, R, T). counted: by score name, which queries count, (N, R).
-    visible: how many keys each query sees, (N, R).
+    visible: which keys each query sees, (N, R, T).
     """
 
     keys: dict[str, Tensor]
@@ -314,7 +314,7 @@ def _patterns_of(texts: Texts) -> Patterns:
             keys[name] = _at_measured(pattern, texts)
             counted[name] = (pattern & texts.visible).any(-1) & (texts.visible & ~pattern).any(-1)
     counted = {name: _at_measured(queries, texts) for name, queries in counted.items()}
-    return Patterns(keys, counted, _at_measured(texts.visible.sum(-1), texts))
+    return Patterns(keys, counted, _at_measured(texts.visible, texts))
 
 
 def values_of(maps: Iterable[Tensor], texts: Texts, first: int = 0) -> Values:
@@ -336,7 +336,7 @@ def values_of(maps: Iterable[Tensor], texts: Texts, first: int = 0) -> Values:
             shares = weights.clamp(min=0)
             sums = shares.sum(-1, keepdim=True).clamp(min=1e-9)
             nats = torch.special.entr(shares / sums).sum(-1)
-            most = patterns.visible[rows, None].to(weights.device).log().clamp(min=1e-9)
+            most = patterns.visible[rows, None].to(weights.device).sum(-1).log().clamp(min=1e-9)
             values |= {"entropy": nats / most, "reach": nats.exp()}
         by_layer.append(values)
     return {name: torch.stack([values[name] for values in by_layer]).cpu() for name in by_layer[0]}
@@ -345,8 +345,8 @@ def values_of(maps: Iterable[Tensor], texts: Texts, first: int = 0) -> Values:
 @lru_cache(maxsize=2)
 def _uniform_values(texts: Texts) -> Values:
     """Returns the values of uniform attention, in one layer and head: every key that a query sees has equal weight."""
-    visible = _at_measured(texts.visible, texts).float()
-    return values_of([(visible / visible.sum(-1, keepdim=True))[:, None]], texts)
+    visible = _patterns_of(texts).visible[:, None]
+    return values_of([visible / visible.sum(-1, keepdim=True)], texts)
 
 
 def table_of(windows: Mapping[str, Texts], measured: Mapping[str, Values]) -> HeadTable:

@@ -27,8 +27,7 @@ from model.mistakes import listed
 # `Checks`), and in the logits, divided by the largest logit if that is above 1. A kernel that adds in another order
 # moves logits by 2e-6 in float32, 4e-3 in float16 and 3e-2 in bfloat16 (random models of up to 12 layers, on a CPU). A
 # leak of 0.001 of the weight moves them by 2e-4 or more, and shows in the weights, which are always float32.
-FIDELITY_LIMITS = {"float16": 5e-3, "bfloat16": 2e-2}
-LOGIT_LIMITS = {"float16": 1e-2, "bfloat16": 5e-2}
+LIMITS = {"float16": (5e-3, 1e-2), "bfloat16": (2e-2, 5e-2)}
 CACHED_LIMIT = 1e-3  # of the logits with a cache, where single tokens run other kernels
 EXACT = 1e-5  # the limit in any other type, and for a weight in all types
 PAGE_ERROR = 0.004  # rounding error of a weight on a page and in its pictures
@@ -66,8 +65,8 @@ class Checks:
         The checks are "repeatable", "causal", "faithful", "cached" and "in_range". If the model is not repeatable, only
         that is returned: the other checks would judge noise.
         """
-        fidelity_limit = FIDELITY_LIMITS.get(self.precision, EXACT)
-        logit_limit = LOGIT_LIMITS.get(self.precision, EXACT) * max(1, self.logits)
+        fidelity_limit, logit_limit = LIMITS.get(self.precision, (EXACT, EXACT))
+        logit_limit *= max(1, self.logits)
         fidelity = self.by_layer["fidelity"]
         outside = self.by_layer["outside"]
         if self.noise > logit_limit:
@@ -120,13 +119,11 @@ def _layers(limit: float, figures: Sequence[float]) -> str:
     return f"layer{'s' if len(layers) > 1 else ''} {listed(layers)}"
 
 
-def check_maps(
-    gpt: GPT,
-    text: Texts,
-    seen: Pass,
-    maps: Tensor,
-) -> Checks:
-    """Checks the maps (L, H, T, T) of a single text. Call it in the `undisturbed` block in which `seen` was made."""
+def maps_of(gpt: GPT, text: Texts, seen: Pass) -> tuple[Tensor, Checks]:
+    """Returns the maps (L, H, T, T) of a single text, and whether they can be trusted.
+
+    Call it in the `undisturbed` block in which `seen` was made.
+    """
     logits = gpt.unembed(seen.features)
     again = run(gpt, text)
     noise = [(gpt.unembed(again.features) - logits).abs().max().item()]
@@ -140,12 +137,16 @@ def check_maps(
         # Run each changed text alone: a batch of two may use other kernels, whose rounding would look like a leak.
         change = gpt.unembed(features_of(gpt, replace(text, tokens=changed))) - logits
         leaks.append(change[:, :position].abs().max().item())
+    by_layer = []
+    errors = []
     with undisturbed(gpt):
-        errors = []
-        for weights, call in zip(maps, seen.calls, strict=True):
+        for call in seen.calls:
+            weights = weights_of(call)
             values = for_each_head(call.v, call.q).to(weights.dtype)
+            by_layer.append(weights)
             errors.append(_difference(weights @ values, call))
-    return Checks(
+    maps = torch.cat(by_layer)
+    checks = Checks(
         precision=str(call.attended.dtype).removeprefix("torch."),
         fidelity=float(np.max(errors)),
         causality=float(np.max(leaks)),
@@ -157,6 +158,7 @@ def check_maps(
         noise=float(np.max(noise)),
         logits=logits.abs().max().item(),
     )
+    return maps, checks
 
 
 @torch.no_grad()

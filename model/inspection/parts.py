@@ -43,8 +43,8 @@ class Part(NamedTuple):
     """
 
     module: nn.Module
-    columns: slice
     layer: int
+    columns: slice = slice(None)
 
 
 def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
@@ -59,21 +59,18 @@ def embedding_tables(gpt: GPT) -> dict[str, nn.Module]:
 
 def parts_of(gpt: GPT) -> dict[str, Part]:
     """Returns all parts by name, first the tables, then layer by layer. Raises a `Mistake` if layers share a module."""
-    everything = slice(None)
-    parts = {}
     sublayers = [module for block in gpt.blocks for module in (block.attention, block.feed_forward)]
     if len({*sublayers}) < len(sublayers):
         raise Mistake(f"layers share modules, so no part belongs to a single layer: {NOT_RECORDED}")
-    for name, table in embedding_tables(gpt).items():
-        parts[name] = Part(table, everything, 0)
+    parts = {name: Part(table, 0) for name, table in embedding_tables(gpt).items()}
     for name, table in gpt.value_embeddings.items():
-        parts[f"value embeddings {name}"] = Part(table, everything, int(name))
+        parts[f"value embeddings {name}"] = Part(table, int(name))
     for layer, block in enumerate(gpt.blocks):
         K = block.attention.head_dim
         for head in range(block.attention.num_heads):
             columns = slice(head * K, (head + 1) * K)
-            parts[f"head {layer}.{head}"] = Part(block.attention.output_proj, columns, layer)
-        parts[f"feed-forward {layer}"] = Part(block.feed_forward, everything, layer)
+            parts[f"head {layer}.{head}"] = Part(block.attention.output_proj, layer, columns)
+        parts[f"feed-forward {layer}"] = Part(block.feed_forward, layer)
     return parts
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from model.attention import split_heads
 from model.gpt import GPT, Block
-from model.inspection.maps import Checks, check_maps, for_each_head, weights_of
+from model.inspection.maps import Checks, for_each_head, maps_of
 from model.inspection.parts import Vectors, embedding_tables, replaced
 from model.inspection.passes import NOT_RECORDED, Pass, in_float32, run, undisturbed
 from model.inspection.texts import Label, Texts
@@ -100,8 +100,7 @@ class Reading:
     @property
     def surprise(self) -> Tensor:
         """The loss of each next token in bits, (T - 1,)."""
-        nats = F.cross_entropy(self.logits[:-1], self.ids[1:], reduction="none")
-        return nats / math.log(2)
+        return next_token_figures(self.logits[:-1], self.ids[1:])[0]
 
     @property
     def loss(self) -> float:
@@ -274,9 +273,7 @@ def read(
     with undisturbed(gpt, autocast), replaced(gpt, edits, position):
         seen = run(gpt, text, gpt.modules() if is_exact else ())
         calls = seen.calls
-        with undisturbed(gpt):
-            maps = torch.cat([weights_of(call) for call in calls])
-        checks = check_maps(gpt, text, seen, maps)
+        maps, checks = maps_of(gpt, text, seen)
     with undisturbed(exact), replaced(exact, edits, position):
         if not is_exact:
             seen = run(exact, text, exact.modules())

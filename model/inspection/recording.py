@@ -19,7 +19,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ import torch
 
 from model.files import PROBE_FILE, SCORES_FILE, append, atomic_file, content_of, whole_lines, write_atomically
 from model.gpt import GPT
-from model.inspection.film import Frame, take_frame
+from model.inspection.film import Film, Frame, take_frame, tell_film
 from model.inspection.formation import formation
 from model.inspection.heads import SCORES, HeadTable, measure_heads
 from model.inspection.maps import Checks, change_by_cache
@@ -98,7 +98,7 @@ class Snapshot:
     def to_json(self) -> dict[str, Any]:
         """Returns a line of scores.jsonl: all but the readings, rounded to CHECK_DIGITS and SCORE_DIGITS."""
         measured = vars(self.heads) | {"loss": self.loss, "ablation": self.ablation}
-        checks = as_json(asdict(self.checks), CHECK_DIGITS)
+        checks = as_json(vars(self.checks), CHECK_DIGITS)
         return {"step": self.step, "checks": checks, **as_json(measured, SCORE_DIGITS)}
 
     @classmethod
@@ -166,10 +166,14 @@ class Recording:
                 f"--checkpoint {folder.parent} --prompt TEXT"
             )
         with parsing(path):
-            probes = _texts(stored["probes"])
-            windows = _texts(stored["windows"])
-            words = stored["words"] and Texts.from_json("text", stored["words"])
-            recording = cls(probes, windows, str(stored["tokenizer"]), words, name, folder)
+            recording = cls(
+                _texts(stored["probes"]),
+                _texts(stored["windows"]),
+                str(stored["tokenizer"]),
+                stored["words"] and Texts.from_json("text", stored["words"]),
+                name,
+                folder,
+            )
         for number, line in enumerate(whole_lines(scores).splitlines(), start=1):
             with parsing(f"{scores}, line {number}"):
                 recording.snapshots.append(Snapshot.from_json(json.loads(line)))
@@ -214,6 +218,11 @@ class Recording:
     def formation(self) -> dict[str, dict[str, int]]:
         """See `formation`."""
         return formation((snapshot.step, snapshot.heads.formed) for snapshot in self.snapshots)
+
+    @property
+    def film(self) -> Film | None:
+        """The film, as the last step with maps shows it; None if the recording has no words or no maps."""
+        return tell_film(self.frame(self.mapped[-1])) if self.words and self.mapped else None
 
     @property
     def problems(self) -> dict[str, str]:
@@ -278,9 +287,8 @@ class Recording:
         if not (self.folder / PROBE_FILE).exists():
             write_atomically(self.folder / PROBE_FILE, _as_json(self.header()).encode())
         figures = {kind: reading.figures for kind, reading in snapshot.readings.items()}
-        arrays: dict[str, Any] = {"figures": np.array(_as_json(figures).encode())}
-        for kind, reading in snapshot.readings.items():
-            arrays[kind] = _as_array(reading.maps)
+        arrays: dict[str, Any] = {kind: _as_array(reading.maps) for kind, reading in snapshot.readings.items()}
+        arrays["figures"] = np.array(_as_json(figures).encode())
         if snapshot.frame is not None:
             arrays |= {FILM + name: _as_array(values) for name, values in vars(snapshot.frame).items()}
         with atomic_file(self.path(snapshot.step)) as file:

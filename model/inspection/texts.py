@@ -126,9 +126,7 @@ class Texts:
         tokens = torch.tensor(stored["tokens"])
         if tokens.shape[1] > MAX_TOKENS:
             raise ValueError(f"it has a text of more than {MAX_TOKENS} tokens")
-        documents = stored["document_ids"]
-        if documents is not None:
-            documents = torch.tensor(documents)
+        documents = stored["document_ids"] and torch.tensor(stored["document_ids"])
         return cls(tokens, stored["labels"], kind, documents, stored["attention_window"])
 
 

@@ -21,7 +21,7 @@ from model.inspection.reading import RecordedReading
 from model.inspection.recording import Recording
 from model.mistakes import Mistake, listed
 from model.pages.describe import visible
-from model.pages.film import RIGHT, film_of, stops, word_reading
+from model.pages.film import RIGHT, stops, word_reading
 from model.pages.images import BETWEEN, draw_mosaic, legible
 from model.pages.learning import evenly
 from model.pages.pictures import SETTINGS
@@ -35,7 +35,7 @@ INK, ARROW = "#275c9c", "#b05a00"
 
 def draw_film(recording: Recording, path: Path) -> None:
     """Writes the film of a recording. Raises a `Mistake` if it has none."""
-    film = film_of(recording)
+    film = recording.film
     if film is None:
         raise Mistake(f"{recording.name} has no film: no made-up word could be recorded")
     readings = {step: word_reading(recording, film, step) for step in recording.mapped}

@@ -44,25 +44,21 @@ def describe_heads(snapshot: Snapshot, effects: Sequence[Effect] = ()) -> list[D
     return [_described(snapshot, effects, at) for at in np.ndindex(snapshot.shape)]
 
 
-def _described(
-    snapshot: Snapshot,
-    effects: Sequence[Effect],
-    at: Head,
-) -> Description:
+def _described(snapshot: Snapshot, effects: Sequence[Effect], at: Head) -> Description:
     patterns: list[str] = []
     if not np.isfinite(snapshot.scores["entropy"][at]):
         sentences = ["Its weights are not numbers: the model diverged"]
     else:
         name, on_text = followed(snapshot, at), followed(snapshot, at, "text")
         patterns = [pattern for pattern in dict.fromkeys((name, on_text)) if pattern]
-        first = "On average over many texts it follows no pattern that has a name"
-        if name:
-            first = _looks(snapshot, at, name, on_text)
-        spread = f"On ordinary text it spreads its weight over {snapshot.heads.reach[at]:.1f} tokens on average"
-        sentences = [first, spread]
-        head = head_name(at)
+        sentences = [
+            _looks(snapshot, at, name, on_text)
+            if name
+            else "On average over many texts it follows no pattern that has a name",
+            f"On ordinary text it spreads its weight over {snapshot.heads.reach[at]:.1f} tokens on average",
+        ]
         for effect in effects:
-            if effect.head == head and effect.weight:
+            if effect.head == head_name(at) and effect.weight:
                 weight = f"{effect.weight:.0%} of its weight on average over {effect.texts} texts"
                 sentences.append(f"It {effect.finding}, with {weight} (experiment “{effect.title}”)")
     return {"patterns": patterns, "sentence": " ".join(f"{sentence}." for sentence in sentences)}
@@ -105,7 +101,7 @@ def first_formed(recording: Recording) -> list[dict[str, Any]]:
             step = min(heads.values())
             scores = recording.at(step).scores[name]
             at_once = [tuple(map(int, head.split("."))) for head, formed in heads.items() if formed == step]
-            strongest = max(at_once, key=lambda at: scores[at])
+            strongest = max(at_once, key=scores.__getitem__)
             found.append({"score": name, "head": head_name(strongest), "step": step})
     return sorted(found, key=lambda stage: stage["step"])
 

@@ -8,19 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from model.inspection.film import SOURCE, Film, tell_film
+from model.inspection.film import SOURCE, Film
 from model.inspection.formation import head_name
 from model.inspection.reading import DIGITS, RecordedReading, as_json
 from model.inspection.recording import Recording
 
 RIGHT = 0  # the number of the right token in the figures of a word
-
-
-def film_of(recording: Recording) -> Film | None:
-    """Returns the film of a recording as its last step shows it; None if it has no words or no maps."""
-    if recording.words is None or not recording.mapped:
-        return None
-    return tell_film(recording.frame(recording.mapped[-1]))
 
 
 def about_film(recording: Recording, film: Film, readings: Mapping[int, RecordedReading]) -> dict[str, Any]:

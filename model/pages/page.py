@@ -31,7 +31,7 @@ from model.inspection.recording import Models, Recording
 from model.mistakes import Mistake
 from model.pages import template
 from model.pages.describe import describe_heads, first_formed, opening_text, opening_view
-from model.pages.film import about_film, film_of, word_reading
+from model.pages.film import about_film, word_reading
 from model.pages.weights import Packed, pack
 
 MAX_MAP_BYTES = 25_000_000  # of the blocks of all steps
@@ -82,7 +82,7 @@ def run_page(
         effects, tried = try_all(packed.gpt, tokenizer, recording.windows["text"])
         data["experiments"] = {"effects": [asdict(effect) for effect in effects], "tried": tried}
     if recording and recording.mapped:
-        film = film_of(recording)
+        film = recording.film
         if packed:
             data["text"] = opening_text(recording, film, tokenizer)
         steps = shown_steps(recording, held)

@@ -129,7 +129,7 @@ def _parameters(gpt: GPT) -> dict[str, int]:
     counts = {"model": gpt.num_parameters(), "next token": gpt.lm_head.weight.numel()}
     for name, part in parts_of(gpt).items():
         is_head = name.startswith("head ")
-        module = gpt.get_submodule(f"blocks.{part.layer}.attention") if is_head else part.module
+        module = gpt.blocks[part.layer].attention if is_head else part.module
         count = sum(weight.numel() for weight in module.parameters())
         counts[name] = count // gpt.config.num_heads if is_head else count
     return counts
@@ -192,17 +192,15 @@ def _check_network_is_standard(gpt: GPT) -> None:
     config = gpt.config
     tokens = torch.arange(config.context_length)[None] % config.vocab_size
     visible = sliding_window_mask(config.context_length, config.window)  # in every layer, whatever mask it would use
-
-    def standard_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True)
-
     with undisturbed(gpt), torch.no_grad():
         logits = gpt(tokens)
         for name, weight in gpt.named_parameters():
             if not PAGE_WEIGHTS.fullmatch(name):
                 weight.zero_()
         for block in gpt.blocks:
-            block.attention.attend = standard_attention
+            block.attention.attend = lambda q, k, v, mask=None: F.scaled_dot_product_attention(
+                q, k, v, visible, enable_gqa=True
+            )
         difference = (gpt(tokens) - logits).abs().max().item()
     if not difference <= MAX_DIFFERENCE:
         raise Mistake(

@@ -65,5 +65,5 @@ def test_the_film_names_the_heads_of_an_induction_circuit_or_what_is_missing():
     untrained = tell_film(take_frame(random_gpt(induction_gpt().config, std=0.02), words))
     assert untrained.finder is None and not untrained.writers and untrained.missing
     changed = induction_gpt()
-    changed.blocks[1].attention.register_forward_pre_hook(lambda _, inputs: 2 * inputs[0])
+    changed.blocks[1].attention.register_forward_pre_hook(lambda _, inputs: inputs[0] + 0.1)
     assert "keys" in tell_film(take_frame(changed, words)).missing
