@@ -124,7 +124,7 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
     return trainer
 
 
-@exit_status("train.py")
+@exit_status
 def main(args: list[str] | None = None) -> int:
     """Trains, and returns the exit status: 0, or 128 + the number of the signal that stopped the run.
 
@@ -145,8 +145,9 @@ def main(args: list[str] | None = None) -> int:
         with training_in(run.folder):
             train(parser, options, run)
     except TrainingInterrupted as stop:
-        say(f"{stop}, and saved; {run.how_to_resume}", sys.stderr)
-        return 128 + stop.signum
+        (received,) = stop.args
+        say(f"stopped by {received.name}, and saved; {run.how_to_resume}", sys.stderr)
+        return 128 + received
     except SIGTERMException:  # Lightning's SystemExit(0), for a SIGTERM before EndOfStep handles signals
         return 128 + signal.SIGTERM
     except Exception as error:

@@ -33,11 +33,6 @@ class TextDataModule(lightning.LightningDataModule):
     its targets are `windows.IGNORED`.
 
     Args:
-        corpus: where the text comes from: stdlib (the source code of Python's standard library), files (your own, see
-            --data.files), hub (a data set, see --data.dataset), repetitions (generated, for induction heads), or your
-            own by the path of a function that returns a `data.text.Corpus`, such as mine.my_corpus.
-        max_tokens: train on at most this many tokens, from the beginning of the corpus, and validate on at most
-            validation_fraction of this number (null: no limit).
         tokenizer: bpe (trained on the training split), bytes, a published tiktoken encoding such as gpt2, or the path
             of a model to take the tokenizer from: a run, a checkpoint or a Hugging Face folder; the path must have a /
             (null: the tokenizer of --model.init_from). In Python, a dict from `Tokenizer.to_dict` instead of a path.
@@ -65,8 +60,6 @@ class TextDataModule(lightning.LightningDataModule):
 
     def __init__(
         self,
-        corpus: str = "stdlib",
-        max_tokens: int | None = None,
         tokenizer: str | dict | None = "bpe",
         vocab_size: int | None = None,
         context_length: int = 128,
@@ -95,15 +88,14 @@ class TextDataModule(lightning.LightningDataModule):
                 "data.repeat_fraction repeats text across the boundaries of documents, but data.document_masking hides "
                 "earlier documents: set --data.repeat_fraction 0 or --data.document_masking false"
             )
-        limits = options.token_limits(max_tokens)
         if tokenizer is None:
             raise Mistake("data.tokenizer is null, the tokenizer of --model.init_from: set one of these two options")
         if isinstance(tokenizer, str) and tokenizer != "bpe":
             check_name(tokenizer)
 
-        self.corpus = corpora.build(corpus, options)
+        self.corpus = corpora.build(options)
         name_or_tokenizer = Tokenizer.from_dict(tokenizer) if isinstance(tokenizer, dict) else tokenizer
-        self.cache = CorpusCache(self.corpus, name_or_tokenizer, vocab_size or 2048, limits, cache_dir)
+        self.cache = CorpusCache(self.corpus, name_or_tokenizer, vocab_size or 2048, options.token_limits, cache_dir)
         self.context_length = context_length
         self.batch_size = batch_size
         self.validation_batch_size = validation_batch_size or batch_size

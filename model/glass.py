@@ -153,7 +153,7 @@ class Glass:
     @property
     def steps(self) -> list[int]:
         """The steps of the checkpoints that the run has kept besides the best and the last, in ascending order."""
-        return Run(self.folder).kept_steps if self.folder else []
+        return [*Run(self.folder).kept] if self.folder else []
 
     def at(self, step: int) -> Glass:
         """Opens the model at a step: one of `steps`, the best or the last. Raises a `Mistake` for any other step."""

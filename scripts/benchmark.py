@@ -87,7 +87,7 @@ Device = Literal["cpu", "cuda"]
 Row = dict[str, Any]
 
 
-@exit_status("benchmark.py")
+@exit_status
 def main(argv: list[str] | None = None) -> None:
     benchmarks = {function.__name__: function for function in (train, generate, time_to_loss, growth)}
     options = read_command(benchmarks, argv, __doc__)

@@ -68,6 +68,6 @@ def content(comparison: Comparison, kind: str, axis: str) -> bytes:
     return comparison_page(comparison.html(), picture) if kind == ".html" else picture
 
 
-main = program("compare.py", show, __doc__)
+main = program(show, __doc__)
 if __name__ == "__main__":
     sys.exit(main())

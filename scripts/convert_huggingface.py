@@ -18,7 +18,7 @@ from model.runs.terminal import exit_status, say
 from scripts.parser import read_command
 
 
-@exit_status("convert_huggingface.py")
+@exit_status
 def main(argv: list[str] | None = None) -> None:
     commands = {"import": import_model, "export": export_model}
     options = read_command(commands, argv, __doc__)

@@ -32,34 +32,21 @@ if TYPE_CHECKING:
     from model.glass import Glass
 
 
-@exit_status("evaluate.py")
+@exit_status
 def main(argv: list[str] | None = None) -> None:
+    from jsonargparse import ArgumentParser
+
+    from data.corpora import CorpusOptions
     from model.runs.configs import layered, parse
 
     sys.path.append("")  # the user's own corpus lies in the current folder
-    parser = build_parser()
+    parser = ArgumentParser(description=__doc__, exit_on_error=False, **DEFAULTS)
+    add_parameters(parser, evaluate)
+    parser.add_class_arguments(CorpusOptions, "data")
     typed = parse(parser, sys.argv[1:] if argv is None else argv)
     options = layered(parser, typed).as_dict()
     del options["data"]
     evaluate(parser, typed, **options)
-
-
-def build_parser() -> ArgumentParser:
-    from jsonargparse import ArgumentParser
-
-    from data.corpora import CorpusOptions
-
-    parser = ArgumentParser(description=__doc__, exit_on_error=False, **DEFAULTS)
-    add_parameters(parser, evaluate)
-    parser.add_class_arguments(CorpusOptions, "data")
-    add = parser.add_argument
-    add(
-        "--data.corpus",
-        default="stdlib",
-        help="stdlib, files, hub, repetitions or your own, as for train.py (default: stdlib)",
-    )
-    add("--data.max_tokens", type=int | None, help="most tokens to read, as for train.py (default: no limit)")
-    return parser
 
 
 def evaluate(
@@ -120,11 +107,10 @@ def read_text(glass: Glass, parser: ArgumentParser, typed: Namespace, split: str
         path, known = glass.folder / CONFIG, parser.get_defaults().data
         of_run = {name: value for name, value in read_config(path).get("data", {}).items() if name in known}
         check_plain(path, "data.corpus", of_run.get("corpus", "stdlib"))
-    data = layered(parser, parse(parser, dumps({"data": of_run})), typed).data.as_dict()
-    name, max_tokens = data.pop("corpus"), data.pop("max_tokens")
-    options = CorpusOptions(**data)
-    corpus = build(name, options)
-    limit = options.token_limits(max_tokens)["train" if split == "all" else split]
+    data = layered(parser, parse(parser, dumps({"data": of_run})), typed).data
+    options = CorpusOptions(**data.as_dict())
+    corpus = build(options)
+    limit = options.token_limits["train" if split == "all" else split]
     passages = corpus.all_passages() if split == "all" else corpus.passages(split)
     tokens = np.concatenate([*token_stream(glass.tokenizer, passages, limit)])
     if len(tokens) == 1:  # the end-of-text with which every stream begins

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python 
 
 from model.mistakes import Mistake, check_range
 from model.runs.terminal import say
-from scripts.parser import program, prompt_text
+from scripts.parser import program
 
 if TYPE_CHECKING:
     from data.tokenizers import Tokenizer
@@ -83,7 +83,7 @@ def generate(
     Args:
         checkpoint: checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/)
         device: cpu, cuda, cuda:1, mps, ...; auto: a GPU if there is one
-        prompt: text to continue; - reads standard input; an empty text starts a new document
+        prompt: text to continue; an empty text starts a new document
         max_new_tokens: most tokens to write in a text
         stop: stop before this text; may be repeated. A text also ends where the model ends its document
         temperature: divides the logits: a larger one makes the text more random, 0 always takes the likeliest token
@@ -103,7 +103,6 @@ def generate(
     stops = stop or []
     if "" in stops:
         raise Mistake("--stop is empty: write the text before which to stop")
-    prompt = prompt_text(prompt)
     glass = open_run(checkpoint, device=device)
     glass.gpt.to(getattr(torch, dtype))
     seed = random.getrandbits(32) if seed is None else seed
@@ -142,6 +141,6 @@ def write_text(text: str) -> None:
         print(text, end="", flush=True)
 
 
-main = program("generate.py", generate, __doc__)
+main = program(generate, __doc__)
 if __name__ == "__main__":
     sys.exit(main())

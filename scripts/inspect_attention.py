@@ -25,7 +25,7 @@ from model.files import write_atomically
 from model.mistakes import Mistake, check
 from model.runs.run import ATTENTION, HEAD_SCORES, REPORT, Run
 from model.runs.terminal import say
-from scripts.parser import program, prompt_text
+from scripts.parser import program
 
 if TYPE_CHECKING:
     from model.inspection.recording import Recording
@@ -54,7 +54,7 @@ def inspect(
         run: run folder or checkpoint: shows the maps that the run recorded, or how the model reads --prompt (default:
             newest run under runs/)
         checkpoint: the same as --run
-        prompt: text that the model reads; only its end, if it is longer than the context; - reads standard input
+        prompt: text that the model reads; only its end, if it is longer than the context
         output: file to write; its ending says what: .html, .png, .svg, .pdf, .csv (default: report.html in the run's
             folder; with --prompt, attention.html in the current folder)
         steps: training steps to show. With --prompt: steps of which the run has a checkpoint, such as 0,500,1500
@@ -154,7 +154,7 @@ def of_prompt(path: Path | None, prompt: str, steps: list[int]) -> Shown:
     from model.pages.page import run_page
 
     glass = open_run(path)
-    tokenizer, tokens = glass.tokenizer, glass.encode(prompt_text(prompt), at_least=2)
+    tokenizer, tokens = glass.tokenizer, glass.encode(prompt, at_least=2)
     opened = [glass.at(step) for step in steps] or [glass]
     recording = recording_of([(glass, glass.read(tokens)) for glass in opened])
     models = [(glass.step or 0, glass.gpt) for glass in opened]
@@ -178,6 +178,6 @@ def write_maps(recording: Recording, output: Path, steps: list[int], heads: list
         draw_maps(recording, output, step, rows)
 
 
-main = program("inspect_attention.py", inspect, __doc__)
+main = program(inspect, __doc__)
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What the command lines of the scripts share: options from a function's signature, and functions that read values.
+"""What the command lines of the scripts share: options from a function's signature.
 
 jsonargparse, which train.py and evaluate.py use, also takes options from signatures, but importing it makes --help take
 three times as long.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-import os
 import re
-import sys
 from collections.abc import Callable
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -63,16 +61,17 @@ def add_parameters(parser: argparse.ArgumentParser, function: Callable) -> None:
         parser.add_argument(f"--{name}" if is_option else name, default=default, help=text, **settings)
 
 
-def program(name: str, function: Callable, description: str | None) -> Callable[..., int]:
+def program(function: Callable, description: str | None) -> Callable[..., int]:
     """Returns the `main` of a script, which calls `function` with the options of the command line, its parameters."""
 
+    @exit_status
     @functools.wraps(function)
     def main(argv: list[str] | None = None) -> None:
         parser = Parser(description=description)
         add_parameters(parser, function)
         function(**vars(parser.parse_args(argv)))
 
-    return exit_status(name)(main)
+    return main
 
 
 def read_command(functions: dict[str, Callable], argv: list[str] | None, description: str) -> dict[str, Any]:
@@ -83,17 +82,3 @@ def read_command(functions: dict[str, Callable], argv: list[str] | None, descrip
         text, _, _ = inspect.getdoc(function).partition("\nArgs:\n")
         add_parameters(commands.add_parser(name, help=text.splitlines()[0], description=text), function)
     return vars(parser.parse_args(argv))
-
-
-def prompt_text(prompt: str) -> str:
-    """Returns the prompt; for the prompt -, returns what standard input holds. Raises Mistake unless it is UTF-8."""
-    source, content = "--prompt", os.fsencode(prompt)
-    if prompt == "-":
-        source = "standard input"
-        if sys.stdin is None:
-            raise Mistake("--prompt - reads standard input, which is closed")
-        content = sys.stdin.buffer.read()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise Mistake(f"{source} is not UTF-8 text: {error}") from error

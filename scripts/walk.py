@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that `python 
 
 from model.mistakes import check_range
 from model.runs.terminal import say
-from scripts.parser import program, prompt_text
+from scripts.parser import program
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,15 +170,14 @@ def walk(
 
     Args:
         checkpoint: checkpoint file, run folder or folder of a Hugging Face model (default: newest run under runs/)
-        prompt: text to follow, two tokens or more; - reads standard input
+        prompt: text to follow, two tokens or more
         layer: block to show in detail, counted from 0
         head: head whose values to show, counted from 0
     """
     from model.glass import open_run
 
-    text = prompt_text(prompt)
     glass = open_run(checkpoint)
-    config, reading = glass.gpt.config, glass.read(glass.encode(text, at_least=2))
+    config, reading = glass.gpt.config, glass.read(glass.encode(prompt, at_least=2))
     T, H, H_kv = len(reading.ids), config.num_heads, config.num_kv_heads
     check_range("--layer", layer, 0, config.num_layers - 1)
     check_range("--head", head, 0, H - 1)
@@ -326,6 +325,6 @@ def quoted(text: str) -> str:
     return repr(text).replace(" ", KEPT_SPACE)
 
 
-main = program("walk.py", walk, __doc__)
+main = program(walk, __doc__)
 if __name__ == "__main__":
     sys.exit(main())

@@ -175,7 +175,7 @@ def test_help_begins_with_the_usual_commands_and_explains_every_option(capsys, p
         assert re.search(rf"{option}\b", all_options), option
     corpus = all_options.split("--data.corpus CORPUS")[1].split("\n  --")[0]
     for name in CORPORA:
-        assert re.search(rf"\b{name}\b", corpus), f"mention {name} in the docstring of TextDataModule"
+        assert re.search(rf"\b{name}\b", corpus), f"mention {name} in the docstring of CorpusOptions"
 
 
 def test_ctrl_c_while_text_is_tokenised_ends_the_program_and_leaves_nothing(small_options, here, monkeypatch):

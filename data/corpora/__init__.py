@@ -12,7 +12,7 @@ from data.corpora.files import file_corpus
 from data.corpora.hub import HubCorpus
 from data.corpora.repetitions import RepetitionCorpus
 from data.corpora.stdlib import stdlib_corpus
-from data.text import Corpus
+from data.text import SPLITS, Corpus
 from model.mistakes import Mistake, check_range, imported
 
 # The name of each corpus, and what builds it: a function or class that takes some of the fields of CorpusOptions.
@@ -25,15 +25,21 @@ CORPORA: dict[str, Callable[..., Corpus]] = {
 # Option -> the corpus that is selected by setting it. The page names the text by such an option: add yours to
 # `_text_in_words` in model/pages/learning.py.
 SELECTED_BY = {"files": "files", "dataset": "hub"}
+READ_HERE = ("corpus", "max_tokens")  # options that no corpus needs to know
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class CorpusOptions:
-    """The options of all corpora, --data.NAME. Each corpus gets those that its builder in CORPORA has as parameters.
+    """What text is read, by --data.NAME. Each corpus gets the options that its builder in CORPORA has as parameters.
 
     Args:
+        corpus: where the text comes from: stdlib (the source code of Python's standard library), files (your own, see
+            --data.files), hub (a data set, see --data.dataset), repetitions (generated, for induction heads), or your
+            own by the path of a function that returns a `data.text.Corpus`, such as mine.my_corpus.
+        max_tokens: train on at most this many tokens, from the beginning of the corpus, and validate on at most
+            validation_fraction of this number (null: no limit).
         files: files to read, as glob patterns: json, jsonl (or jsonlines, ndjson), csv, tsv, parquet, arrow, or plain
             text with any other ending; json, jsonl, csv and tsv may be compressed (.gz, .zst, .xz or .bz2). Setting
             this selects --data.corpus files, unless that is your own.
@@ -52,6 +58,8 @@ class CorpusOptions:
             validation_files or the data set has a validation split.
     """
 
+    corpus: str = "stdlib"
+    max_tokens: int | None = None
     files: list[str] | str | None = None
     validation_files: list[str] | str | None = None
     text_column: str = "text"
@@ -66,19 +74,20 @@ class CorpusOptions:
 
     def __post_init__(self) -> None:
         check_range("data.validation_fraction", self.validation_fraction, 0, 1, low_open=True, high_open=True)
-
-    def token_limits(self, max_tokens: int | None) -> dict[str, int | None]:
-        """Returns how many tokens of each split are read, None for all, if the option max_tokens has this value."""
-        check_range("data.max_tokens", max_tokens, 2)
-        if max_tokens is not None:
-            return {"train": max_tokens, "validation": max(int(max_tokens * self.validation_fraction), 2)}
-        if self.streaming:
+        check_range("data.max_tokens", self.max_tokens, 2)
+        if self.streaming and self.max_tokens is None:
             raise Mistake("data.streaming needs a limit: set --data.max_tokens to the number of tokens to train on")
-        return {"train": None, "validation": None}
+
+    @property
+    def token_limits(self) -> dict[str, int | None]:
+        """How many tokens of each split are read, None for all."""
+        if self.max_tokens is None:
+            return dict.fromkeys(SPLITS)
+        return {"train": self.max_tokens, "validation": max(int(self.max_tokens * self.validation_fraction), 2)}
 
 
-def build(name: str, options: CorpusOptions) -> Corpus:
-    """Builds the corpus `name`, or the corpus that an option selects instead (see SELECTED_BY).
+def build(options: CorpusOptions) -> Corpus:
+    """Builds options.corpus, or the corpus that another option selects instead (see SELECTED_BY).
 
     A name with a dot, such as mine.my_corpus, is imported: a function or class like those in CORPORA. No option selects
     another instead.
@@ -86,9 +95,9 @@ def build(name: str, options: CorpusOptions) -> Corpus:
     Warns about every option that is set but not read by this corpus. This is not a Mistake: a user may combine a config
     with another corpus than it was written for.
 
-    Raises Mistake if options contradict each other, or if `name` is unknown.
+    Raises Mistake if options contradict each other, or if options.corpus is unknown.
     """
-    values = vars(options)
+    values, name = vars(options), options.corpus
     is_set = {option: value for option, value in values.items() if value != getattr(CorpusOptions, option)}
     selected = [option for option in SELECTED_BY if option in is_set]
     if len(selected) > 1:
@@ -98,6 +107,6 @@ def build(name: str, options: CorpusOptions) -> Corpus:
     builder = CORPORA.get(name) or imported("data.corpus", name, CORPORA)
     reads = signature(builder).parameters
     for option in is_set:
-        if option not in reads:
+        if option not in {*reads, *READ_HERE}:
             _log.warning("data.%s is ignored: data.corpus %s has no such option.", option, name)
     return builder(**{option: values[option] for option in reads})

@@ -21,6 +21,7 @@ import json
 import logging
 import math
 import signal
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +51,21 @@ def ends_epoch(trainer: Trainer) -> bool:
     return trainer.is_last_batch or trainer.should_stop
 
 
+@dataclass(eq=False)
 class EndOfStep(Checkpoint):
     """The callback that ends each step. It is a `Checkpoint` because Lightning runs those after all other callbacks."""
 
-    def __init__(self, options: Options, recorder: Recorder, samples: Samples, checkpoints: Checkpoints):
-        self.options = options
-        self.recorder = recorder
-        self.samples = samples
-        self.checkpoints = checkpoints
-        self.metrics = TrainingMetrics()
-        self.signals = StopSignals()
-        self.is_validated = False  # whether this step has been validated
-        self.best_loss = math.inf
-        self.best_of: list[Any] = []  # what best_loss was measured on
-        self.is_running = False
-        self.batch_began_at = math.inf  # the step at which the last batch began
+    options: Options
+    recorder: Recorder
+    samples: Samples
+    checkpoints: Checkpoints
+    metrics: TrainingMetrics = field(default_factory=TrainingMetrics)
+    signals: StopSignals = field(default_factory=StopSignals)
+    is_validated: bool = False  # whether this step has been validated
+    best_loss: float = math.inf
+    best_of: list[Any] = field(default_factory=list)  # what best_loss was measured on
+    is_running: bool = False
+    batch_began_at: float = math.inf  # the step at which the last batch began
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self.batch_began_at = trainer.global_step

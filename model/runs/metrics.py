@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ from model.runs.weights_and_biases import WeightsAndBiases
 from model.training.hardware import peak_flops
 
 
+@dataclass
 class TrainingMetrics:
     """Sums of loss, tokens and time since the last `take`. The loss stays on its device, so that no step waits."""
 
-    def __init__(self) -> None:
-        self.new_tokens = 0  # since the last `take`, of all ranks
-        self.loss_sum: Tensor | float = 0.0  # over the new tokens, in nats
-        self.timed_tokens = 0  # since `started`
-        self.started: float | None = None
+    new_tokens: int = 0  # since the last `take`, of all ranks
+    loss_sum: Tensor | float = 0.0  # over the new tokens, in nats
+    timed_tokens: int = 0  # since `started`
+    started: float | None = None
 
     def start_clock(self) -> None:
         if self.started is None:
@@ -84,6 +85,7 @@ def log_metrics(trainer: Trainer, metrics: dict[str, float]) -> None:
         logger.log_metrics(metrics, step=trainer.global_step)
 
 
+@dataclass(eq=False)
 class RunLogger(Logger):
     """Writes metrics.csv, where all metrics of a step are one row, and passes them on to Weights & Biases.
 
@@ -92,14 +94,12 @@ class RunLogger(Logger):
     themselves. So this takes the step from the trainer.
     """
 
-    name = version = ""  # so that ModelCheckpoint's save_dir/name/version/checkpoints is the run's checkpoints/
+    run_dir: Path
+    wandb: WeightsAndBiases
+    trainer: Trainer | None = None  # set before training begins
+    rows: dict[int, Row] = field(default_factory=dict)  # by step, those that the file lacks
 
-    def __init__(self, run_dir: Path, wandb: WeightsAndBiases):
-        super().__init__()
-        self.run_dir = run_dir
-        self.wandb = wandb
-        self.trainer: Trainer | None = None  # set before training begins
-        self.rows: dict[int, Row] = {}  # by step, those that the file lacks
+    name = version = ""  # so that ModelCheckpoint's save_dir/name/version/checkpoints is the run's checkpoints/
 
     @property
     def save_dir(self) -> str:

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from model.files import append, content_of, whole_lines, write_atomically
+from model.files import whole_lines, write_atomically
 from model.mistakes import parsing
 
 # The first columns of every metrics.csv. Other logged metrics, such as head scores, come after them.
@@ -39,34 +39,19 @@ def _number(figure: str) -> float:
 
 def write_metrics(path: Path, rows: list[Row]) -> None:
     """Replaces a metrics.csv."""
-    columns = [*dict.fromkeys(chain(COLUMNS, *rows))]
-    header = {column: column for column in columns}
-    write_atomically(path, _as_csv(columns, [header, *rows]).encode())
+    text = io.StringIO()
+    writer = csv.DictWriter(text, dict.fromkeys(chain(COLUMNS, *rows)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
 
 
 def add_rows(path: Path, added: dict[int, Row]) -> None:
-    """Adds metrics, by step, to a metrics.csv: new rows, or more columns of a row.
-
-    Appends where that is enough, so that a long run does not parse and write its whole file at every checkpoint.
-    """
-    lines = content_of(path).decode(errors="replace").splitlines(keepends=True)
-    if len(lines) > 1 and lines[-1].endswith("\n"):  # there are rows, and none was cut short
-        columns, last_step = next(csv.reader(lines)), lines[-1].partition(",")[0]
-        are_later = last_step.isdecimal() and min(added) > int(last_step)
-        if are_later and all(row.keys() <= {*columns} for row in added.values()):
-            append(path, _as_csv(columns, [added[step] for step in sorted(added)]))
-            return
+    """Adds metrics, by step, to a metrics.csv: new rows, or more columns of a row."""
     rows = {row["step"]: row for row in read_metrics(path)}
     for step, row in added.items():
         rows[step] = rows.get(step, {}) | row
     write_metrics(path, [*rows.values()])
-
-
-def _as_csv(columns: list[str], rows: list) -> str:
-    """Returns the lines of these rows."""
-    text = io.StringIO()
-    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -126,14 +126,10 @@ class Run:
         with parsing(path):
             return json.loads(content_of(path) or "{}").get("state")
 
-    def kept(self, step: int) -> Path:
-        """Returns the path of the checkpoint that --checkpoints.keep_steps keeps for a step; it may not exist."""
-        return self.folder / CHECKPOINTS / f"step_{step:08d}.ckpt"
-
     @property
-    def kept_steps(self) -> list[int]:
-        """The steps whose checkpoints the run has kept, in ascending order."""
-        return sorted(by_step((self.folder / CHECKPOINTS).glob("step_*.ckpt")))
+    def kept(self) -> dict[int, Path]:
+        """The checkpoints that the run has kept by --checkpoints.keep_steps, by their steps in ascending order."""
+        return by_step(sorted((self.folder / CHECKPOINTS).glob("step_*.ckpt")))
 
     def at(self, step: int) -> Path:
         """Returns the checkpoint of a step. Raises a `Mistake` if there is none.
@@ -142,9 +138,10 @@ class Run:
         """
         from model.checkpoint import read_checkpoint  # torch takes a second to import, and most callers do not need it
 
-        steps = {*self.kept_steps} if self.is_run else set()
-        if step in steps:
-            return self.kept(step)
+        kept = self.kept if self.is_run else {}
+        if step in kept:
+            return kept[step]
+        steps = {*kept}
         for path in (self.named, *(self.first(file) for file in RUN_CHECKPOINTS if self.is_run)):
             if path:
                 steps.add(read_checkpoint(path, on_disk=True)["global_step"])

@@ -29,21 +29,20 @@ from model.files import atomic_file, write_atomically
 from model.mistakes import Mistake, file_errors, listed
 from model.runs.code import open_known
 from model.runs.records import as_line, read_lines, read_metrics, write_metrics
-from model.runs.run import ATTENTION, BEST, CHECKPOINTS, HEAD_SCORES, LAST, METRICS, SAMPLES, Run, by_step
+from model.runs.run import ATTENTION, BEST, CHECKPOINTS, HEAD_SCORES, LAST, METRICS, SAMPLES, by_step
 
 # What a checkpoint needs to be resumed, besides what every checkpoint has.
 RESUMED = ("TextDataModule", "best", "callbacks", "loops", "loss_sum", "lr_schedulers", "optimizer_states")
 
 
+@dataclass
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file and renames it; reads plain data only, which cannot run code.
 
     other_code: whether to resume a checkpoint that other code than this has trained.
     """
 
-    def __init__(self, other_code: bool = False) -> None:
-        super().__init__()
-        self.other_code = other_code
+    other_code: bool = False
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         with atomic_file(Path(path)) as file:
@@ -85,7 +84,7 @@ class Checkpoints:
         run_dir, step = Path(trainer.default_root_dir), trainer.global_step
         files = [run_dir / BEST] if is_best else []
         if step in self.keep_steps:
-            files.append(Run(run_dir).kept(step))
+            files.append(run_dir / CHECKPOINTS / f"step_{step:08d}.ckpt")
         first, *others = [*files, run_dir / LAST]
         trainer.save_checkpoint(first)
         if trainer.is_global_zero:

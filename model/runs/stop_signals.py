@@ -11,21 +11,17 @@ if hasattr(signal, "SIGUSR1"):  # Windows has none. Slurm sends it before a job'
 
 
 class TrainingInterrupted(BaseException):
-    """Raised at the end of a step, after the checkpoint is saved, to stop training because of a signal.
+    """Raised with a signal at the end of a step, after the checkpoint is saved, to stop training because of it.
 
     It is no error, so no `Exception`, as KeyboardInterrupt is none.
     """
-
-    def __init__(self, signum: int):
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.signum = signum
 
 
 class StopSignals:
     """Notes the first of STOP_SIGNALS, then restores the earlier handlers, which handle a second one."""
 
     def __init__(self) -> None:
-        self.received: int | None = None
+        self.received: signal.Signals | None = None
         self.handlers: dict[int, Any] = {}  # the handlers that `install` has replaced
 
     def install(self) -> None:
@@ -37,6 +33,6 @@ class StopSignals:
             signal.signal(*self.handlers.popitem())
 
     def _note(self, signum: int, frame: Any) -> None:
-        self.received = signum
+        self.received = signal.Signals(signum)
         self.remove()
         log.warning("Stopping after this step, to save a checkpoint; press Ctrl-C again to stop at once.")

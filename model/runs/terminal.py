@@ -5,12 +5,14 @@ Imports nothing that is slow, because every script imports it.
 
 import errno
 import functools
+import inspect
 import io
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 from model.mistakes import WHERE_MODULES_ARE, Mistake, is_out_of_memory
@@ -56,44 +58,43 @@ def gets_sentence(error: BaseException) -> bool:
     return isinstance(error, Mistake) or (isinstance(error, OSError) and error.errno in REFUSED)
 
 
-def exit_status(program: str) -> Callable[[Callable[..., int | None]], Callable[..., int]]:
+def exit_status(main: Callable[..., int | None]) -> Callable[..., int]:
     """Decorator for a `main` function: makes it return the exit status, and show some errors without a traceback.
 
-    The status is what `main` returns, 0 for None; 2 after an error that `gets_sentence`, printed on standard error, or
-    without memory; 130 after Ctrl-C; 0 if the reader of standard output has closed it.
+    The status is what `main` returns, 0 for None; 2 after an error that `gets_sentence`, printed on standard error
+    after the name of the program's file, or without memory; 130 after Ctrl-C; 0 if the reader of standard output has
+    closed it.
     """
+    program = Path(inspect.getfile(inspect.unwrap(main))).name
 
-    def decorate(main: Callable[..., int | None]) -> Callable[..., int]:
-        @functools.wraps(main)
-        def wrapper(*args, **kwargs) -> int:
-            if isinstance(sys.stdout, io.TextIOWrapper):
-                sys.stdout.reconfigure(errors="replace")  # print ? for characters the terminal's encoding lacks
-            handler = logging.StreamHandler()
-            handler.setFormatter(_Formatter())
-            logging.basicConfig(handlers=[handler])
-            logging.getLogger("data").setLevel(logging.INFO)
-            try:
-                status = main(*args, **kwargs) or 0
-                print(end="", flush=True)  # raises here, not when Python exits, if standard output is closed
-                return status
-            except KeyboardInterrupt:
-                print()
-                return 130
-            except BrokenPipeError:
-                if output_is_closed():
-                    return 0
+    @functools.wraps(main)
+    def wrapper(*args, **kwargs) -> int:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # print ? for characters the terminal's encoding lacks
+        handler = logging.StreamHandler()
+        handler.setFormatter(_Formatter())
+        logging.basicConfig(handlers=[handler])
+        logging.getLogger("data").setLevel(logging.INFO)
+        try:
+            status = main(*args, **kwargs) or 0
+            print(end="", flush=True)  # raises here, not when Python exits, if standard output is closed
+            return status
+        except KeyboardInterrupt:
+            print()
+            return 130
+        except BrokenPipeError:
+            if output_is_closed():
+                return 0
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                error = Mistake("there is not enough memory: ask for less text, or for another --device")
+            if not gets_sentence(error):
                 raise
-            except Exception as error:
-                if is_out_of_memory(error):
-                    error = Mistake("there is not enough memory: ask for less text, or for another --device")
-                if not gets_sentence(error):
-                    raise
-                say(f"{program}: {sentence(error)}", sys.stderr)
-                return 2
+            say(f"{program}: {sentence(error)}", sys.stderr)
+            return 2
 
-        return wrapper
-
-    return decorate
+    return wrapper
 
 
 def output_is_closed() -> bool:

@@ -17,8 +17,8 @@ from data.text import SPLITS, Corpus, Passage
 from tests.command_lines import mistake
 
 
-def build(name="stdlib", **options):
-    return corpora.build(name, CorpusOptions(**options))
+def build(corpus="stdlib", **options):
+    return corpora.build(CorpusOptions(corpus, **options))
 
 
 def texts(corpus, *splits):
@@ -215,7 +215,7 @@ def test_a_new_corpus_is_one_line_in_the_registry_and_one_for_each_option(monkey
     parser = ArgumentParser()
     parser.add_class_arguments(TextDataModule, "data")
     assert "how many there are. (type: int, default: 3)" in " ".join(parser.format_help().split())
-    assert texts(TextDataModule("sentence", words=5).corpus, "train") == ["word " * 5]
+    assert texts(TextDataModule(corpus="sentence", words=5).corpus, "train") == ["word " * 5]
 
 
 def test_an_option_selects_its_corpus_and_an_option_of_another_corpus_warns(here, caplog):

@@ -51,7 +51,7 @@ def stream(tokens):
 
 
 def cache_of(cache_dir="cache", tokenizer="bpe", vocab_size=300, **options):
-    corpus = corpora.build("files", CorpusOptions(files="*.txt", **options))
+    corpus = corpora.build(CorpusOptions(files="*.txt", **options))
     return CorpusCache(corpus, tokenizer, vocab_size, {"train": None, "validation": None}, cache_dir)
 
 

@@ -91,9 +91,9 @@ def test_checkpoints_are_found_by_step():
         Run.open(run).at(5)
     for name in ("step_00000100", "step_00000003", "step_old"):
         write(f"runs/a/checkpoints/{name}.ckpt")
-    assert Run(run).kept_steps == [3, 100]
+    assert [*Run(run).kept] == [3, 100]
     save_checkpoint(best, gpt, 30)
-    expected = [Run(run).kept(100), Run(run).kept(3), best, last]
+    expected = [Run(run).kept[100], Run(run).kept[3], best, last]
     for path in (run, best):
         assert [Run.open(path).at(step) for step in (100, 3, 30, 40)] == expected
     best.write_bytes(best.read_bytes()[:100])

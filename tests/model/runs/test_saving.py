@@ -101,7 +101,7 @@ def test_a_full_disk_keeps_the_old_file_and_the_message_names_it(tmp_path):
 
 
 def test_a_run_on_a_read_only_disk_cannot_be_rewound_and_the_message_names_the_file(tmp_path, monkeypatch):
-    kept, last = Run(tmp_path).kept(9), tmp_path / "checkpoints/last.ckpt"
+    kept, last = (tmp_path / "checkpoints" / name for name in ("step_9.ckpt", "last.ckpt"))
     write_atomically(kept, b"later")
 
     def refuse(path, **_):
@@ -113,7 +113,7 @@ def test_a_run_on_a_read_only_disk_cannot_be_rewound_and_the_message_names_the_f
 
 
 def test_a_run_that_is_rewound_to_its_best_model_keeps_it(kept):
-    best, resumed = kept / "checkpoints/best.ckpt", Run(kept).kept(4)
+    best, resumed = kept / "checkpoints/best.ckpt", Run(kept).kept[4]
     assert rewind(kept, resumed, 4) and best.read_bytes() == resumed.read_bytes()
     best.unlink()
     rows = read_metrics(kept / "metrics.csv")

@@ -13,14 +13,14 @@ from tests import programs
 from tests.command_lines import tells
 
 
-@exit_status("tool.py")
+@exit_status
 def tool(error):
     """A program that raises `error`, if any."""
     if error:
         raise error
 
 
-MISTAKE = (2, "", "tool.py: two lines\n")
+MISTAKE = (2, "", "test_terminal.py: two lines\n")
 ENDS = [(None, 0, "", ""), (KeyboardInterrupt(), 130, "\n", "")]
 ENDS += [(Mistake("two\n  lines"), *MISTAKE), (Missing("two\n  lines"), *MISTAKE)]
 
@@ -41,13 +41,13 @@ def test_any_other_error_is_passed_on(kind):
 def test_what_the_system_refuses_is_a_mistake(capsys, reason):
     """For example a folder that this user may not read, or standard output on a full disk."""
     assert tool(OSError(reason, "the reason", "runs/a")) == 2
-    assert tells(capsys.readouterr().err, "tool.py: runs/a")
+    assert tells(capsys.readouterr().err, "test_terminal.py: runs/a")
 
 
 def test_a_character_that_the_terminal_lacks_is_written_as_a_question_mark(monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    assert exit_status("tool.py")(lambda: print("runs/é"))() == 0
+    assert exit_status(lambda: print("runs/é"))() == 0
     assert written.getvalue() == b"runs/?\n"
 
 
@@ -62,7 +62,7 @@ def test_long_messages_are_cut_and_control_characters_escaped():
 def test_a_closed_standard_output_is_no_error(body, status):
     """For example in `python scripts/generate.py | head -1`."""
     source = "import sys\nfrom model.mistakes import Mistake\nfrom model.runs.terminal import exit_status\n"
-    source += f"@exit_status('x')\ndef main():\n    {body}\n"
+    source += f"@exit_status\ndef main():\n    {body}\n"
     source += "status = main()\nsys.stderr.write(f'status {status}')"
     program = programs.start("-c", source, stderr=subprocess.PIPE)
     program.stdout.close() if status == 0 else program.stdout.read()
