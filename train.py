@@ -16,8 +16,6 @@ from traceback import extract_tb
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from data.datamodule import TextDataModule
 from model.kernels import keep_freed_memory
@@ -106,12 +104,8 @@ def build_trainer(options: Options, run_dir: Path, built: Namespace, end_of_step
         "enable_progress_bar": has_bar,
         "logger": [logger, *as_list(built.trainer.logger)],
         "plugins": [AtomicCheckpointIO(options.config.other_code)],
+        "num_sanity_val_steps": -1 if options.trained else 0,  # validates the model of init_from before step 1
     }
-    if SLURMEnvironment.detect():
-        # Lightning would requeue the job, and the same command does not resume the run.
-        overrides["plugins"].append(SLURMEnvironment(auto_requeue=False))
-    if options.trained:
-        overrides["num_sanity_val_steps"] = -1  # validate the model of init_from before step 1
     try:
         trainer = Trainer(**trainer_arguments(built.trainer) | overrides)
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
@@ -148,8 +142,6 @@ def main(args: list[str] | None = None) -> int:
         (received,) = stop.args
         say(f"stopped by {received.name}, and saved; {run.how_to_resume}", sys.stderr)
         return 128 + received
-    except SIGTERMException:  # Lightning's SystemExit(0), for a SIGTERM before EndOfStep handles signals
-        return 128 + signal.SIGTERM
     except Exception as error:
         if message := explanation(error, run):
             raise Mistake(message) from error
@@ -180,7 +172,8 @@ def train(parser: ArgumentParser, options: Options, run: Run) -> None:
 
 
 if __name__ == "__main__":
-    # Until training begins, a signal exits at once. Then EndOfStep handles it: the run is saved first.
+    # Until training begins, a signal exits at once. Then EndOfStep handles it: the run is saved first. Lightning finds
+    # these handlers, so it does not let Slurm requeue the job, whose command would not resume the run.
     for signum in STOP_SIGNALS:
         signal.signal(signum, lambda received, _: sys.exit(128 + received))
     sys.exit(main())

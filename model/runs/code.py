@@ -57,17 +57,15 @@ def sources() -> dict[str, str]:
     The user's own modules belong to them: those that have been loaded from the checkout, the current folder or one that
     PYTHONPATH names. A file outside of the checkout is named as its module, so that no folder is recorded.
     """
-    known = map(os.path.abspath, [str(ROOT), "", *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    own = [folder for folder in known if not any(Path(folder).glob("*.dist-info"))]  # pip installs into others
-    folders = tuple(f"{folder.rstrip(os.sep)}{os.sep}" for folder in own)
+    known = map(os.path.abspath, [ROOT, "", *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    folders = [folder for folder in map(Path, known) if not any(folder.glob("*.dist-info"))]  # pip installs into others
     paths = {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     for module in [*sys.modules.values()]:
         file = getattr(module, "__file__", None) or ""
         if not INSTALLED.isdisjoint(file.split(os.sep)):  # noqa: PTH206  fast: a run loads thousands
             continue
-        file = os.path.abspath(file)  # noqa: PTH100
-        path = Path(file)
-        if file.startswith(folders) and path.suffix == ".py" and path.is_file():
+        path = Path(os.path.abspath(file))  # noqa: PTH100
+        if any(map(path.is_relative_to, folders)) and path.suffix == ".py" and path.is_file():
             name = f"{module.__name__.replace('.', '/')}.py"
             paths[path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else name] = path
     return {

@@ -62,9 +62,7 @@ def trainer_arguments(options: Namespace) -> dict[str, Any]:
         "limit_train_batches": steps_in_epoch * options.accumulate_grad_batches,
         "val_check_interval": None,  # at the end of each epoch
         "reload_dataloaders_every_n_epochs": 1,  # the first epoch of a resumed run may be shorter than the others
-        "num_sanity_val_steps": 0,
         "enable_model_summary": False,
-        "use_distributed_sampler": False,  # the data module gives each rank its own rows
     }
 
 
