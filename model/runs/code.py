@@ -57,7 +57,7 @@ def sources() -> dict[str, str]:
     The user's own modules belong to them: those that have been loaded from the checkout, the current folder or one that
     PYTHONPATH names. A file outside of the checkout is named as its module, so that no folder is recorded.
     """
-    known = map(os.path.abspath, [ROOT, "", *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    known = map(os.path.abspath, [str(ROOT), "", *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     folders = [folder for folder in map(Path, known) if not any(folder.glob("*.dist-info"))]  # pip installs into others
     paths = {path.relative_to(ROOT).as_posix(): path for pattern in TRAINING for path in ROOT.glob(pattern)}
     for module in [*sys.modules.values()]:

@@ -97,7 +97,7 @@ class RunLogger(Logger):
     run_dir: Path
     wandb: WeightsAndBiases
     trainer: Trainer | None = None  # set before training begins
-    rows: dict[int, Row] = field(default_factory=dict)  # by step, those that the file lacks
+    rows: list[Row] = field(default_factory=list)  # what the file lacks; a step may have several
 
     name = version = ""  # so that ModelCheckpoint's save_dir/name/version/checkpoints is the run's checkpoints/
 
@@ -114,7 +114,7 @@ class RunLogger(Logger):
         numbers = {name: value if type(value) in (int, float) else float(value) for name, value in metrics.items()}
         numbers.pop("epoch", None)  # Lightning adds it, a count of validations
         step = self.trainer.global_step
-        self.rows[step] = {**self.rows.get(step, {}), **numbers, "step": step}  # callbacks may log a step of their own
+        self.rows.append(numbers | {"step": step})  # callbacks may log a step of their own
         self.wandb.log(numbers, step)
 
     @rank_zero_only
@@ -122,5 +122,5 @@ class RunLogger(Logger):
         """Writes the file. status: "running" at every validation, recording and checkpoint, else how the run ends."""
         if self.rows and self.run_dir.exists():
             add_rows(self.run_dir / METRICS, self.rows)
-            self.rows = {}
+            self.rows = []
         self.wandb.finish(status)

@@ -46,11 +46,11 @@ def write_metrics(path: Path, rows: list[Row]) -> None:
     write_atomically(path, text.getvalue().encode())
 
 
-def add_rows(path: Path, added: dict[int, Row]) -> None:
-    """Adds metrics, by step, to a metrics.csv: new rows, or more columns of a row."""
-    rows = {row["step"]: row for row in read_metrics(path)}
-    for step, row in added.items():
-        rows[step] = rows.get(step, {}) | row
+def add_rows(path: Path, added: list[Row]) -> None:
+    """Adds metrics to a metrics.csv: new rows, or more columns of a step's row."""
+    rows: dict[float, Row] = {}
+    for row in [*read_metrics(path), *added]:
+        rows[row["step"]] = rows.get(row["step"], {}) | row
     write_metrics(path, [*rows.values()])
 
 

@@ -58,8 +58,7 @@ def report_html(run_dir: Path, state: str | None = None, recording: Recording | 
         from model.glass import open_run  # here, because it imports what only these pages need
 
         glass = open_run(run_dir)
-        opened = {step: glass.at(step) for step in glass.steps if step != glass.step} | {glass.step: glass}
-        models = [(step, opened[step].gpt) for step in sorted(opened) if opened[step].gpt.config == glass.gpt.config]
+        models = [(step, glass.at(step).gpt) for step in sorted({*glass.steps, glass.step or 0})]
         tokenizer = glass.tokenizer
     return run_page(
         name,

@@ -52,11 +52,11 @@ def test_all_metrics_of_a_step_are_in_one_row_and_a_new_column_keeps_the_rows_be
 
 
 def test_rows_that_are_added_one_by_one_make_the_file_of_all_at_once(tmp_path):
-    rows = {10: {"step": 10, "lr": 1 / 3}, 20: {"step": 20, "a, b": 1, "lr": 2.0}, 30: {"step": 30, "lr": 3e-9}}
+    rows = [{"step": 10, "lr": 1 / 3}, {"step": 20, "a, b": 1, "lr": 2.0}, {"step": 30, "lr": 3e-9}]
     one_by_one, at_once = tmp_path / "a.csv", tmp_path / "b.csv"
     add_rows(at_once, rows)
-    for step, row in rows.items():
-        add_rows(one_by_one, {step: row})
+    for row in rows:
+        add_rows(one_by_one, [row])
     assert one_by_one.read_text() == at_once.read_text()
 
 
