@@ -6,6 +6,7 @@ Of lines that have the same cause and the same output, the last is shown.
 Shapes: B batch, T query length, S key length, H heads, G key and value heads, K head width, E width of the output.
 """
 
+import functools
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -162,6 +163,7 @@ MISTAKES = {
     },
 }
 Explanations = Iterator[tuple[str, str] | None]
+_compiled = functools.cache(lambda line: compile(line, "", "exec"))
 
 
 @torch.inference_mode()
@@ -193,7 +195,7 @@ def explanations(
     with suppress(RuntimeError):  # the heads may have to be added up
         for line in lines:
             before.append({**names})
-            exec(line, names)
+            exec(_compiled(line), names)
     for name, changes in MISTAKES.items():
         i = [*FORMULA].index(name)
         for change, cause in changes.items():
@@ -201,7 +203,8 @@ def explanations(
             line = f"{name} = {change}"
             is_found = False
             with suppress(RuntimeError):  # a change that does not fit these shapes
-                exec("\n".join([line, *lines[i + 1 :]]), names)
+                for each in (line, *lines[i + 1 :]):
+                    exec(_compiled(each), names)
                 difference = ((names["output"] - attempt.output).abs() - attempt.rounding).flatten(1)
                 # NaN is a query that may see nothing.
                 is_found = bool((~(difference > 0).any(1) & (difference <= 0).any(1)).any())

@@ -5,6 +5,7 @@ word of the sentence that it has to get, or nothing if the attention is still ri
 """
 
 import copy
+import functools
 import inspect
 import warnings
 from functools import partial
@@ -25,15 +26,16 @@ from tests.small_runs import assert_same
 TABLE = Path(__file__).with_name("attention_mistakes.txt").read_text(encoding="utf-8").splitlines()[1:]
 CHANGES = [line.removesuffix(" |").replace("\\n", "\n").split(" | ") for line in TABLE]
 WITHOUT_MASK = ["MinGPT", 'att.masked_fill(self.bias[:T, :T] == 0, float("-inf"))', "att"]
+source_of = functools.cache(inspect.getsource)
 STYLES = [name for name, made in vars(attention_styles).items() if inspect.getmodule(made) is attention_styles]
 
 
 def made(style, text="", replacement=""):
     """The attention of a style, with a change of its text."""
-    source = inspect.getsource(attention_styles)
-    part = inspect.getsource(getattr(attention_styles, style))
+    part = source_of(getattr(attention_styles, style))
     assert text in part
     names = {"__name__": "changed"}
+    source = source_of(attention_styles)
     exec(source.replace(part, part.replace(text, replacement)) if text else source, names)
     attention = names[style]
     return attention() if isinstance(attention, type) else attention
