@@ -1,6 +1,7 @@
 """The benchmarks' command line: what it prints and refuses. The work is too small for its figures to mean anything."""
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -98,9 +99,17 @@ def test_train_and_generate_compare_each_work_with_models_of_one_size(measure, n
     assert {row["work"] for row in written} == {"writing 1 x 3 tokens, 1x16", "writing 2 x 3 tokens, 1x16"}
 
 
-def test_a_contender_is_measured_in_a_process_of_its_own(nanogpt, tmp_path, monkeypatch):
-    (tmp_path / "transformers.py").write_text("AutoModel = AutoTokenizer = None")  # Lightning takes long to import it
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+@pytest.mark.filterwarnings("ignore:'scripts.* found in sys.modules:RuntimeWarning")
+def test_a_contender_is_measured_by_a_module_that_is_started(nanogpt, monkeypatch, capsys):
+    """Here in this process: a new one takes seconds to import Lightning. Those of the next tests are real."""
+
+    def start(command, cwd, **_):
+        assert (*command[:2], cwd) == (sys.executable, "-m", benchmark.ROOT)
+        monkeypatch.setattr(sys, "argv", command[2:])
+        runpy.run_module(command[2], run_name="__main__")
+        return subprocess.CompletedProcess(command, 0, capsys.readouterr().out)
+
+    monkeypatch.setattr(subprocess, "run", start)
     job = {"function": "measure_writing", "contender": "nanogpt", "checkout": nanogpt.partition("=")[2], "seed": 0}
     job |= {"size": SMALL, "batch_size": 2, "new_tokens": 3, "device": "cpu"}
     assert benchmark.run(job)["tokens"] == 6
