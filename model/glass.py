@@ -205,9 +205,7 @@ class Glass:
         names = [without] if isinstance(without, str) else list(without)
         tokens = self.encode(text)
         means = self.means(tokens) if names else {}
-        replacing = {self._part(name): means[name] for name in names}
-        edits = [f"without {name}" for name in names]
-        return self._reading(tokens, replacing, None, *edits)
+        return self._reading(tokens, {self._part(name): means[name] for name in names})
 
     def _part(self, name: str) -> str:
         """Returns `name`. Raises a `Mistake` if the model has no part of that name."""
@@ -296,18 +294,17 @@ class Glass:
         at = position_in("position", position, len(tokens))
         other_at = position_in("source", position if source is None else source, len(other_tokens))
         output = self._reading(other_tokens).heads[layer, number, other_at]
-        return self._reading(tokens, {name: output}, at, f"{name} patched at token {at} (in this text only)")
+        return self._reading(tokens, {name: output}, at)
 
     def _reading(
         self,
         tokens: Tensor,
         replacing: Vectors | None = None,
         position: int | None = None,
-        *edits: str,
     ) -> Reading:
-        """Returns the reading of tokens (T,), with a title and a page.
+        """Returns the reading of tokens (T,), with a title, which names the changes, and a page.
 
-        replacing, position: see `read` in model/inspection/reading.py. edits: what the title says of these changes.
+        replacing, position: see `read` in model/inspection/reading.py.
         """
         reading = read(
             self.gpt,
@@ -316,14 +313,10 @@ class Glass:
             position=position,
             label=self.tokenizer.label,
         )
-        step = () if self.step is None else (f"step {self.step}",)
-        title = ", ".join((self.name, *step, *edits))
-
-        def page(reading: Reading) -> str:
-            return in_frame(lambda: run_page(title, recording_of([(self, reading)])))
-
-        reading.title = title
-        reading.page = page
+        step = [] if self.step is None else [f"step {self.step}"]
+        change = "without {}" if position is None else f"{{}} patched at token {position} (in this text only)"
+        reading.title = ", ".join([self.name, *step, *map(change.format, reading.replacing)])
+        reading.page = lambda reading: in_frame(lambda: run_page(reading.title, recording_of([(self, reading)])))
         return reading
 
     def stream(

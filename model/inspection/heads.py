@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model.gpt import GPT
@@ -68,8 +69,7 @@ def _induction(texts: Texts) -> Tensor:
     On repeated text they hold the token that comes next, so a head that looks at them can continue a text that it has
     seen once.
     """
-    followed = torch.zeros(len(texts), texts.length, texts.length, dtype=torch.bool)
-    followed[:, :, 1:] = _duplicate(texts)[:, :, :-1]
+    followed = F.pad(_duplicate(texts), (1, -1))
     return followed & (_back(texts) > 0)
 
 

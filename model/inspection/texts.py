@@ -170,7 +170,7 @@ def repeated_windows(candidates: Collection[int], length: int, *, first: int | N
     """
     generator = torch.Generator().manual_seed(0)
     windows = []
-    for number in range(REPEATED_WINDOWS):
-        period = max(1, round(PERIODS[number % len(PERIODS)] * length))
+    for share in islice(cycle(PERIODS), REPEATED_WINDOWS):
+        period = max(1, round(share * length))
         windows.append(repeated_tokens(candidates, period, length, first=first, generator=generator))
     return windows
