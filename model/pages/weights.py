@@ -19,7 +19,6 @@ import base64
 import copy
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -94,7 +93,9 @@ def pack(
     blocks, bits = [], []
     for _, gpt in models:
         exact = copy.deepcopy(gpt).float().cpu().eval()
-        rounded, stored = _rounded(exact, kind)
+        rounded = copy.deepcopy(exact)
+        content = bytearray()
+        tensors = _append_rounded(content, rounded, kind)
         with undisturbed(exact), torch.no_grad():
             logits, expected = (gpt.unembed(features_of(gpt, probe))[0] for gpt in (rounded, exact))
             # What rounding adds to the loss on text that the exact model writes: the mean Kullback-Leibler divergence.
@@ -102,10 +103,8 @@ def pack(
             log_rounded, log_exact = (one.double().log_softmax(-1) for one in (logits, expected))
             bits.append(F.kl_div(log_rounded, log_exact, reduction="batchmean", log_target=True).item() / math.log(2))
             means = part_means(rounded, windows)
-        content = bytearray()
-        tensors = [_append(content, name, *tensor) for name, tensor in stored.items()]
-        averages = [_append(content, part, "float32", [mean]) for part, mean in means.items()]
-        reference = _append(content, "reference", "float32", [logits[-1]])
+        averages = [_append(content, part, "float32", mean) for part, mean in means.items()]
+        reference = _append(content, "reference", "float32", logits[-1])
         blocks.append(base64.b64encode(content).decode())
     _check_network_is_standard(exact)
     # The token that begins a document, for a model whose attention stays within a document; else None.
@@ -139,7 +138,7 @@ def _append(
     content: bytearray,
     name: str,
     kind: str,
-    tensors: Sequence[Tensor],
+    *tensors: Tensor,
 ) -> dict[str, Any]:
     """Appends tensors at a multiple of four bytes, and returns their manifest entry, with the last tensor's shape."""
     content += bytes(-len(content) % 4)
@@ -164,23 +163,23 @@ def _kind_that_fits(models: Models) -> str:
     raise Mistake(f"a page with this model would take {size / 1e6:.0f} MB, and the limit is {MAX_BYTES / 1e6:.0f} MB")
 
 
-def _rounded(gpt: GPT, kind: str) -> tuple[GPT, dict[str, tuple[str, list[Tensor]]]]:
-    """A copy of the model with the page's rounded weights, and for each weight its kind and the tensors to store."""
-    rounded = copy.deepcopy(gpt)
-    stored = {}
-    for name, parameter in rounded.named_parameters():  # yields an lm_head tied to the embedding only once
+def _append_rounded(content: bytearray, gpt: GPT, kind: str) -> list[dict[str, Any]]:
+    """Rounds the weights of a model to those of the page, appends them, and returns their manifest entries."""
+    entries = []
+    for name, parameter in gpt.named_parameters():  # yields an lm_head tied to the embedding only once
         weight = parameter.detach()
         if weight.ndim < 2:
-            stored[name] = ("float32", [weight])
+            entries.append(_append(content, name, "float32", weight))
         elif kind == "bfloat16":
-            weight.copy_(weight.bfloat16())
-            stored[name] = (kind, [weight.bfloat16().view(torch.int16)])
+            rounded = weight.bfloat16()
+            weight.copy_(rounded)
+            entries.append(_append(content, name, kind, rounded.view(torch.int16)))
         else:
             scales = weight.abs().amax(1, keepdim=True) / 127
             integers = (weight / scales.clamp(min=1e-30)).round().to(torch.int8)
             weight.copy_(integers * scales)
-            stored[name] = (kind, [scales, integers])
-    return rounded, stored
+            entries.append(_append(content, name, kind, scales, integers))
+    return entries
 
 
 def _check_network_is_standard(gpt: GPT) -> None:
