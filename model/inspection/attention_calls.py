@@ -30,21 +30,21 @@ HEADS_SECOND = "BTHK"
 TOKENS = "BTK"
 TOKENS_FIRST = "TBK"
 ONE_TEXT = "TK"
+LENGTHS = (5, 4)  # in tokens, the first that works
 Tensors = dict[str, Tensor]
 
 
 class Seen(TorchFunctionMode):
-    """Notes the names of PyTorch's functions that are called, `is_causal`, and the types and sizes of their tensors."""
+    """Notes the names of PyTorch's functions that are called, `is_causal`, and the types and sizes of their results."""
 
-    noted: set[Any]
+    noted: list[Any]
 
     def __torch_function__(self, function, types, inputs=(), options=None) -> Any:
         options = options or {}
         result = function(*inputs, **options)
-        for each in inputs:
-            if type(each) is Tensor:  # the shape of a lazy parameter is not known
-                self.noted.update(each.shape)
-        self.noted |= {function.__name__, getattr(result, "dtype", None), options.get("is_causal") and "is_causal"}
+        self.noted += [function.__name__, options.get("is_causal") and "is_causal"]
+        if type(result) is Tensor:
+            self.noted += [result.dtype, *result.shape]
         return result
 
 
@@ -65,12 +65,13 @@ class Attempt:
     changed: set[str] = field(default_factory=set)  # the arguments that it or a call like it has changed in place
 
     def __post_init__(self) -> None:
-        self.noted: set[Any] = set()
+        self.tokens = [*self.inputs.values()]
+        self.noted: list[Any] = []
         seen = Seen()
         seen.noted = self.noted
         with seen:
             output = self(self.inputs)
-        self.is_half = not self.noted.isdisjoint({torch.float16, torch.bfloat16})
+        self.is_half = torch.float16 in self.noted or torch.bfloat16 in self.noted
         # Of the output, 8 sums with random factors are compared: they differ if a number does.
         self.identity = torch.randn(output.shape[-1], 8, generator=torch.Generator().manual_seed(0))
         self.output = (output.to(self.identity.dtype) @ self.identity).nan_to_num(1e30)
@@ -81,8 +82,8 @@ class Attempt:
         cut = {name: x.unflatten(-1, (-1, self.width)) for name, x in inputs.items()}
         given = {name: torch.einsum(f"BTHK->{self.layout}", x) for name, x in cut.items()} | self.mask
         passed = {name: x.clone() for name, x in given.items()}
-        shapes = {name: tuple(x.shape) for name, x in given.items()}
-        called = f"called with the shapes {shapes}, it"
+        self.given = {name: f"{x.dtype} {tuple(x.shape)}" for name, x in given.items()}
+        called = f"called with {self.given}, it"
         try:
             output = self.function(**passed)
         except Exception as error:
@@ -92,7 +93,7 @@ class Attempt:
         self.changed |= {name for name, x in given.items() if not torch.equal(passed[name], x)}
         if isinstance(output, (tuple, list)):
             output = output[0]
-        begin = next(iter(shapes.values()))[:-1]
+        begin = next(iter(given.values())).shape[:-1]
         if not isinstance(output, Tensor) or output.shape[:-1] != begin:
             returned = getattr(output, "shape", type(output))
             raise Mistake(f"{called} returns {returned}: return a tensor that begins with {begin}, or a tuple of it")
@@ -104,7 +105,6 @@ def attempts(
     function: Callable[..., Any],
     layouts: Iterable[str],
     widths: Iterable[int],
-    lengths: Iterable[int],
 ) -> list[Attempt]:
     """Returns the calls that work: for each layout and width, those of the first length and mask for which one does.
     One text at a time is called only if nothing else works.
@@ -123,7 +123,7 @@ def attempts(
         if layout is ONE_TEXT and working:
             break
         num_texts = 2 if "B" in layout else 1
-        for T, masks, meanings in _masks(mask_name, lengths, num_texts):
+        for T, masks, meanings in _masks(mask_name, num_texts):
             these: list[Attempt] = []
             shape = num_texts, T, 3 * width if "H" in layout else width
             alike = [0, *range(T - 1)]  # the first two, as `_masks` needs it
@@ -157,7 +157,7 @@ def arguments(function: Callable[..., Any]) -> tuple[list[str], str]:
     masks = []
     for p in signature.parameters.values():
         is_needed = p.default is p.empty and "*" not in str(p)
-        is_other = p.default is None and re.search("context|memory|encoder", p.name)
+        is_other = p.default is None and re.search("context|memory|encoder|^xa$", p.name)
         if re.search("mask|valid|len", p.name) and not isinstance(p.default, int | float):
             masks.append(p.name)
         elif is_needed or is_other:
@@ -173,7 +173,6 @@ def arguments(function: Callable[..., Any]) -> tuple[list[str], str]:
 
 def _masks(
     name: str,
-    lengths: Iterable[int],
     num_texts: int,
 ) -> Iterator[tuple[int, list[Tensors], list[Tensor]]]:
     """Yields lengths, and for each shape that a mask may have: what can be passed, and what it may mean.
@@ -181,7 +180,7 @@ def _masks(
     To tell a mask that is added to the scores from one that is multiplied first, it gives token 0 the weight of both 0
     and 1, which are alike.
     """
-    for T in lengths:
+    for T in LENGTHS:
         valid_lens = torch.tensor([3, T])[-num_texts:]
         padding = padding_mask(valid_lens, T)
         causal = causal_mask(T)[None, None]
@@ -194,14 +193,12 @@ def _masks(
             for mask, meanings in (
                 (both, [both]),
                 (both[:, 0], [both]),
-                (both[:, 0].movedim(0, -1), [both]),
                 (causal[0, 0], [causal]),
                 (padding[:, 0, 0], [padding, both]),
             ):
                 weights = mask.float()
-                if mask.shape[-1] == T:
-                    weights[..., 0] += weights[..., 1]
-                    weights[..., 1] = 0
+                weights[..., 0] += weights[..., 1]
+                weights[..., 1] = 0
                 given = [mask, mask.float(), weights.log()]
                 if "key_padding" in name:  # True may mean hidden, as in PyTorch
                     given.append(~mask)

@@ -6,10 +6,9 @@ Of lines that have the same cause and the same output, the last is shown.
 Shapes: B batch, T query length, S key length, H heads, G key and value heads, K head width, E width of the output.
 """
 
-import functools
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -17,14 +16,8 @@ from torch import Tensor
 
 from model.inspection.attention_calls import Attempt
 
-TOOLS = {
-    "inf": torch.inf,
-    "cat": torch.cat,
-    "ones": torch.ones,
-    "pad": F.pad,
-    "normalize": F.normalize,
-    "view": lambda x: x.transpose(-3, -2).reshape(x.shape),  # the heads that `view` makes without a transpose
-}
+# What a line may use; `view` makes heads without a transpose.
+TOOLS = vars(F) | vars(torch) | {"view": lambda x: x.transpose(-3, -2).reshape(x.shape)}
 FORMULA = {
     "q, k, v": "q, k, v",
     "k, v": "k.repeat_interleave(H // G, -3), v.repeat_interleave(H // G, -3)",
@@ -35,7 +28,6 @@ FORMULA = {
     "merged": "values.transpose(-3, -2).flatten(-2)",
     "output": "merged @ output_matrix + output_bias",
 }
-CONSTANTS = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512, 768)  # widths of heads and of models
 MISTAKES = {
     "output": {
         FORMULA["output"]: "",  # the formula itself, which is tried first
@@ -56,6 +48,9 @@ MISTAKES = {
         "view(q), k, v": "the heads of the queries are split by view, without a transpose",
         "q, view(k), v": "the heads of the keys are split by view, without a transpose",
         "q, k, view(v)": "the heads of the values are split by view, without a transpose",
+        "q, k, x.unflatten(-1, (H, -1)).transpose(-3, -2).expand_as(v)": (
+            "the tokens themselves are used as values: no matrix makes them"
+        ),
         "q[..., :1, :, :].expand_as(q), k[..., :1, :, :].expand_as(k), v[..., :1, :, :].expand_as(v)": (
             "one head is used for all"
         ),
@@ -75,10 +70,17 @@ MISTAKES = {
     "scores": {
         "q @ k.mT": "the scores are not divided by the root of the head's width",
         "q @ k.mT / K": "the scores are divided by the head's width, not by its root; or twice by its root",
-        "q @ k.mT / K**1 / 2": "`K**1 / 2` is half of K, not its root: write `K**0.5`",
+        "q @ k.mT / K**1 / 2": "`K**1 / 2` is no root: write `K**0.5`",
+        "q @ k.mT / (K**1 / 2)": "`K**1 / 2` is no root: write `K**0.5`",
+        "q @ k.mT / K**0.25": "the scores are divided by the fourth root of the head's width, not by its root",
         "q @ k.mT * K**0.5": "the scores are multiplied by the root of the head's width, not divided",
         "q @ k.mT * K": "the scores are multiplied by the head's width, not divided by its root",
-        "q @ k.mT / (H * K)**0.5": "the scores are divided by the root of the width of all heads, not of one",
+        "q @ k.mT / x.shape[-1]**0.5": (
+            "the scores are divided by the root of the width of all heads or of the tokens, not of one head"
+        ),
+        "q @ k.mT / (H * K)**0.5": (
+            "the scores are divided by the root of the width of all heads or of the tokens, not of one head"
+        ),
         "q @ k.mT / (H * K)": "the scores are divided by the width of all heads, not by the root of one head's",
         "q @ k.mT / S**0.5": "the scores are divided by the root of the number of keys, not of the head's width",
         "q @ k.reshape(*k.shape[:-2], K, S) / K**0.5": "the keys are reshaped, not transposed",
@@ -91,7 +93,7 @@ MISTAKES = {
         "(q @ k.mT).relu() / K**0.5": "negative scores are 0: there is no relu before the softmax",
         "(q @ k.mT).abs() / K**0.5": "the scores have lost their sign",
         **dict.fromkeys(
-            (f"q @ k.mT / {number}**0.5" for number in CONSTANTS),
+            (f"q @ k.mT / {2**n}**0.5" for n in range(3, 10)),
             "the scores are divided by a constant, not by the root of the head's width",
         ),
     },
@@ -100,6 +102,9 @@ MISTAKES = {
         "scores.masked_fill(mask, -inf)": "the mask is inverted: True must mean may attend",
         "scores.masked_fill(~(mask | mask.roll(1, -1)), -inf)": "the mask is off by one: a query sees the next one",
         "scores.masked_fill(~pad(mask[..., 1:], (0, 1)), -inf)": "the mask is off by one: it hides one token too many",
+        "scores.masked_fill(~(mask & ones(T, S).tril(-1).bool()), -inf)": (
+            "the mask is off by one: it hides one token too many"
+        ),
         "scores.masked_fill(~mask.mT, -inf)": "the mask is transposed: its rows are queries, its columns keys",
         "scores.masked_fill(~ones(T, S).tril().bool(), -inf)": (
             "the mask is not used, but a causal one that is made inside: with fewer queries than keys, as with a "
@@ -137,11 +142,17 @@ MISTAKES = {
         "masked.exp()": "the exponentials are not divided by their sum",
         "(masked - masked.amax(-1, keepdim=True)).exp()": "the exponentials are not divided by their sum",
         "masked.flatten(-2).softmax(-1).view(masked.shape)": "the softmax runs over all queries and keys together",
+        "(masked - masked.amax(-1, keepdim=True)).exp() / (masked - masked.amax(-1, keepdim=True)).exp().sum(-2, "
+        "keepdim=True)": "the exponentials are divided by their sum over queries, not keys",
+        "(masked - masked.amax(-1, keepdim=True)).exp() / (masked - masked.amax(-1, keepdim=True)).exp().sum((-2, -1), "
+        "keepdim=True)": "the exponentials are divided by their sum over all queries and keys",
+        "masked.relu()": "a relu replaces the softmax",
         "scores * mask": "there is no softmax",
         "scores * mask / (scores * mask).sum(-1, keepdim=True)": "the scores are divided by their sum: no softmax",
     },
     "values": {
         "weights.mT @ v": "the weights are transposed",
+        "weights[..., -1:] * v[..., -1:, :]": "only the value of the last key counts: add up all",
         "v": "the weights are not used: each query gets its own value",
         "(q * k / K**0.5).softmax(-1) * v": (
             "q * k multiplies number by number: `q @ k.mT` compares each query with each key"
@@ -162,14 +173,13 @@ MISTAKES = {
         ".unflatten(-1, (T, -1))": "heads are split and merged by view, without a transpose",
     },
 }
+_compiled = cache(compile)
 Explanations = Iterator[tuple[str, str] | None]
-_compiled = functools.cache(lambda line: compile(line, "", "exec"))
 
 
 @torch.inference_mode()
 def explanations(
     attempt: Attempt,
-    x: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -181,31 +191,24 @@ def explanations(
     the cause and the line.
 
     Args:
-        x: the tokens that make the queries.
         q: (A, B, H, T, K); k and v: (A, B, G, S, K); any of the A may be right.
         mask: boolean (B or 1, 1, T or 1, S), True means may attend.
         output_matrix: (H * K, E), and output_bias, (E,) or (1,).
     """
+    x = attempt.tokens[0]
+    identity = attempt.identity
     H, T, K = q.shape[-3:]
     G, S = k.shape[-3:-1]
-    identity = attempt.identity
-    names: dict[str, Any] = TOOLS | locals()
-    lines = [f"{name} = {line}" for name, line in FORMULA.items()]
-    before = []  # each line
-    with suppress(RuntimeError):  # the heads may have to be added up
-        for line in lines:
-            before.append({**names})
-            exec(_compiled(line), names)
+    given = {**locals()}
     for name, changes in MISTAKES.items():
-        i = [*FORMULA].index(name)
         for change, cause in changes.items():
-            names = {**before[i]}
-            line = f"{name} = {change}"
+            names = {**given}
             is_found = False
             with suppress(RuntimeError):  # a change that does not fit these shapes
-                for each in (line, *lines[i + 1 :]):
-                    exec(_compiled(each), names)
+                lines = FORMULA | {name: change}
+                exec(_compiled("\n".join(map(" = ".join, lines.items())), "formula", "exec"), TOOLS, names)
                 difference = ((names["output"] - attempt.output).abs() - attempt.rounding).flatten(1)
                 # NaN is a query that may see nothing.
                 is_found = bool((~(difference > 0).any(1) & (difference <= 0).any(1)).any())
-            yield (cause, f"`{line}` for `{lines[i]}`".replace(" @ identity", "")) if is_found else None
+            line = f"`{name} = {change}` for `{name} = {FORMULA[name]}`".replace(" @ identity", "")
+            yield (cause, line) if is_found else None

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from model.attention import CausalSelfAttention
-from model.inspection.attention_assignments import assignments
+from model.inspection.attention_assignments import Matrices, assignments
 from model.inspection.attention_calls import (
     HEADS,
     HEADS_SECOND,
@@ -37,9 +37,9 @@ from model.masks import causal_mask, padding_mask
 from model.mistakes import Mistake
 
 BIAS = r"bias|b_?\w?"  # the name of a parameter that is no matrix, even if it has one axis for heads
-NUM_HEADS = r"(n|num)?_?heads?|h"  # the name of an attribute
-LENGTHS = (11, 5, 4)  # in tokens, the first that works: 11 detects an attention that sees only the last few
-SHORT = LENGTHS[1:]  # for modules of matrices: more tokens cost time
+NUM_HEADS = r"(n|num)?_?(att\w*_)?heads?|h"  # the name of an attribute
+LONG = (300, 60, 30, 15)  # in tokens, the first that works: more than a window or a tile has, and no multiple of it
+MANY_STEPS = 2000  # noted: an attention that loops over tokens takes too long with many
 WIDTHS = (11, 2, 4, 8, 16, 32, 64)  # of heads: an attention that is made for one width is right if one is right
 NO_MODULE = nn.Module()
 MASKING = {"tril", "triu", "masked_fill", "masked_fill_", "is_causal"}  # what makes or applies a mask
@@ -55,8 +55,8 @@ def check_attention(attention: Callable[..., Any]) -> list[str]:
             text. If the attention returns a tuple, the first element is the output.
 
     It is compared with as many queries as keys; the `attend` of a `CausalSelfAttention` with fewer, as with a cache. A
-    warning says if it was compared without a mask, without its norms or in 16 bits, and if with fewer queries it
-    returns something else.
+    warning says if it was compared without a mask, without its norms or in 16 bits, and if with fewer queries or with a
+    mask of another type it returns something else. With up to 300 tokens, only the order of the tokens is tried.
     """
     # Where it is not needed, torch.device would only make each function of PyTorch slower.
     on_cpu = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
@@ -96,7 +96,7 @@ def _problems(attention: Callable[..., Any]) -> Iterator[str]:
         return
     is_method = isinstance(getattr(attention, "__self__", None), nn.Module)
     for widths in [WIDTHS] if is_method else ([24], [16]):  # two, because a constant may be right for one
-        if problems := [*_compared(attempts(attention, [HEADS, TOKENS, HEADS_SECOND], widths, LENGTHS))]:
+        if problems := [*_compared(attempts(attention, [HEADS, TOKENS, HEADS_SECOND], widths))]:
             yield from problems
             return
 
@@ -114,14 +114,14 @@ def _of_module(module: nn.Module) -> Iterator[str]:
         yield f"{name} is a plain list or dict: what it holds is not trained, use nn.ModuleList or nn.ParameterList"
         return
     if lazy := [part.out_features for part in layer.modules() if isinstance(part, nn.LazyLinear)]:
-        attempts(layer.forward, [TOKENS], lazy, SHORT)  # the first call makes its matrices
+        attempts(layer.forward, [TOKENS], lazy)  # the first call makes its matrices
     _prepare(layer)
     sizes = {size for p in layer.parameters() if p.ndim > 1 for size in p.shape}
     if sizes:
         layouts = [TOKENS, TOKENS_FIRST] if getattr(layer, "batch_first", True) else [TOKENS_FIRST]
-        calls = attempts(layer.forward, layouts, sizes, SHORT)
+        calls = attempts(layer.forward, layouts, sizes)
     else:
-        calls = attempts(layer.forward, [HEADS, TOKENS], WIDTHS, LENGTHS)
+        calls = attempts(layer.forward, [HEADS, TOKENS], WIDTHS)
     yield from _compared(calls, layer)
     for part in layer.modules():
         for name, value in vars(part).items():
@@ -194,74 +194,128 @@ def _compared(
     layer: nn.Module = NO_MODULE,
 ) -> Iterator[str]:
     """Yields the problems of an attention, which is right if the formula gives its output in one of these calls."""
-    parameters = dict(layer.named_parameters())
+    parameters = dict(layer.named_parameters(remove_duplicate=False))
+    if again := parameters.keys() - dict(layer.named_parameters()):
+        yield f"{', '.join(sorted(again))}: not of its own, but the same as another: one module is used several times"
     matrices = {name: p for name, p in parameters.items() if p.ndim > 1 and p.any()}
     nothing = torch.zeros(1)
     made = [(p, parameters.get(_bias_of(name), nothing).flatten()) for name, p in matrices.items()]
-    attributes = [it for part in layer.modules() for it in vars(part).items()]
-    numbers = {name: value for name, value in attributes if re.fullmatch(NUM_HEADS, name)}
-    right = next(((call, H) for call in calls for H, _, found in assignments(call, made) if next(found)), None)
+    numbers = {name: n for part in layer.modules() for name, n in vars(part).items() if re.fullmatch(NUM_HEADS, name)}
+    right = next(_equal(calls, made), None)
     call, num_heads = right or (calls[0], 0)
     for name in call.changed:
         yield f"it changes its argument {name} in place: the caller still needs it"
-    if not torch.allclose(call(call.inputs), call(call.inputs), equal_nan=True):
+    if not torch.allclose(call.output, replace(call).output):
         yield "two calls with the same tokens differ, even after .eval(): it has dropout, makes layers or keeps tokens"
         return
     if unused := [*_without_influence(call, parameters, matrices)]:
-        what = "no gradient" if right else "no influence on the output, or no gradient"
-        yield f"{what}: {', '.join(unused)}"
+        yield f"no influence on the output, or no gradient: {', '.join(unused)}"
     if right:
         for name, number in numbers.items():
             if number != num_heads:
                 yield f"{name} is {number}, but the number of heads in its output is {num_heads}"
-        first, layout = (f"({', '.join(each.layout)})" for each in (calls[0], call))
+        compared = f"compared with {call.given} and equal, but not with {calls[0].given}"
         if call.layout == TOKENS_FIRST != calls[0].layout:
-            yield f"compared as {layout}, as without batch_first=True, and equal, but not as {first}"
-        elif layout != first:
-            _warn(f"compared as {layout} and equal, but not as {first}")
+            yield f"as without batch_first=True: {compared}"
+        elif call.given != calls[0].given:
+            _warn(compared)
+        calls = [call]
         if call.is_half:
             _warn("compared up to the rounding of 16 bits, in which it computes")
-        (name, q), *others = call.inputs.items()
-        with suppress(Mistake):  # it needs a mask, or as many queries as keys
-            free = replace(call, mask={})
-            last = free(call.inputs | {name: q[:, -3:]})
-            if others and not torch.allclose(last, free(call.inputs)[:, -3:], 0.1, 0.1, equal_nan=True):
-                _warn(
-                    "compared with as many queries as keys: with fewer, as with a cache, its output differs; a causal "
-                    "mask that is made inside must be tril(S - T)"
-                )
+        yield from _of_other_lengths(call)
+        for part in layer.modules():
+            if isinstance(part, nn.Linear):
+                part.weight.data *= torch.rand(part.in_features)
+        if matrices and not any(_equal([replace(call)], made)):
+            yield "a weight of nn.Linear is used as `x @ weight`: its rows make the output, so write `x @ weight.T`"
     else:
-        trials = []
-        for each in calls:
-            if each.layout == TOKENS_FIRST != call.layout:
-                continue
-            # To try all numbers of heads takes seconds.
-            trials = [*assignments(each, made)]
-            causes = dict(
-                cause
-                for H, K, found in trials
-                if H in numbers.values() or (not numbers and K in each.noted)
-                for cause in found
-                if cause
-            )
-            yield from (f"{cause}: {lines}" for cause, lines in causes.items())
-            if causes:
-                return
-        if trials:
+        calls = [each for each in calls if each.layout != TOKENS_FIRST or each.layout == call.layout]
+        alike = [
+            replace(each, inputs=dict.fromkeys(each.inputs, x)) for each in calls for x in each.tokens[1:2] if matrices
+        ]
+        found = _causes(calls, made, numbers)
+        if not found and any(_equal(alike, made)):
+            found = [
+                "it takes the wrong tokens: it is equal only if queries, keys and values are made of the same tokens"
+            ]
+        found = found or _causes(alike, made, numbers)
+        yield from found
+        if found:
+            return
+        if any(assignments(call, made)):
             yield "it differs from the formula; none of the known mistakes gives its output"
         else:
-            yield "it could not be compared with the formula"
+            yield f"it could not be compared with the formula: its output has the width {len(call.identity)}"
         if matrices:
             yield f"if not all of {', '.join(matrices)} make q, k, v or the output, give a function of q, k, v"
     if not call({name: 5 * x for name, x in call.inputs.items()}).isfinite().all():
         yield "with large scores the output is not finite: an exponential overflows, or a sum of weights is 0"
     name, x = [*call.inputs.items()][-1]
-    moved = influence(lambda x: call(call.inputs | {name: x}), x)
-    if moved[0, -2, 0, -1] and not (right and call.mask):  # a mask may show the last token to all
-        if call.mask or call.noted & MASKING:
+    moved = [
+        influence(lambda x: each(each.inputs | {name: x})[0, -2:-1], x)[0] > 0  # noqa: B023
+        for each in calls
+    ]
+    if all(each[1:].any() for each in moved):
+        yield "the output of one text depends on another text"
+    if all(each[0, -1] for each in moved) and not (right and call.mask):  # a mask may show the last token to all
+        if call.mask or MASKING.intersection(call.noted):
             yield "a mask is made, but an earlier output depends on the last token: it is not applied, or not to all"
         elif right:
             _warn("compared without a mask: each token sees all tokens, also later ones")
+
+
+def _of_other_lengths(call: Attempt) -> Iterator[str]:
+    """Yields what is wrong with more tokens than an attention was compared with; warns if it is with fewer queries."""
+    (name, q), *others = call.inputs.items()
+    with suppress(Mistake):  # it needs a mask, or as many queries as keys, or fewer tokens
+        free = replace(call, mask={})
+        last = free(call.inputs | {name: q[:, -3:]})
+        if others and not torch.allclose(last, free(call.inputs)[:, -3:], 0.1, 0.1, equal_nan=True):
+            _warn(
+                "compared with as many queries as keys: with fewer, as with a cache, its output differs; a causal "
+                "mask that is made inside must be tril(S - T)"
+            )
+        for T in LONG if len(call.noted) < MANY_STEPS else ():
+            order = [*range(T - 2, -1, -1), T - 1]  # a sum does not depend on it
+            long = {name: SCALE * torch.randn(len(x), T, x.shape[-1]) for name, x in call.inputs.items()}
+            turned = {name: x[:, order] for name, x in long.items()}
+            with suppress(Mistake):  # it is made for fewer tokens
+                if not torch.allclose(free(long)[:, -1], free(turned)[:, -1], 0.1, 0.1, equal_nan=True):
+                    yield (
+                        f"with {T} tokens, the last depends on the order of the others: it does not see all, or tiles "
+                        "are added up wrongly"
+                    )
+                break
+
+
+def _equal(
+    calls: list[Attempt],
+    made: Matrices,
+) -> Iterator[tuple[Attempt, int]]:
+    """Yields the calls that the formula gives the output of, and the number of heads."""
+    for call in calls:
+        for H, _, found in assignments(call, made):
+            if next(found):
+                yield call, H
+
+
+def _causes(
+    calls: list[Attempt],
+    made: Matrices,
+    numbers: dict[str, int],
+) -> list[str]:
+    """Returns the known mistakes that give the output of the first of the calls for which one does."""
+    for call in calls:
+        causes = dict(
+            cause
+            for H, K, found in assignments(call, made)
+            if H in numbers.values() or (not numbers and K in call.noted)  # to try all numbers takes seconds
+            for cause in found
+            if cause
+        )
+        if causes:
+            return [f"{cause}: {lines}" for cause, lines in causes.items()]
+    return []
 
 
 def _without_influence(
