@@ -90,7 +90,7 @@ def gpt_weights(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class OtherNetwork(Mistake):
-    """Raised for a checkpoint whose weights do not fit the network that this code builds for its config."""
+    """Raised for a checkpoint with a config that this code does not know, or weights that do not fit its network."""
 
 
 def open_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[GPT, dict[str, Any]]:
@@ -100,8 +100,13 @@ def open_checkpoint(path: Path, device: str | torch.device = "cpu") -> tuple[GPT
     """
     checkpoint = read_checkpoint(path)
     with parsing(path, ", or was written by another version of GlassGPT"):
-        config = GPTConfig(**checkpoint["gpt_config"])
+        fields = checkpoint["gpt_config"]
         weights = gpt_weights(checkpoint["state_dict"])
+    try:
+        config = GPTConfig(**fields)
+    except Exception as error:  # damaged fields can raise errors of any type
+        message = f"{path} has a config that this version of the code cannot use: {error}"
+        raise OtherNetwork(message) from error
     try:
         gpt = with_weights(config, weights)
     except Mistake as error:

@@ -110,8 +110,8 @@ def sample(
 ) -> Tensor:
     """Draws a token from each row of logits, (B, V) -> (B,), without waiting for the device.
 
-    On a run's page model/pages/browser/sampling.js draws, by temperature and top_k only: a rule that you add here must
-    be added there too.
+    scripts/generate.py has an option for each parameter that its `generate` documents. A run's page draws by
+    temperature and top_k only, in model/pages/browser/sampling.js: to offer another rule there, add it there too.
 
     Args:
         temperature: divides the logits; 0 always takes the likeliest token.

@@ -9,8 +9,8 @@ A head may do one thing near the beginning of its context and another far from i
 So every score is a mean over windows as long as the context, with its standard error, and a head has formed only if its
 score also exceeds the threshold in each half of a window. The maps of all layers are never in memory together.
 
-Of a window longer than WHOLE, only some queries are measured: all would take as long as many training steps. They
-are others in each window, so the standard error tells what is lost.
+Of a window longer than WHOLE, only some queries are measured: all would take as long as many training steps. Each
+window measures other queries, so the standard error includes what this sampling adds.
 
 Shapes: N texts, L layers, H heads, T tokens, R measured queries of a text.
 

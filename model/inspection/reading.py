@@ -67,7 +67,7 @@ class Reading:
         output. With a norm after the embeddings, its scale is held fixed. In a network whose parts simply add to the
         stream they add up to residual[-1].
     checks: whether the maps can be trusted.
-    readout: a copy of the model's final norm and lm_head, V x D numbers: a GPT without tables and blocks.
+    readout: a copy of the model that has only its final norm and lm_head (V x D numbers), for `unembed`.
     label: returns the text of a token id.
     replacing, position: the arguments of `read`.
     title: names the model, and what was changed in it. page: returns the HTML of a page that shows the reading.
@@ -331,7 +331,10 @@ def _parts(gpt: GPT, seen: Pass) -> dict[str, Tensor]:
 
 
 def _after_attention(block: Block, seen: Pass) -> Tensor:
-    """Returns the stream after a block's attention; where the feed-forward does not read it, the sum of the two."""
+    """Returns the stream after a block's attention: what the norm before its feed-forward reads.
+
+    A block without such a norm, or one whose two parts read the same stream, adds the attention's output to its input.
+    """
     before = seen.inputs[block]
     read_next = seen.inputs.get(getattr(block, "feed_forward_norm", block), before)
     return before + seen.outputs[block.attention] if read_next is before else read_next

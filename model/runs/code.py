@@ -37,17 +37,16 @@ RELEASE = "0.1.0"  # of the package too, see pyproject.toml
 ROOT = Path(os.path.abspath(__file__)).parents[2]  # noqa: PTH100  a module's folder may be written with ..
 # The files that a training computes with. What only records, measures or shows is left out.
 TRAINING = ("train.py", "model/*.py", "model/training/*.py", "data/**/*.py")  # loaded or not
-OTHER = ("model/runs/", "model/inspection/", "model/pages/", "model/exchange/", "scripts/", "tests/")
+OTHER_FILES = ("model/generation.py", "model/glass.py", "model/proof.py")
+OTHER = ("model/runs/", "model/inspection/", "model/pages/", "model/exchange/", "scripts/", "tests/", *OTHER_FILES)
 INSTALLED = {"site-packages", "dist-packages", Path(ast.__file__).parent.name}  # the last holds Python's own modules
 PACKAGES = ("torch", "lightning", "numpy", "datasets", "tiktoken", "rustbpe")
 GIT_SECONDS = 10
 OtherCode = Literal["warn", "refuse", "accept"]
-# What only some versions of Python write of a syntax tree: its empty fields, and so some of the commas.
-EMPTY = re.compile(r"\w+=(\[\]|None)|, ")
 # What is removed from a recorded command line: the folders of absolute paths, and what looks like a password.
 HIDDEN = re.compile(
-    r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^/\\\s,'\"]*[/\\])*"
-    r"|(?<=key[ =])\S+|(?<=secret[ =])\S+|(?<=password[ =])\S+"
+    r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^/\\\0,'\"]*[/\\])*|(?<=://)[^/\0@]+(?=@)"
+    r"|(?<=key[=\0])[^\0]+|(?<=secret[=\0])[^\0]+|(?<=password[=\0])[^\0]+"
 )
 
 
@@ -76,8 +75,16 @@ def sources() -> dict[str, str]:
 def code_hash(source: str) -> str:
     """Returns 16 hex digits that comments, layout and the version of Python do not change."""
     with suppress(SyntaxError):
-        source = EMPTY.sub("", ast.dump(ast.parse(source)))
+        source = repr(_content(ast.parse(source)))
     return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def _content(part: Any) -> Any:
+    """Returns a part of a syntax tree as lists, without empty fields, which only some versions of Python have."""
+    if isinstance(part, ast.AST):
+        fields = [(name, _content(value)) for name, value in ast.iter_fields(part) if value not in (None, [])]
+        return [type(part).__name__, *fields]
+    return [*map(_content, part)] if isinstance(part, list) else part
 
 
 def blob_hash(source: str) -> str:
@@ -137,15 +144,15 @@ def changed_files(entries: list[dict[str, Any]], code: dict[str, Any]) -> str:
 
 def shown_command(args: list[str]) -> str:
     """Returns the command line of train.py as text, without absolute folders and passwords."""
-    typed = os.fsencode(shlex.join(["python", "train.py", *args]))  # the bytes, whatever the locale
-    return HIDDEN.sub("...", typed.decode(errors="replace"))
+    typed = HIDDEN.sub("...", "\0".join(["python", "train.py", *args])).split("\0")
+    return os.fsencode(shlex.join(typed)).decode(errors="replace")  # of the bytes, whatever the locale
 
 
 def record_code(trainer: Trainer, command: str, with_difference: bool) -> str:
     """Adds an entry to the run's code.json: the `current_code`, the command line and the machine.
 
-    Returns what has changed "since" the entry before, or the commit. A resumed run replaces the steps after the one
-    that it resumes, so their entries go.
+    Returns what has changed "since" the entry before, or the commit. A run that is resumed at a step does this step's
+    records and later ones again, so their entries go.
     """
     import torch
 

@@ -41,7 +41,7 @@ NOT_SAVED = ("config", "print_config", "name", "resume", "resume_or_start", "oth
 # are read.
 PATHS = ("data.files", "data.validation_files", "data.dataset", "data.cache_dir")
 OUTSIDE = re.compile(r"[/\\~]|[A-Za-z]:|.*\.\.")  # paths that lead out of the current folder
-MAY_DIFFER = ("context_length", "dropout")  # options of a run that may differ from those of --model.init_from
+MAY_DIFFER = ("context_length", "dropout")  # options of the network that --model.init_from does not fix
 
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Options:
     saved: str  # the run's config.yaml: `config` without NOT_SAVED
     run: Run | None  # the run to resume; None for a new one
     trained: Glass | None  # the model of --model.init_from, if a new run starts from one
-    tokenizer: str | dict[str, Any] | None  # for TextDataModule: data.tokenizer, or what it stands for if it is a model
+    tokenizer: str | dict[str, Any] | None  # for TextDataModule: a name, or the tokenizer of a model as a dict
 
 
 def read_options(parser: ArgumentParser, args: list[str], default_config: Path) -> Options:
@@ -165,7 +165,7 @@ def base_options(parser: ArgumentParser, chosen: Namespace, run: Run | None, def
 
 
 def options_of_model(glass: Glass, chosen: Namespace) -> Namespace:
-    """Returns the options that the model of --model.init_from decides: its network, and its tokenizer, by null.
+    """Returns the options that the model of --model.init_from decides: its network; and data.tokenizer null, its own.
 
     Raises a `Mistake` if the user has `chosen` another value than the model's, or more positions than it has learned.
     """

@@ -179,7 +179,7 @@ def read_outcome(path: Path, goal: float | None) -> tuple[dict[str, Any], dict[s
         history = history_of(rows, last["flops_per_token"])
         end = options["trainer.max_steps"]
         # A run that was killed once its last step was saved has finished, though its state.json does not say so.
-        if state == "diverged" or pd.isna(history[LOSS].get(end)):
+        if state != "finished" and (state == "diverged" or pd.isna(history[LOSS].get(end))):
             unended = "running or killed" if state == "running" else state
             state = f"{unended} at step {history.index[-1]} of {end} in {folder}"
         else:

@@ -8,6 +8,7 @@ A step ends like this:
 3. Record attention maps; log the validation's metrics and write a sample; print a line; write the page.
 4. Save a checkpoint.
 5. Stop, if a signal has asked for it.
+6. Seed what the next step draws, see `seed_step`: a run resumed from this step draws the same.
 
 4 follows 3, so that the records of a step are on the disk before its checkpoint is. A run killed between the two
 resumes from an older checkpoint and writes these records again (see `rewind`). A finished run could not write them
@@ -107,7 +108,7 @@ class EndOfStep(Checkpoint):
         self.end_step(trainer)
 
     def end_step(self, trainer: Trainer) -> None:
-        """Does 3 to 5 of the list above. A new run calls it for step 0 too, before its first update."""
+        """Does 3 to 6 of the list above. A new run calls it for step 0 too, before its first update."""
         step, metrics = trainer.global_step, trainer.lightning_module.validation_metrics
         is_validated, self.is_validated = self.is_validated, False
         is_kept = step in self.checkpoints.keep_steps

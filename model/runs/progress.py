@@ -14,6 +14,7 @@ from tqdm import tqdm
 from model.runs.run import REPORT, Run
 from model.runs.terminal import output_is_closed, say
 from model.training.hardware import device_name
+from model.training.schedule import learning_rate_factor
 
 LEARNED = 0.1  # nats below ln V; to know only which tokens are frequent gives more
 
@@ -95,13 +96,14 @@ def last_lines(trainer: Trainer) -> str:
         f"everything is in {run.folder}/\n",
         f"  python scripts/generate.py --checkpoint {folder}           generate text",
         f"  {run.resume_command} --trainer.max_steps N    train it further\n",
-        f"to see what it learned, and to type to it, open {run.folder / REPORT} in a browser",
+        f"to see what it learned, open {run.folder / REPORT} in a browser",
     ]
-    if module.schedule_config.decay != "none":
-        lines.append(
-            f"with more than {trainer.max_steps} steps, a learning rate that has begun to fall rises again, "
-            "because the schedule then ends later"
-        )
+    factor, longer = (
+        learning_rate_factor(step - 1, last, module.schedule_config)
+        for last in (trainer.max_steps, 2 * trainer.max_steps)
+    )
+    if factor < longer:
+        lines.append(f"with more than {trainer.max_steps} steps the learning rate rises again: the schedule ends later")
     if step != trainer.max_steps:
         reason = stopped_early(trainer) or "trainer.max_time is over, or a callback stopped it"
         lines.append(f"ended after step {step}: {reason}")

@@ -154,7 +154,12 @@ class Run:
 
     @property
     def resume_command(self) -> str:
-        return f"python train.py --resume {shlex.quote(str(self.folder))}"
+        """The command, with the options of a run's config that a user must repeat, since they name code."""
+        from model.runs.configs import CODE_OPTIONS, flat, is_plain, read_config
+
+        options = [option for option in flat(read_config(self.folder / CONFIG)) if option[0] in CODE_OPTIONS]
+        named = [f"--{name}={value}" for name, value in options if not is_plain(name, value)]
+        return shlex.join(["python", "train.py", "--resume", str(self.folder), *named])
 
     @property
     def how_to_resume(self) -> str:

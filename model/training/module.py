@@ -9,7 +9,8 @@ A training step runs in this order:
     MuonAdamW.step                  updates the weights
     EndOfStep.on_train_batch_end    logs train/loss and the speed, every trainer.log_every_n_steps
     validation                      if due: on_validation_epoch_start, validation_step for each batch, ..._epoch_end
-    EndOfStep.end_step              what is due: records maps, logs val/loss, writes samples and the page, saves, stops
+    EndOfStep.end_step              what is due: records maps, logs val/loss, writes samples and the page, saves, stops;
+                                    then seeds what the next step draws, so that a resumed run draws the same
 
 Lightning passes the first four lines to `MuonAdamW.step` as a closure, so in a traceback they are inside it (but not
 with 16-mixed precision).

@@ -1,5 +1,6 @@
-"""Measures three implementations of GPT-2's architecture: GlassGPT, nanoGPT and, for writing only, transformers. And
-what of GlassGPT grows with the size of the work.
+"""Measures three implementations of GPT-2's architecture: GlassGPT, nanoGPT and, for writing only, transformers.
+
+Also measures how the time of GlassGPT's recordings, pages and tokenising grows with the size of the work.
 
 nanoGPT's model.py is loaded from the user's checkout. Importing its train.py would start a training, so `train` here is
 the same loop with nanoGPT's published settings. It trains nanoGPT's network and, in `measure_step`, ours.

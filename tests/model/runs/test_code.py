@@ -27,7 +27,8 @@ SOURCE = "def double(x):\n    return 2 * x  # twice\n"
 
 
 def test_only_what_python_runs_changes_the_hash_of_code():
-    assert code_hash(SOURCE) == "c327d1a132ce14cd"  # on every version of Python
+    assert code_hash(SOURCE) == "9e05c50e51be35ca"  # on every version of Python
+    assert code_hash("', '") != code_hash("''")
     assert code_hash("def double(x): return (2*x)") == code_hash(SOURCE)
     for other in (SOURCE.replace("2 *", "3 *"), SOURCE + "'a'.strip()", "def double("):
         assert code_hash(other) != code_hash(SOURCE)
@@ -102,14 +103,15 @@ def test_a_damaged_or_strangers_code_json_is_refused(tmp_path):
 
 
 TYPED = """--data.files='/home/me/my texts/*.txt' --config ~/a/b.yaml --model.init_from runs/a --x='C:\\me\\y'
-    --trainer.logger.init_args.api_key=abc --api_key def --data.files '["/a/b.txt","/c/d.txt"]'"""
+    --trainer.logger.init_args.api_key=abc --api_key def --x 'monkey one'
+    --x hf://def@b/c --data.files '["/a/b.txt","/c/d.txt"]'"""
 
 
 def test_the_command_line_is_told_without_folders_outside_and_without_secrets():
     told = code.shown_command(shlex.split(TYPED))
     for hidden in ("home", "me", "abc", "def", "~", "/a/", "/c/"):
         assert hidden not in told, told
-    assert tells(told, "train.py *.txt b.yaml runs/a d.txt --data.files")
+    assert tells(told, "train.py --data.files=...*.txt b.yaml runs/a 'monkey one' d.txt")
     assert code.shown_command(["--name=\udcff"]).encode()  # a byte that is no text, as Python reads it
 
 
@@ -163,11 +165,17 @@ def test_opening_a_run_names_the_files_that_have_changed(checkout, tmp_path, mon
     replace_attend(ALIBI)
     open_run(run)
     path = run / "checkpoints/best.ckpt"
-    weights = read_checkpoint(path)["state_dict"]
-    change_checkpoint(path, state_dict=weights | {"gpt.blocks.0.attention.sink": torch.zeros(2)})
-    with mistake(r"attention\.sink.*; model/gpt\.py changed: \+1 -0$"):
-        open_run(run, other_code="accept")
-    change_checkpoint(path, state_dict=weights)
+    trained = read_checkpoint(path)
+    weights, config = trained["state_dict"], trained["gpt_config"]
+    for changes in (
+        {"state_dict": weights | {"gpt.blocks.0.attention.sink": torch.zeros(2)}},
+        {"gpt_config": config | {"sink": True}},
+        {"gpt_config": config | {"activation": "sink"}},
+    ):
+        change_checkpoint(path, **{"state_dict": weights} | changes)
+        with mistake(r"sink.*; model/gpt\.py changed: \+1 -0$"):
+            open_run(run, other_code="accept")
+    change_checkpoint(path, state_dict=weights, gpt_config=config)
     commit()
     (run / "code.json").unlink()
     open_run(run)

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback
 
 from model.checkpoint import read_checkpoint
+from model.runs.comparison import compare
 from model.runs.configs import parse
 from model.runs.end_of_step import EndOfStep
 from model.runs.trainer_options import BASES, CALLBACKS, OPTIONS, OTHERS, working_callbacks
@@ -100,6 +101,7 @@ def test_each_callback_that_works_does_what_it_says(train, at_epoch_end, bar, ca
     assert (saved["global_step"], counted["wait_count"]) == (8, 1)
     assert [path.name for path in Path("runs/run/checkpoints").glob("epoch*")] == ["epoch=1-step=8.ckpt"]
     assert column("runs/run", "lr-MuonAdamW/embeddings")
+    assert [*compare("runs/run").rows.index] == ["finished"]
     assert [*column("runs/run", "train/loss")] == [4, 5, 8]  # no step is missing in the figures of a run that stops
 
 
