@@ -29,7 +29,7 @@ from model.exchange.huggingface import check_vocabulary, from_huggingface, local
 from model.generation import stream
 from model.gpt import GPT
 from model.inspection.experiments import Effect, try_all
-from model.inspection.parts import Change, Vectors, losses_without_each, part_means, parts_of, rises
+from model.inspection.parts import NO_EDIT, Change, Edit, losses_without_each, part_means, parts_of, rises
 from model.inspection.reading import Reading, position_in, read
 from model.inspection.recording import Recording, take_snapshot
 from model.inspection.texts import Kind, Texts, repeated_tokens
@@ -205,7 +205,7 @@ class Glass:
         names = [without] if isinstance(without, str) else list(without)
         tokens = self.encode(text)
         means = self.means(tokens) if names else {}
-        return self._reading(tokens, {self._part(name): means[name] for name in names})
+        return self._reading(tokens, Edit({self._part(name): means[name] for name in names}))
 
     def _part(self, name: str) -> str:
         """Returns `name`. Raises a `Mistake` if the model has no part of that name."""
@@ -294,28 +294,25 @@ class Glass:
         at = position_in("position", position, len(tokens))
         other_at = position_in("source", position if source is None else source, len(other_tokens))
         output = self._reading(other_tokens).heads[layer, number, other_at]
-        return self._reading(tokens, {name: output}, at)
+        return self._reading(tokens, Edit({name: output}, at))
 
     def _reading(
         self,
         tokens: Tensor,
-        replacing: Vectors | None = None,
-        position: int | None = None,
+        edit: Edit = NO_EDIT,
     ) -> Reading:
-        """Returns the reading of tokens (T,), with a title, which names the changes, and a page.
-
-        replacing, position: see `read` in model/inspection/reading.py.
-        """
+        """Returns the reading of tokens (T,), with a title, which names the changes, and a page."""
         reading = read(
             self.gpt,
             self.texts(tokens),
-            replacing=replacing,
-            position=position,
+            edit=edit,
             label=self.tokenizer.label,
         )
         step = [] if self.step is None else [f"step {self.step}"]
-        change = "without {}" if position is None else f"{{}} patched at token {position} (in this text only)"
-        reading.title = ", ".join([self.name, *step, *map(change.format, reading.replacing)])
+        change = "without {}"
+        if edit.position is not None:
+            change = "{} patched at token " + f"{edit.position} (in this text only)"
+        reading.title = ", ".join([self.name, *step, *map(change.format, edit.vectors)])
         reading.page = lambda reading: in_frame(lambda: run_page(reading.title, recording_of([(self, reading)])))
         return reading
 
@@ -401,12 +398,11 @@ def recording_of(read_by: Sequence[tuple[Glass, Reading]]) -> Recording:
             glass.step or 0,
             recording,
             glass.tokenizer.label,
-            replacing=reading.replacing,
-            position=reading.position,
+            edit=reading.edit,
         )
         if snapshot.readings["text"].figures != reading.figures:
             raise Mistake("the model no longer predicts what this reading says, so read the text again to see its page")
-        if recorded and snapshot.step in recorded.steps and not reading.replacing:
+        if recorded and snapshot.step in recorded.steps and not reading.edit.vectors:
             in_training = recorded.at(snapshot.step)
             snapshot = replace(snapshot, loss=in_training.loss, ablation=in_training.ablation)
         recording.append(snapshot)

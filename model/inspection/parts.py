@@ -101,6 +101,16 @@ def part_means(gpt: GPT, texts: Texts) -> dict[str, Tensor]:
     return {name: module_means[part.module][part.columns] for name, part in parts.items()}
 
 
+class Edit(NamedTuple):
+    """A change of what some parts return: the arguments of `replaced`."""
+
+    vectors: Vectors
+    position: int | None = None
+
+
+NO_EDIT = Edit({})
+
+
 @contextmanager
 def replaced(
     gpt: GPT,

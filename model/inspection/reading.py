@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from model.attention import split_heads
 from model.gpt import GPT, Block
 from model.inspection.maps import Checks, for_each_head, maps_of
-from model.inspection.parts import Vectors, embedding_tables, replaced
+from model.inspection.parts import NO_EDIT, Edit, embedding_tables, replaced
 from model.inspection.passes import NOT_RECORDED, Pass, in_float32, run, undisturbed
 from model.inspection.texts import Label, Texts
 from model.mistakes import Mistake, check, check_range
@@ -69,7 +69,7 @@ class Reading:
     checks: whether the maps can be trusted.
     readout: a copy of the model that has only its final norm and lm_head (V x D numbers), for `unembed`.
     label: returns the text of a token id.
-    replacing, position: the arguments of `read`.
+    edit: how the model was changed while it read the text.
     title: names the model, and what was changed in it. page: returns the HTML of a page that shows the reading.
     """
 
@@ -86,8 +86,7 @@ class Reading:
     checks: Checks
     readout: GPT
     label: Label
-    replacing: Vectors
-    position: int | None
+    edit: Edit
     title: str = ""
     page: Callable[["Reading"], str] | None = None
 
@@ -252,29 +251,26 @@ def read(
     gpt: GPT,
     text: Texts,
     *,
-    replacing: Vectors | None = None,
-    position: int | None = None,
+    edit: Edit = NO_EDIT,
     autocast: torch.dtype | None = None,
     label: Label = str,
 ) -> Reading:
     """Reads a single text in eval mode, without compiled code.
 
     Args:
-        replacing: by part name, the vector that replaces the part's output.
-        position: replace at this token only, counted from 0; None replaces at every token.
+        edit: parts whose output is replaced while the model reads.
         autocast: for the maps, run the model under autocast to this type, as mixed-precision training does.
         label: returns the text of a token id.
 
     Raises ValueError for unknown ids, and if the text is longer than the model's context.
     """
-    edits = replacing or {}
     exact = in_float32(gpt)
     is_exact = exact is gpt and autocast is None
-    with undisturbed(gpt, autocast), replaced(gpt, edits, position):
+    with undisturbed(gpt, autocast), replaced(gpt, *edit):
         seen = run(gpt, text, gpt.modules() if is_exact else ())
         calls = seen.calls
         maps, checks = maps_of(gpt, text, seen)
-    with undisturbed(exact), replaced(exact, edits, position):
+    with undisturbed(exact), replaced(exact, *edit):
         if not is_exact:
             seen = run(exact, text, exact.modules())
         logits = exact.unembed(seen.features)
@@ -301,8 +297,7 @@ def read(
         checks=checks,
         readout=_readout(exact),
         label=label,
-        replacing=edits,
-        position=position,
+        edit=edit,
     )
 
 

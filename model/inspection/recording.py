@@ -33,7 +33,7 @@ from model.inspection.film import Film, Frame, take_frame, tell_film
 from model.inspection.formation import formation
 from model.inspection.heads import SCORES, HeadTable, measure_heads
 from model.inspection.maps import Checks, change_by_cache
-from model.inspection.parts import Vectors, measure_losses, replaced
+from model.inspection.parts import NO_EDIT, Edit, measure_losses, replaced
 from model.inspection.passes import in_float32
 from model.inspection.reading import RecordedReading, as_json, read
 from model.inspection.texts import Label, Texts
@@ -311,25 +311,24 @@ def take_snapshot(
     recording: Recording,
     label: Label = str,
     *,
-    replacing: Vectors | None = None,
-    position: int | None = None,
+    edit: Edit = NO_EDIT,
     with_losses: bool = False,
     autocast: torch.dtype | None = None,
 ) -> Snapshot:
     """Measures a model on the probes and windows of a recording.
 
     Args:
-        replacing, position: as in `read`. Parts are replaced in all measurements; those that are replaced at a single
-            token, only in the probe "text".
+        edit: as in `read`. Parts are replaced in all measurements; those that are replaced at a single token, only in
+            the probe "text".
         with_losses: also measure how much the loss rises without each part. This takes many times as long as the rest.
         label, autocast: see `read`.
     """
-    everywhere: Vectors = (replacing or {}) if position is None else {}
+    everywhere = edit if edit.position is None else NO_EDIT
     read_probe = partial(read, gpt, autocast=autocast, label=label)
-    text = read_probe(recording.probes["text"], replacing=replacing, position=position)
-    repeated = read_probe(recording.probes["repeated"], replacing=everywhere)
+    text = read_probe(recording.probes["text"], edit=edit)
+    repeated = read_probe(recording.probes["repeated"], edit=everywhere)
     exact = in_float32(gpt)
-    with replaced(exact, everywhere):
+    with replaced(exact, *everywhere):
         heads = measure_heads(exact, recording.windows)
         loss, ablation = measure_losses(exact, recording.windows) if with_losses else (None, None)
         frame = take_frame(exact, recording.words, label) if recording.words else None

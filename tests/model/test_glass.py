@@ -109,7 +109,7 @@ def test_a_patched_head_has_its_output_of_the_other_text_and_the_reading_a_page(
 def test_head_scores_of_an_edited_reading_are_those_of_the_edited_model(glass):
     """A patch is of its own text only, so its scores are those of the plain model."""
     plain, edited = (of(glass, without=without) for without in ((), "feed-forward 0"))
-    with replaced(glass.gpt, glass.read(TEXT, without="feed-forward 0").replacing):
+    with replaced(glass.gpt, *glass.read(TEXT, without="feed-forward 0").edit):
         expected = measure_heads(glass.gpt, glass.recorded.windows).scores
     patched = recording_of([(glass, glass.patch(TEXT, "which model", head=(0, 0), position=5))])
     for name, scores in edited.snapshots[0].scores.items():
