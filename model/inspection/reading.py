@@ -99,7 +99,8 @@ class Reading:
     @property
     def surprise(self) -> Tensor:
         """The loss of each next token in bits, (T - 1,)."""
-        return next_token_figures(self.logits[:-1], self.ids[1:])[0]
+        nats = F.cross_entropy(self.logits[:-1], self.ids[1:], reduction="none")
+        return nats / math.log(2)
 
     @property
     def loss(self) -> float:
