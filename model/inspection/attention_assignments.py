@@ -36,12 +36,12 @@ def assignments(
     for columns, orders, output_matrix, output_bias in _columns(attempt, matrices):
         N = columns[0].shape[-1]
         width = len(output_matrix)
-        concatenated = {H: width // H for H in _divisors(width) if H <= MOST_HEADS}
+        concatenated = {H: width // H for H in range(1, MOST_HEADS + 1) if width % H == 0}
         added_up = {N // (3 * width): width}
         for H, V in (concatenated | added_up).items():
-            for G in _divisors(H) if num_heads in (1, H) else []:
+            for G in range(1, H + 1) if num_heads in (1, H) else []:
                 K, rest = divmod(N - G * V, H + G)
-                if rest or K < 1 or (G < H and K != V):
+                if rest or K < 1 or H % G or (G < H and K != V):
                     continue
                 heads, widths = (H, G, G), (H * K, G * K, G * V)  # of queries, keys and values
                 found = []
@@ -102,7 +102,3 @@ def _taking(
     wide comes first."""
     axis = next(axis for axis in axes if matrix.shape[axis] == width)
     return matrix.movedim(axis, 0).flatten(1)
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

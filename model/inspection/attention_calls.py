@@ -8,7 +8,7 @@ import inspect
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -62,7 +62,7 @@ class Attempt:
     inputs: Tensors  # tokens, or queries, keys and values, (B, T, D) each
     mask: Tensors  # empty without a mask
     meanings: list[Tensor]  # what each query may be meant to see, (B or 1, 1, T or 1, T)
-    changed: set[str] = field(default_factory=set)  # the arguments that it or a call like it has changed in place
+    changed: set[str]  # the arguments that it or a call like it has changed in place
 
     def __post_init__(self) -> None:
         self.tokens = [*self.inputs.values()]
@@ -124,7 +124,6 @@ def attempts(
             break
         num_texts = 2 if "B" in layout else 1
         for T, masks, meanings in _masks(mask_name, num_texts):
-            these: list[Attempt] = []
             shape = num_texts, T, 3 * width if "H" in layout else width
             alike = [0, *range(T - 1)]  # the first two, as `_masks` needs it
             inputs = {name: (SCALE * torch.randn(T, 1) * torch.randn(shape))[:, alike] for name in names}
@@ -134,10 +133,9 @@ def attempts(
                 except Mistake as failure:
                     failures.append(failure)
                 else:  # a mask of numbers may mean the same as one of True and False
-                    if not any(torch.equal(tried.output, each.output) for each in these):
-                        these.append(tried)
-            working += these
-            if these:
+                    if not any(torch.equal(tried.output, each.output) for each in working):
+                        working.append(tried)
+            if any(each.inputs is inputs for each in working):
                 break
     if not working:
         furthest = max(failures, key=_line_reached)

@@ -138,7 +138,7 @@ def _plain(module: nn.Module, kind: type | tuple) -> Iterator[tuple[str, Any]]:
         for name, value in vars(part).items():
             if isinstance(value, dict):
                 value = [*value.values()]
-            for held in value if isinstance(value, (list, tuple)) else [value]:
+            for held in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(held, kind) and held not in known:
                     yield name, held
 
@@ -175,7 +175,7 @@ def _of_attend(layer: CausalSelfAttention) -> Iterator[str]:
     for mask, meaning in (({"mask": padding}, padding), ({}, causal_mask(T, S)[None, None])):
         q = SCALE * torch.randn(2, T, layer.num_heads * K)
         k, v = SCALE * torch.randn(2, 2, S, layer.num_kv_heads * K)
-        call = Attempt(layer.attend, HEADS, K, {"q": q, "k": k, "v": v}, mask, [meaning])
+        call = Attempt(layer.attend, HEADS, K, {"q": q, "k": k, "v": v}, mask, [meaning], set())
         for problem in _compared([call]):
             yield f"attend, with {T} queries, {S} keys and {'a' if mask else 'no'} mask: {problem}"
 
@@ -231,13 +231,13 @@ def _compared(
     else:
         calls = [each for each in calls if each.layout != TOKENS_FIRST or each.layout == call.layout]
         alike = [
-            replace(each, inputs=dict.fromkeys(each.inputs, x)) for each in calls for x in each.tokens[1:2] if matrices
+            replace(each, inputs=dict.fromkeys(each.inputs, each.tokens[0]))
+            for each in calls
+            if matrices and len(each.tokens) > 1
         ]
         found = _causes(calls, made, numbers)
         if not found and any(_equal(alike, made)):
-            found = [
-                "it takes the wrong tokens: it is equal only if queries, keys and values are made of the same tokens"
-            ]
+            found = ["it takes the wrong tokens: equal only if queries, keys and values are made of the same tokens"]
         found = found or _causes(alike, made, numbers)
         yield from found
         if found:
@@ -267,14 +267,8 @@ def _compared(
 def _of_other_lengths(call: Attempt) -> Iterator[str]:
     """Yields what is wrong with more tokens than an attention was compared with; warns if it is with fewer queries."""
     (name, q), *others = call.inputs.items()
-    with suppress(Mistake):  # it needs a mask, or as many queries as keys, or fewer tokens
-        free = replace(call, mask={})
-        last = free(call.inputs | {name: q[:, -3:]})
-        if others and not torch.allclose(last, free(call.inputs)[:, -3:], 0.1, 0.1, equal_nan=True):
-            _warn(
-                "compared with as many queries as keys: with fewer, as with a cache, its output differs; a causal "
-                "mask that is made inside must be tril(S - T)"
-            )
+    with suppress(Mistake):  # it needs a mask, or as many queries as keys
+        free = replace(call, mask={}, function=partial(call.function, **dict.fromkeys(call.mask)))
         for T in LONG if len(call.noted) < MANY_STEPS else ():
             order = [*range(T - 2, -1, -1), T - 1]  # a sum does not depend on it
             long = {name: SCALE * torch.randn(len(x), T, x.shape[-1]) for name, x in call.inputs.items()}
@@ -286,6 +280,12 @@ def _of_other_lengths(call: Attempt) -> Iterator[str]:
                         "are added up wrongly"
                     )
                 break
+        last = free(call.inputs | {name: q[:, -3:]})
+        if others and not torch.allclose(last, free(call.inputs)[:, -3:], 0.1, 0.1, equal_nan=True):
+            _warn(
+                "compared with as many queries as keys: with fewer, as with a cache, its output differs; a causal "
+                "mask that is made inside must be tril(S - T)"
+            )
 
 
 def _equal(
@@ -334,7 +334,5 @@ def _without_influence(
     for name, gradient in zip(parts, gradients, strict=True):
         if gradient is None or (name in needed and not gradient.any()):
             yield name
-        elif name in matrices:
-            is_zero = gradient == 0
-            if is_zero.all(0).any() or is_zero.all(-1).any():
-                yield f"rows or columns of {name}"
+        elif name in matrices and not (gradient.any(0).all() and gradient.any(-1).all()):
+            yield f"rows or columns of {name}"
