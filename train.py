@@ -154,7 +154,7 @@ def main(args: list[str] | None = None) -> int:
 def train(parser: ArgumentParser, options: Options, run: Run) -> None:
     """Builds model, data and Trainer, and trains."""
     config = options.config
-    seed_everything(config.seed_everything, workers=True)
+    seed_everything(config.seed_everything)
     built = parser.instantiate(config)
     module, end_of_step = built.model, EndOfStep(options, built.recording, built.samples, built.checkpoints)
     module.trained = options.trained

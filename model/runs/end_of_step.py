@@ -96,9 +96,6 @@ class EndOfStep(Checkpoint):
         if not ends_epoch(trainer):
             self.end_step(trainer)
 
-    def on_validation_start(self, *_: Any) -> None:
-        self.metrics.stop_clock()
-
     def on_validation_end(self, trainer: Trainer, module: LightningModule) -> None:
         if not math.isfinite(module.validation_metrics["val/loss"]):
             raise Diverged("the validation loss")
