@@ -5,6 +5,7 @@ import pickle
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from data.tokenizers import Tokenizer, byte_level, train_bpe
 from model.exchange.huggingface import config_of, from_huggingface, to_huggingface
 from model.generation import generate
 from model.mistakes import Mistake
-from tests import programs
 from tests.attentions import ALIBI
 from tests.command_lines import mistake
 from tests.gpts import CONFIGS, loss_of, random_gpt
@@ -157,24 +157,21 @@ def test_padded_texts_have_the_logits_and_continuations_that_each_has_alone(expo
         assert torch.equal(written[row, -length - 10 :], generate(gpt, alone, 10, temperature=0)[0])
 
 
-@pytest.mark.slow
-def test_a_folder_with_our_network_needs_only_torch_and_transformers(transformers, exported, tmp_path):
-    gpt, _ = exported(OURS, byte_level())
-    program = """if True:
-        import sys
-        sys.modules |= dict.fromkeys(["model", "data", "lightning", "tiktoken", "matplotlib"])
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        gpt = AutoModelForCausalLM.from_pretrained("model", trust_remote_code=True).eval()
-        tokenizer = AutoTokenizer.from_pretrained("model", trust_remote_code=True)
-        inputs = tokenizer("def f(x):\\n", return_tensors="pt")
-        written = gpt.generate(**inputs, max_new_tokens=50, do_sample=False, eos_token_id=None)
-        with torch.no_grad():
-            logits = gpt(**inputs).logits
-        torch.save([inputs["input_ids"], written, logits], "result.pt")
-    """
-    programs.run("-c", program, cwd=tmp_path, env={"PYTHONPATH": ""})
-    tokens, written, logits = torch.load(tmp_path / "result.pt", weights_only=True)
+def test_a_folder_with_our_network_needs_only_torch_and_transformers(transformers, exported, loaded):
+    gpt, folder = exported(OURS, byte_level())
+    absent = dict.fromkeys(["model", "data", "lightning", "tiktoken", "matplotlib"])
+    with patch.dict(sys.modules, absent):
+        for name in [*sys.modules]:
+            if name.partition(".")[0] in absent:
+                sys.modules[name] = None
+            if name.startswith("transformers_modules"):  # of another test: it would not be imported again
+                del sys.modules[name]
+        theirs = loaded(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+        inputs = tokenizer("def f(x):\n", return_tensors="pt")
+        written = theirs.generate(**inputs, max_new_tokens=50, do_sample=False, eos_token_id=None)
+        logits = theirs(**inputs).logits
+    tokens = inputs["input_ids"]
     assert tokens[0].tolist() == [*b"def f(x):\n"]
     assert torch.equal(written, generate(gpt, tokens, 50, temperature=0))
     assert_close(logits, gpt(tokens), atol=1e-5, rtol=0)

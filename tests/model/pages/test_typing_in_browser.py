@@ -56,7 +56,7 @@ def page(open_page):
 @pytest.fixture(scope="module")
 def slow_page():
     """A page whose model takes long enough to be interrupted."""
-    config = replace(CONFIG, num_layers=4, num_heads=4, embed_dim=256, context_length=256)
+    config = replace(CONFIG, num_layers=4, num_heads=4, embed_dim=128, context_length=256)
     return page_of(*(plain_gpt(seed, config) for seed in (0, 1)))
 
 
