@@ -8,6 +8,7 @@ python train.py --resume runs/NAME                          resumes a run where 
 python train.py --help                                      lists every option
 """
 
+import functools
 import signal
 import sys
 from pathlib import Path
@@ -37,6 +38,7 @@ from model.training.module import GPTModule
 DEFAULT_CONFIG = Path(__file__).parent / "configs" / "default.yaml"
 
 
+@functools.cache
 def build_parser() -> ArgumentParser:
     """Defines every option: first those of train.py itself, then one group for each class, from its signature."""
     parser = ArgumentParser(usage=__doc__, exit_on_error=False, allow_abbrev=False, print_config=None)

@@ -115,21 +115,19 @@ def replace_attend(monkeypatch):
 
 @pytest.fixture(scope="session")
 def parser():
-    """The parser of train.py, which takes as long to build as a small run takes for ten steps."""
+    """The parser of train.py."""
     from train import build_parser
 
     return build_parser()
 
 
 @pytest.fixture
-def train(small_options, here, monkeypatch, parser):
+def train(small_options, here):
     """Runs train.py in an empty folder with `small_options` and the given options; returns the exit status.
 
     With --resume `small_options` are left out: the run has its own config.
     """
     from train import main
-
-    monkeypatch.setattr("train.build_parser", lambda: parser)
 
     def run(*options):
         own_config = any(option.partition("=")[0] == "--resume" for option in options)
@@ -145,7 +143,7 @@ def no_pages(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def trained(small_options, tmp_path_factory, parser):
+def trained(small_options, tmp_path_factory):
     """Trains with `small_options` and the given options, once a session for equal options; returns the run's folder.
 
     No test may change this folder; `finished_run` is a copy. It has no page.
@@ -157,7 +155,6 @@ def trained(small_options, tmp_path_factory, parser):
         folder = tmp_path_factory.mktemp("trained")
         with pytest.MonkeyPatch.context() as here:
             here.chdir(folder)
-            here.setattr("train.build_parser", lambda: parser)
             here.setattr("model.runs.end_of_step.write_report", lambda *_: None)
             assert main([*small_options, "--name=run", *options]) == 0
         return folder / "runs/run"

@@ -20,7 +20,7 @@ def power_law(compute: np.ndarray, loss: np.ndarray, measure: str) -> str:
         raise Mistake(f"a fit needs comparable runs of at least {SIZES} sizes")
     mean = np.exp(np.log(compute).mean())
     size = compute / mean
-    c = max(EXPONENTS, key=lambda c: np.corrcoef(size**-c, loss)[0, 1])  # the best fit to a line
+    c = EXPONENTS[np.corrcoef(size ** -EXPONENTS[:, None], loss)[-1, :-1].argmax()]  # the best fit to a line
     power = size**-c
     b, a = np.polyfit(power, loss, 1)
     if b <= 0 or c in EXPONENTS[[0, -1]]:
