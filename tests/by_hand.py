@@ -6,9 +6,8 @@ Gradients flow to the GPT's own weights.
 import math
 
 import torch
-from torch import Tensor
 
-from model.gpt import GPT, NGRAM_FACTORS, NGRAM_PRIME
+from model.gpt import NGRAM_FACTORS, NGRAM_PRIME
 
 ACTIVATIONS = {
     "gelu": lambda x: x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -18,11 +17,11 @@ ACTIVATIONS = {
 }
 
 
-def normalised(x: Tensor) -> Tensor:
+def normalised(x):
     return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
 
-def turned(x: Tensor) -> Tensor:
+def turned(x):
     """Rotates x (..., T, K) by its positions: each pair of numbers is multiplied as a complex number."""
     T, half = x.shape[-2], x.shape[-1] // 2
     angles = torch.arange(T).double()[:, None] * 10000.0 ** (-torch.arange(half) / half)
@@ -33,7 +32,7 @@ def turned(x: Tensor) -> Tensor:
 class ByHand:
     """All intermediate values by name: `stops` of the whole GPT, `layers` of each block. Only "ids" has a batch."""
 
-    def __init__(self, gpt: GPT, ids: list[int]):
+    def __init__(self, gpt, ids):
         named = gpt.named_parameters(remove_duplicate=False)
         self.config, self.weights = gpt.config, {name: weight.double() for name, weight in named}
         config, weights, T = self.config, self.weights, len(ids)
@@ -61,13 +60,13 @@ class ByHand:
         surprise = logits.logsumexp(-1)[:-1] - logits[range(T - 1), ids[1:]]
         self.stops |= {"surprise": surprise, "loss": surprise.mean()}
 
-    def linear(self, x: Tensor, name: str) -> Tensor:
+    def linear(self, x, name):
         return x @ self.weights[f"{name}.weight"].T + self.weights.get(f"{name}.bias", 0)
 
-    def norm(self, x: Tensor, name: str) -> Tensor:
+    def norm(self, x, name):
         return self.share_of_norm(x, x, name) + self.weights.get(f"{name}.bias", 0)
 
-    def share_of_norm(self, x: Tensor, at: Tensor, name: str) -> Tensor:
+    def share_of_norm(self, x, at, name):
         """Applies a norm to x without its bias, with the scale that the norm has for its whole input `at`."""
         epsilon = 1e-6
         if self.config.norm == "layernorm":
@@ -75,12 +74,12 @@ class ByHand:
         x = x / (at.square().mean(-1, keepdim=True) + epsilon).sqrt()
         return x * self.weights.get(f"{name}.weight", 1)
 
-    def read(self, x: Tensor) -> Tensor:
+    def read(self, x):
         """Returns the logits of a residual stream (T, D)."""
         logits, cap = self.linear(self.norm(x, "final_norm"), "lm_head"), self.config.logit_soft_cap
         return cap * torch.tanh(logits / cap) if cap else logits
 
-    def written(self, layers: int | None = None) -> dict[str, Tensor]:
+    def written(self, layers=None):
         """Returns what each table, and each part of the first `layers`, adds to the residual stream, (T, D) each."""
         config, weights = self.config, self.weights
         names = {"token embedding": "token embedding", "n-gram embedding": "n-gram tables"}
@@ -101,7 +100,7 @@ class ByHand:
         known = {part: weights[name].expand_as(total) for part, name in biases.items() if name in weights}
         return found | known
 
-    def block(self, x: Tensor, layer: int, ids: list[int]) -> Tensor:
+    def block(self, x, layer, ids):
         config, block, T = self.config, f"blocks.{layer}", len(ids)
         H, H_kv, K = config.num_heads, config.num_kv_heads, config.head_dim
         distance = torch.arange(T)[:, None] - torch.arange(T)

@@ -2,15 +2,13 @@
 
 import re
 import shlex
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 
 from model.mistakes import Mistake
 
 
-def call(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object):
+def call(main, capsys, *arguments):
     """Returns (exit status, standard output, standard error)."""
     try:
         status = main([str(argument) for argument in arguments])
@@ -20,21 +18,21 @@ def call(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *
     return status, captured.out, captured.err
 
 
-def last_error(capsys: pytest.CaptureFixture[str]) -> str:
+def last_error(capsys):
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def tells(sentence: str, names: str) -> bool:
+def tells(sentence, names):
     """Whether a sentence holds each of these space-separated names and figures as a whole word."""
     return all(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", sentence) for name in names.split())
 
 
-def mistake(sentence: str) -> AbstractContextManager[pytest.ExceptionInfo[Mistake]]:
+def mistake(sentence):
     """A context that must raise a Mistake whose sentence matches this regular expression."""
     return pytest.raises(Mistake, match=sentence)
 
 
-def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def refused(main, capsys, *arguments):
     """Asserts that a command line exits with status 2 and writes one line, to standard error; returns that line."""
     status, out, err = call(main, capsys, *arguments)
     program = main.__module__.rpartition(".")[2]
@@ -42,7 +40,7 @@ def refused(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
     return err
 
 
-def check_mistakes(main: Callable, capsys: pytest.CaptureFixture, mistakes: dict[str, str], *arguments: object):
+def check_mistakes(main, capsys, mistakes, *arguments):
     """Asserts that each text that a user types after the arguments is refused with its names and figures."""
     for typed, names in mistakes.items():
         sentence = refused(main, capsys, *arguments, *shlex.split(typed))

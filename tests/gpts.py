@@ -1,10 +1,9 @@
 """GPTs of both families with random or hand-made weights, and their checkpoints."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from data.tokenizers import byte_level
 from model.checkpoint import entries_of
@@ -31,7 +30,7 @@ CONFIGS = {
 TOKENS = torch.tensor([3, 14, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9])
 
 
-def random_gpt(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
+def random_gpt(config, seed=0, std=0.3):
     """A GPT in eval mode with normal random weights: many initial weights are zero, which would hide mistakes.
 
     With a std of 0.15 logits are near 1, so that absolute tolerances measure rounding.
@@ -43,12 +42,12 @@ def random_gpt(config: GPTConfig, seed: int = 0, std: float = 0.3) -> GPT:
     return gpt
 
 
-def loss_of(gpt: GPT, tokens: Tensor, targets: Tensor, document_ids: Tensor | None = None):
+def loss_of(gpt, tokens, targets, document_ids=None):
     """The mean loss that training uses, of tokens and targets (B, T)."""
     return next_token_loss(gpt, gpt.features(tokens, document_ids=document_ids), targets)
 
 
-def hand_made_gpt(layers: int, parts: int) -> tuple[GPT, list[slice]]:
+def hand_made_gpt(layers, parts):
     """A GPT over bytes whose residual stream has `parts` of 64 numbers, one head for each. Returns the slices too.
 
     The first part holds the token, the second its position, the last the next letter. All other weights are zero.
@@ -69,7 +68,7 @@ def hand_made_gpt(layers: int, parts: int) -> tuple[GPT, list[slice]]:
 
 
 @torch.no_grad()
-def set_head(gpt: GPT, layer: int, head: int, *, query, key, value, written: slice):
+def set_head(gpt, layer, head, *, query, key, value, written):
     """Sets a head's weights. query, key, value: (part of the residual stream that it reads, matrix (64, 64))."""
     attention, rows = gpt.blocks[layer].attention, slice(64 * head, 64 * head + 64)
     weights = attention.qkv_proj.weight.split(gpt.config.embed_dim)
@@ -78,7 +77,7 @@ def set_head(gpt: GPT, layer: int, head: int, *, query, key, value, written: sli
     attention.output_proj.weight[written, rows] = torch.eye(64)
 
 
-def repeating_gpt(period: int = 8) -> GPT:
+def repeating_gpt(period=8):
     """Predicts the token of `period` tokens ago, which head 0.1 fetches."""
     gpt, (token, position, read) = hand_made_gpt(layers=1, parts=3)
     four = 4 * torch.eye(64)
@@ -87,7 +86,7 @@ def repeating_gpt(period: int = 8) -> GPT:
     return gpt
 
 
-def induction_gpt() -> GPT:
+def induction_gpt():
     """Repeats letters: head 0.1 copies the previous token to each token, and head 1.2 finds by it what came next."""
     gpt, (token, position, previous, read) = hand_made_gpt(layers=2, parts=4)
     four = 4 * torch.eye(64)
@@ -97,7 +96,7 @@ def induction_gpt() -> GPT:
     return gpt
 
 
-def save_checkpoint(path: Path, gpt: GPT, step: int = 7):
+def save_checkpoint(path, gpt, step=7):
     """Writes a checkpoint as training does, with the tokenizer of bytes but without an optimizer."""
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = {f"gpt.{name}": weight for name, weight in gpt.state_dict().items()}
@@ -105,12 +104,12 @@ def save_checkpoint(path: Path, gpt: GPT, step: int = 7):
     torch.save(entries | {"state_dict": weights, "global_step": step}, path)
 
 
-def save_run(folder: Path, **options) -> Path:
+def save_run(folder, **options):
     """Writes a run folder with a small random model over bytes."""
     sizes = {"vocab_size": 257, "context_length": 16, "num_layers": 2, "num_heads": 2, "embed_dim": 32}
     save_checkpoint(folder / "checkpoints/best.ckpt", random_gpt(GPTConfig(**sizes, **options)))
     return folder
 
 
-def change_checkpoint(path: Path, **entries: object):
+def change_checkpoint(path, **entries):
     torch.save(torch.load(path, weights_only=True) | entries, path)

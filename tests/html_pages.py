@@ -5,8 +5,6 @@ import gzip
 import json
 from functools import cached_property
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,12 +19,12 @@ HOSTILE = [
 class Page(HTMLParser):
     """A page's script elements, by id or type, and in `suspicious` the elements that load a file or handle an event."""
 
-    def __init__(self, text: str | Path):
+    def __init__(self, text):
         super().__init__()
         self.scripts, self.suspicious, self._inside = {}, [], None
         self.feed(text if isinstance(text, str) else text.read_text(encoding="utf-8"))
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
+    def handle_starttag(self, tag, attrs):
         names = dict(attrs)
         if tag == "script":
             self._inside = names.get("id") or names.get("type", "program")
@@ -35,30 +33,30 @@ class Page(HTMLParser):
         if {"src", "href"} & names.keys() or any(name.startswith("on") for name in names):
             self.suspicious.append((tag, attrs))
 
-    def handle_data(self, data: str):
+    def handle_data(self, data):
         if self._inside:
             self.scripts[self._inside] += data
 
-    def handle_endtag(self, tag: str):
+    def handle_endtag(self, tag):
         self._inside = None if tag == "script" else self._inside
 
-    def json(self, name: str) -> Any:
+    def json(self, name):
         return json.loads(self.scripts[name])
 
     @cached_property
-    def data(self) -> dict:
+    def data(self):
         return self.json("data")
 
     @property
-    def modules(self) -> dict[str, str]:
+    def modules(self):
         """The source of each JavaScript module."""
         urls = self.json("importmap")["imports"]
         return {name: base64.b64decode(url.partition("base64,")[2]).decode() for name, url in urls.items()}
 
-    def block(self, kind: str, step: int) -> bytes:
+    def block(self, kind, step):
         return gzip.decompress(base64.b64decode(self.scripts[f"block-{kind}-{step}"]))
 
-    def maps(self, snapshot: int = -1, probe: int = 0) -> np.ndarray:
+    def maps(self, snapshot=-1, probe=0):
         """The recorded maps of a snapshot, (L, H, T, T)."""
         about = self.data["run"]
         name, labels = (about["probes"][probe][field] for field in ("name", "labels"))

@@ -4,17 +4,16 @@ import math
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from model.gpt import GPTConfig
 from model.inspection.film import BEGIN, WORD
-from model.inspection.heads import HeadTable, table_of, values_of
+from model.inspection.heads import table_of, values_of
 from model.inspection.maps import Checks
 from model.inspection.parts import Change
 from model.inspection.reading import RecordedReading, read
 from model.inspection.recording import Recording, Snapshot
 from model.inspection.texts import Texts, repeated_tokens
-from tests.by_hand import ByHand, turned
+from tests.by_hand import turned
 from tests.gpts import TOKENS, random_gpt
 
 TEXT = TOKENS.tolist()
@@ -22,12 +21,12 @@ LABELS = [f" t{i}" for i in range(12)]
 WORDS = Texts.of([[*range(word, word + WORD), *range(word, word + BEGIN + 1)] for word in (3, 20)])  # of a film
 
 
-def text_of(tokens, labels=None, kind="text", **options) -> Texts:
+def text_of(tokens, labels=None, kind="text", **options):
     """A single text, by default with equal labels."""
     return Texts(torch.tensor([list(tokens)]), [list(labels or ["x"] * len(tokens))], kind, **options)
 
 
-def new_recording(folder=None) -> Recording:
+def new_recording(folder=None):
     """A recording of a text; with windows, and resumed, if a folder is given."""
     repeated = Texts.of(repeated_tokens(range(50), 7, first=0), kind="repeated")
     probes = {"text": Texts.of(TEXT), "repeated": repeated}
@@ -35,24 +34,24 @@ def new_recording(folder=None) -> Recording:
     return Recording(probes, windows, "fingerprint", folder=folder).resumed(10**9) if folder else Recording(probes)
 
 
-def causal_softmax(scores: Tensor) -> Tensor:
+def causal_softmax(scores):
     """The maps (..., T, T) of these scores, with a causal mask."""
     hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
     return scores.masked_fill(hidden, -math.inf).softmax(-1)
 
 
-def uniform_maps(length: int) -> Tensor:
+def uniform_maps(length):
     """A map (T, T) in which each query q spreads its weight equally: 1 / (q + 1) on each visible key."""
     return causal_softmax(torch.zeros(length, length))
 
 
-def heads_of(maps, probes) -> HeadTable:
+def heads_of(maps, probes):
     """The head scores of hand-made maps (L, H, T, T), with each probe as the only window of its kind."""
     layers = {kind: torch.as_tensor(maps[kind])[:, None] for kind in probes}
     return table_of(probes, {kind: values_of(layers[kind], texts) for kind, texts in probes.items()})
 
 
-def snapshot_of(maps, probes, step=0, checks=None, figures=None, **measured) -> Snapshot:
+def snapshot_of(maps, probes, step=0, checks=None, figures=None, **measured):
     """A snapshot with hand-made maps and the given measurements."""
     heads = heads_of(maps, probes)
     by_layer = {name: [0.0] * len(heads.reach) for name in ("fidelity", "future", "outside")}
@@ -66,23 +65,21 @@ def snapshot_of(maps, probes, step=0, checks=None, figures=None, **measured) -> 
     return Snapshot(step, trust, heads, readings=readings, **measured)
 
 
-def probes_of(labels, period: int = 9, first: int = 1) -> dict[str, Texts]:
+def probes_of(labels, period=9, first=1):
     """A text with these labels, and distinct tokens that are repeated once, after one other token or none."""
     tokens = [99] * first + 2 * list(range(period))
     text = text_of([labels.index(label) for label in labels], labels)
     return {"text": text, "repeated": text_of(tokens, [f"r{token}" for token in tokens], "repeated")}
 
 
-def noise(probes, layers: int = 2, heads: int = 3, seed: int = 0) -> dict[str, Tensor]:
+def noise(probes, layers=2, heads=3, seed=0):
     """Normal random scores (L, H, T, T) for each probe."""
     generator = torch.Generator().manual_seed(seed)
     sizes = {kind: (layers, heads, probe.length, probe.length) for kind, probe in probes.items()}
     return {kind: torch.randn(size, generator=generator) for kind, size in sizes.items()}
 
 
-def learned_recording(
-    layers=2, heads=3, labels=LABELS, steps=(0, 1, 2, 4, 8), seed=0, folder=None, **checks
-) -> Recording:
+def learned_recording(layers=2, heads=3, labels=LABELS, steps=(0, 1, 2, 4, 8), seed=0, folder=None, **checks):
     """Head 0.0 becomes a previous-token head, and the last one an induction head; the others keep random maps.
 
     labels: the tokens of the text. folder: where snapshots are written, as a run does.
@@ -102,7 +99,7 @@ def learned_recording(
     return recording
 
 
-def random_snapshot(maps, probes, step, checks) -> Snapshot:
+def random_snapshot(maps, probes, step, checks):
     """A snapshot with figures of a random GPT, which differs at each step, and random ablations."""
     layers, heads = maps["text"].shape[:2]
     config = GPTConfig(100, context_length=99, num_layers=layers, num_heads=heads, embed_dim=4 * heads)
@@ -116,7 +113,7 @@ def random_snapshot(maps, probes, step, checks) -> Snapshot:
     return snapshot_of(maps, probes, step, checks, figures, loss=dict.fromkeys(probes, 2.5), ablation=ablation)
 
 
-def raised(exact: ByHand, head: int, written: Tensor, query: int, key: int) -> float:
+def raised(exact, head, written, query, key):
     """By how much `written` (T, D), a part of the stream, raises a score of the last layer above the query's mean.
 
     The norms have the scales that they have for the whole stream and for the whole key.

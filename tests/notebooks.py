@@ -15,23 +15,23 @@ import matplotlib
 from matplotlib import pyplot as plt
 
 
-def code_cells(notebook: dict) -> list[dict]:
+def code_cells(notebook):
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def text_of(outputs: list[dict]) -> str:
+def text_of(outputs):
     return "".join("".join(output.get("text", [])) for output in outputs)
 
 
-def run(notebook: dict) -> list[list[dict]]:
+def run(notebook):
     """Returns the outputs of each code cell: text and pictures, in their order. Does not change the notebook."""
     matplotlib.use("agg")
-    names: dict = {"__name__": "__main__"}
+    names = {"__name__": "__main__"}
     return [run_cell("".join(cell["source"]), names) for cell in code_cells(notebook)]
 
 
-def run_cell(source: str, names: dict) -> list[dict]:
-    outputs: list[dict] = []
+def run_cell(source, names):
+    outputs = []
     printed = io.StringIO()
 
     def keep_text():

@@ -24,7 +24,7 @@ KIND = os.environ["PRETENDED_GPU"]
 SOURCE = Path(__file__).with_suffix(".cpp")
 
 
-def library(torch_folder: Path) -> ctypes.CDLL:
+def library(torch_folder):
     """Compiles and loads the C++ part, which tells PyTorch of the device."""
     built = Path(tempfile.gettempdir(), f"pretended_gpu_{os.getuid()}_{int(SOURCE.stat().st_mtime)}.so")
     if not built.exists():
@@ -49,14 +49,14 @@ COPIES = {"_to_copy", "copy_"}  # may read and write another device
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # also take indices on the CPU
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_consecutive"}
 
-counts: Counter[str] = Counter()  # "operations" and "waits"
+counts = Counter()  # "operations" and "waits"
 
 
 class OnDevice(torch.Tensor):
     """A tensor on the device; `inner`, a CPU tensor, holds its values."""
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> "OnDevice":
+    def __new__(cls, inner):
         if KIND == "mps" and inner.dtype == torch.float64:
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype, which the MPS framework does not have")
         places = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
@@ -96,7 +96,7 @@ def changed(kind, change, value):
 def compute(function, args, kwargs):
     """Computes an operation on the device or the CPU."""
     name = function._schema.name.removeprefix("aten::")
-    tensors: list[torch.Tensor] = []
+    tensors = []
     changed(torch.Tensor, tensors.append, (args, kwargs))
     ours = [x for x in tensors if isinstance(x, OnDevice)]
     wanted = kwargs.get("device")

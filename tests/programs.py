@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +14,7 @@ REPOSITORY = Path(__file__).parent.parent
 PATIENCE = 180  # seconds; a program that takes longer is killed
 
 
-def start(*command: object, before: str = "", **options) -> subprocess.Popen:
+def start(*command, before="", **options):
     """Starts a script of this repository, or "-c" and code, with arguments, in the working folder.
 
     The process leads a group of its own and finds our modules. Its standard error goes into its standard output.
@@ -36,7 +35,7 @@ def start(*command: object, before: str = "", **options) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, *command], **options)
 
 
-def end(program: subprocess.Popen, *statuses: int) -> str:
+def end(program, *statuses):
     """Returns what the program wrote. Fails unless it ends with one of `statuses`, by default 0; kills its group."""
     try:
         written, error = program.communicate(timeout=PATIENCE)
@@ -48,11 +47,11 @@ def end(program: subprocess.Popen, *statuses: int) -> str:
     return written
 
 
-def run(*command: object, **options) -> str:
+def run(*command, **options):
     """Runs a program that must succeed; returns what it wrote."""
     return end(start(*command, **options))
 
 
-def calling(function: Callable, *arguments: object) -> str:
+def calling(function, *arguments):
     """Code that calls a module's function, for `before`. The repr of each argument must evaluate to it."""
     return f"from {function.__module__} import {function.__name__}; {function.__name__}(*{arguments!r})"

@@ -22,36 +22,36 @@ SMALL = """--data.corpus=files --data.tokenizer=bytes --data.vocab_size=null --d
     --trainer.log_every_n_steps=2 --samples.max_new_tokens=8"""
 
 
-def small_text() -> str:
+def small_text():
     """6 kB that a model can learn: words from a short list in random order."""
     draw = random.Random(0)
     words = ["the", "model", "reads", "a", "text", "and", "learns", "which", "word", "comes", "next"]
     return "\n".join(" ".join(draw.choices(words, k=8)) for _ in range(150))
 
 
-def small_options(text: Path, cache: Path) -> list[str]:
+def small_options(text, cache):
     """Options that make configs/debug.yaml a small run on `text`."""
     config = REPOSITORY / "configs/debug.yaml"
     return [f"--config={config}", f"--data.files={text}", f"--data.cache_dir={cache}", *SMALL.split()]
 
 
-def csv_rows(path: str | Path) -> list[dict[str, str]]:
+def csv_rows(path):
     with Path(path).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def metrics(run_dir: str | Path) -> list[dict[str, str]]:
+def metrics(run_dir):
     """Rows of a run's metrics.csv, without the columns that depend on the machine's speed."""
     rows = csv_rows(Path(run_dir, "metrics.csv"))
     return [{k: v for k, v in row.items() if k not in ("tokens_per_second", "mfu")} for row in rows]
 
 
-def column(run_dir: str | Path, name: str) -> dict[int, float]:
+def column(run_dir, name):
     """A column of a run's metrics.csv: the figure of each step that has one."""
     return {int(row["step"]): float(row[name]) for row in csv_rows(Path(run_dir, "metrics.csv")) if row[name]}
 
 
-def final_state(run: str | Path) -> dict:
+def final_state(run):
     checkpoint = read_checkpoint(Path(run, "checkpoints", "last.ckpt"))
     return {key: checkpoint[key] for key in ("global_step", "state_dict", "optimizer_states")}
 
@@ -71,7 +71,7 @@ def assert_same(left, right, where="checkpoint"):
         assert left == right, where
 
 
-def assert_same_run(left: str | Path, right: str | Path):
+def assert_same_run(left, right):
     assert_same(final_state(left), final_state(right))
     assert metrics(left) == metrics(right), "metrics.csv"
     for file in ("samples.jsonl", "attention/scores.jsonl"):

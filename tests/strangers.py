@@ -1,7 +1,6 @@
 """Parts of hostile files, and a memory limit for tests that read them."""
 
 import resource
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +15,7 @@ class Calls:
         return self.call
 
 
-def doubled(times: int) -> list:
+def doubled(times):
     """2^times values that a pickle holds in a few bytes."""
     value = [0]
     for _ in range(times):
@@ -25,7 +24,7 @@ def doubled(times: int) -> list:
 
 
 @contextmanager
-def limited_memory(more: int = 2**30) -> Iterator[None]:
+def limited_memory(more=2**30):
     """Limits this process to `more` bytes beyond what it holds now; larger allocations fail. Linux only."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -130,7 +130,7 @@ def test_max_time_ends_a_run_after_a_whole_step_and_counts_from_the_start_of_eac
 
 @pytest.mark.usefixtures("no_pages")
 def test_a_resumed_run_continues_reading_where_it_stopped_with_any_batch_size(train, in_batch, small_text):
-    read: list[torch.Tensor] = []
+    read = []
     in_batch(lambda _, batch, __: read.extend(batch["tokens"]))
     before = ["--trainer.accumulate_grad_batches=2", "--data.repeat_fraction=0.2", "--trainer.max_steps=6"]
     assert train("--name=run", *before, *LITTLE) == 0

@@ -10,7 +10,7 @@ import pyarrow.parquet
 
 TEXTS = {"train": [f"This is text {number}. " * 300 for number in range(8)], "validation": ["A mouse.", "Two mice."]}
 FILES = {"README.md": b"# Some texts\n"}
-NO_TEXTS: list[str] = []
+NO_TEXTS = []
 for split, texts in TEXTS.items():
     for number, rows in enumerate([NO_TEXTS, texts, NO_TEXTS]):  # some files of real data sets have no rows
         table = pyarrow.table({"text": pyarrow.array(rows, pyarrow.string())})
