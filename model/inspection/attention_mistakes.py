@@ -91,7 +91,6 @@ MISTAKES = {
         "q @ k.mT / H**0.5": "the scores are divided by the root of the number of heads, not of the head's width",
         "q @ k.mT / (K**0.5 // 1)": "the root of the head's width is rounded down",
         "(q @ k.mT).relu() / K**0.5": "negative scores are 0: there is no relu before the softmax",
-        "(q @ k.mT).abs() / K**0.5": "the scores have lost their sign",
         **dict.fromkeys(
             (f"q @ k.mT / {2**n}**0.5" for n in range(3, 10)),
             "the scores are divided by a constant, not by the root of the head's width",
@@ -148,6 +147,7 @@ MISTAKES = {
         "keepdim=True)": "the exponentials are divided by their sum over all queries and keys",
         "masked.relu()": "a relu replaces the softmax",
         "scores * mask": "there is no softmax",
+        "scores.masked_fill(~mask, -1e9)": "there is no softmax",
         "scores * mask / (scores * mask).sum(-1, keepdim=True)": "the scores are divided by their sum: no softmax",
     },
     "values": {
