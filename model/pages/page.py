@@ -119,11 +119,10 @@ def _packed(
 
 
 def shown_steps(recording: Recording, wanted: Collection[int] = ()) -> list[int]:
-    """Returns the steps that a page shows: not more than MAX_STEPS, and not more than fit into MAX_MAP_BYTES.
+    """Returns the steps that a page shows: at most MAX_STEPS, if as many fit into MAX_MAP_BYTES.
 
-    If there are too many, every second one is left out, again and again; so a step that was left out once is never
-    packed again. The first, the last and the `wanted` ones stay. Raises a `Mistake` if the first and the last
-    do not fit.
+    If there are more, every second one is left out, again and again; so a step that was left out once is never packed
+    again. The last and the `wanted` ones are shown besides. Raises a `Mistake` if two steps do not fit.
     """
     steps = recording.mapped
     size = sum(map(len, _step_blocks(recording, steps[-1])))
