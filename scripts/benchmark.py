@@ -8,6 +8,7 @@ Install what to compare with: git clone https://github.com/karpathy/nanoGPT, pip
 """
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -274,4 +275,5 @@ def compare(work: str, results: dict[str, list[Row]]) -> list[Row]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # to die at once would leave the contender running
     sys.exit(main())

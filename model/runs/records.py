@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from model.files import whole_lines, write_atomically
+from model.files import append, content_of, whole_lines, write_atomically
 from model.mistakes import parsing
 
 # The first columns of every metrics.csv. Other logged metrics, such as head scores, come after them.
@@ -39,19 +39,40 @@ def _number(figure: str) -> float:
 
 def write_metrics(path: Path, rows: list[Row]) -> None:
     """Replaces a metrics.csv."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, dict.fromkeys(chain(COLUMNS, *rows)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue().encode())
+    columns = [*dict.fromkeys(chain(COLUMNS, *rows))]
+    header = {column: column for column in columns}
+    write_atomically(path, _as_csv(columns, [header, *rows]).encode())
 
 
 def add_rows(path: Path, added: list[Row]) -> None:
-    """Adds metrics to a metrics.csv: new rows, or more columns of a step's row."""
-    rows: dict[float, Row] = {}
-    for row in [*read_metrics(path), *added]:
-        rows[row["step"]] = rows.get(row["step"], {}) | row
-    write_metrics(path, [*rows.values()])
+    """Adds metrics to a metrics.csv: new rows, or more columns of a step's row.
+
+    Appends where that is enough, so that a long run does not parse and write its whole file at every checkpoint.
+    """
+    rows = _merged(added)
+    lines = content_of(path).decode(errors="replace").splitlines(keepends=True)
+    if len(lines) > 1 and lines[-1].endswith("\n"):  # there are rows, and none was cut short
+        columns, last_step = next(csv.reader(lines)), lines[-1].partition(",")[0]
+        are_later = last_step.isdecimal() and rows[0]["step"] > int(last_step)
+        if are_later and all(row.keys() <= {*columns} for row in rows):
+            append(path, _as_csv(columns, rows))
+            return
+    write_metrics(path, _merged([*read_metrics(path), *rows]))
+
+
+def _merged(rows: list[Row]) -> list[Row]:
+    """Returns one row for each step, in order of steps."""
+    merged: dict[float, Row] = {}
+    for row in sorted(rows, key=lambda row: row["step"]):
+        merged[row["step"]] = merged.get(row["step"], {}) | row
+    return [*merged.values()]
+
+
+def _as_csv(columns: list[str], rows: list) -> str:
+    """Returns the lines of these rows."""
+    text = io.StringIO()
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

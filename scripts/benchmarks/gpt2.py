@@ -99,7 +99,10 @@ def measure_step(job: Namespace) -> Row:
             break
     elapsed = clock(job.device) - started
     milliseconds = 1000 * elapsed / (step - WARM_UP)
-    return {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, precision_of(job))}
+    row = {"milliseconds_per_step": milliseconds, "tokens": tokens, **describe(learner.model, precision_of(job))}
+    if job.device == "cuda":
+        row["peak_gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
+    return row
 
 
 def clock(device: str) -> float:
