@@ -12,14 +12,11 @@ from unittest.mock import patch
 import pytest
 from hypothesis import settings
 
-os.environ["OMP_WAIT_POLICY"] = "passive"  # for torch's import: its idle threads leave their core to other processes
-
-import torch
-
-from model.attention import CausalSelfAttention
 from model.runs import code
-from tests import gpts, small_runs
 from tests.programs import REPOSITORY
+
+# Fixtures import what imports torch: xdist's first process, for which all others wait, needs none of it.
+os.environ["OMP_WAIT_POLICY"] = "passive"  # for that import: torch's idle threads leave their core to other processes
 
 # transformers copies the source of an exported folder to here. It reads the variable when it is imported.
 MODULES = TemporaryDirectory()
@@ -64,6 +61,8 @@ def repository_is_read_once():
 @pytest.fixture(autouse=True)
 def process_as_before(tmp_path_factory):
     """Restores what a program changes in its own process: no test may find the modules of another one's user."""
+    import torch
+
     threads, modules = torch.get_num_threads(), {*sys.modules}
     with patch.dict(os.environ), patch.object(sys, "path", [*sys.path]):
         yield
@@ -76,6 +75,8 @@ def process_as_before(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_text(tmp_path_factory):
+    from tests import small_runs
+
     path = tmp_path_factory.mktemp("text") / "words.txt"
     path.write_text(small_runs.small_text())
     return path
@@ -83,12 +84,16 @@ def small_text(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_options(small_text, tmp_path_factory):
+    from tests import small_runs
+
     return small_runs.small_options(small_text, tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory):
     """A run folder with a small random model. No test may change it."""
+    from tests import gpts
+
     return gpts.save_run(tmp_path_factory.mktemp("runs") / "first")
 
 
@@ -110,6 +115,8 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def replace_attend(monkeypatch):
     """Puts a function in place of the `attend` of every layer."""
+    from model.attention import CausalSelfAttention
+
     return functools.partial(monkeypatch.setattr, CausalSelfAttention, "attend")
 
 
