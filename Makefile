@@ -6,7 +6,8 @@ UV := 0.13.9
 PIP_AUDIT := 2.10.1
 SOURCES := train.py model data scripts tests
 # One process for each core, with one thread each: most tests are too small for two threads.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+# Only xdist's plugin: for others, such as that of hypothesis, pytest rewrites the assertions in all of their modules.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --disable-plugin-autoload -p xdist --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help train test test-fast test-newest learn pictures faults gpu lock audit lint format clean
