@@ -118,14 +118,14 @@ class EndOfStep(Checkpoint):
         if is_validated:
             log_metrics(trainer, metrics)
             self.samples.write(trainer)
-        is_logged = step > 0 and step % trainer.log_every_n_steps == 0  # else the figures would be of an earlier step
-        if is_validated or (is_recorded and is_logged):
+        is_logged = step % trainer.log_every_n_steps == 0  # else the training metrics are those of an earlier step
+        if is_validated or (is_recorded and is_logged and step > 0):
             tell(trainer, progress_line(trainer, is_validated=is_validated))
         if is_recorded or is_validated:
             self.show(trainer, "running", "running")
         # All ranks must stop together, so each asks the others whether they received a signal. Not at every step, where
         # each would wait for the slowest.
-        asks_ranks = trainer.world_size == 1 or is_validated or step % trainer.log_every_n_steps == 0
+        asks_ranks = trainer.world_size == 1 or is_validated or is_logged
         stop_now = asks_ranks and trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
         is_saved = is_validated or is_kept or (step > 0 and step % (self.checkpoints.every_n_steps or math.inf) == 0)
         if is_saved or stop_now or ends_epoch(trainer):
