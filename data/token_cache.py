@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -179,15 +180,19 @@ def token_stream(
     room = max_tokens or sys.maxsize
     start = Passage("", ends_document=True)
     end = np.array([tokenizer.end_of_text])
+    own = threading.local()  # threads that share a tokenizer wait for each other at every piece
+
+    def begin() -> None:
+        own.tokenizer = Tokenizer(tokenizer.name, tokenizer.pattern, tokenizer.ranks, tokenizer.special_tokens)
 
     def encode(batch: list[Passage]) -> np.ndarray:
         pieces = []
         for passage in batch:
-            pieces += [tokenizer.encode_array(passage.text), end[: int(passage.ends_document)]]
+            pieces += [own.tokenizer.encode_array(passage.text), end[: int(passage.ends_document)]]
         return np.concatenate(pieces, dtype=tokenizer.dtype, casting="unsafe")
 
     batches = _batches(itertools.chain([start], passages))
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(os.cpu_count(), initializer=begin) as pool:
         while at_once := [*itertools.islice(batches, BATCHES)]:
             for tokens in pool.map(encode, at_once):
                 yield tokens[:room]
